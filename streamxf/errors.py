@@ -219,6 +219,10 @@ class PolicyError(StreamxfError):
     """The data has weaker protection than the caller requires."""
 
 
+class NotAllowedError(PolicyError):
+    """An object needs classes or functions that are not allowed here; nothing was made of it."""
+
+
 class UnsupportedError(StreamxfError):
     """This combination of writer, reader, format and extensions cannot work."""
 

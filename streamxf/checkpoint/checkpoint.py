@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -23,6 +24,7 @@ from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.reading import OpenFiles
 from streamxf.storage.storage import Storage
 from streamxf.stream.reader import Blocks, read_all
+from streamxf.torchsave.objects import load_framed
 
 if TYPE_CHECKING:
     import torch
@@ -217,6 +219,25 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
             self.budget.spend_once(name, blocks.size, "the object")
             return self.access.objects.load(read_all(blocks), item.place.size, "cpu")
 
+    def read_frame(self, item: TensorItem, chunk: Chunk) -> bytes:
+        """What torch.save wrote of a shard that only torch can make."""
+        blocks = self.blocks(item, chunk)
+        with located(file=self.label(chunk.place.file), item=item.name):
+            self.budget.spend_once((item.name, chunk.offset), blocks.size, "the tensor")
+            return read_all(blocks)
+
+    def load_tensor(self, item: TensorItem) -> torch.Tensor:
+        """A tensor that only torch and its class can make, on the CPU. Raises UnsupportedError if it has several
+        shards, NotAllowedError if its class is not allowed, ObjectError if that fails.
+        """
+        if len(item.chunks) != 1:
+            text = f"it is stored in {len(item.chunks)} shards, which only its class can join: load it with dcp.load"
+            raise UnsupportedError(text, item=item.name)
+        (chunk,) = item.chunks
+        data = self.read_frame(item, chunk)
+        with located(file=self.label(chunk.place.file), item=item.name):
+            return load_framed(self.access.objects, io.BytesIO(data), len(data), item, chunk)
+
     def map(self, item: TensorItem, chunk: Chunk) -> torch.Tensor | Array:
         """What `ChunkHandle.mmap` gives."""
         import numpy as np
@@ -304,7 +325,8 @@ class TensorHandle:
         return f"TensorHandle({self.name!r}, {self.dtype}, {list(self.shape)})"
 
     def __getitem__(self, key: Any) -> torch.Tensor | Array:
-        """Read a part, as indexing with integers, slices and an ellipsis does, in the checkpoint's framework.
+        """Read a part, as indexing with integers, slices and an ellipsis does, in the checkpoint's framework. Of a
+        tensor that only torch and its class can make, all of it is read.
 
         Raises
         ------
@@ -313,7 +335,13 @@ class TensorHandle:
         StreamxfError
             With file, item and block, if it is damaged or was altered.
         """
-        return next(self.pieces(key, max(1, math.prod(self.shape)) * itemsize_of(self._item)))[0]
+        try:
+            return next(self.pieces(key, max(1, math.prod(self.shape)) * itemsize_of(self._item)))[0]
+        except UnsupportedError:
+            if self._framework != "torch" or not any(chunk.framed for chunk in self._item.chunks):
+                raise
+        made = self._reader.load_tensor(self._item)
+        return made if key is Ellipsis else made[key]
 
     def pieces(self, key: Any, limit: int) -> Iterator[tuple[torch.Tensor | Array, bool]]:
         """Read a part as ``handle[key]`` does, in pieces of at most `limit` bytes, in row-major order: each has whole

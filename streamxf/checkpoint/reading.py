@@ -70,6 +70,17 @@ class BoxReader(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None: ...
 
+    def is_plain(self, box: Box) -> bool:
+        """Whether elements are stored: in a frame there may be a tensor that only torch can make, which its ends tell.
+        Raises StreamxfError.
+        """
+        for chunk in (each for each in box.item.chunks if each.framed and shared_part(box, each)):
+            try:
+                self.elements(box.item, chunk)
+            except UnsupportedError:
+                return False
+        return box.item.dtype in ITEMSIZES
+
     def read_boxes(self, boxes: Iterable[Box]) -> Generator[Array, None, None]:
         """Read boxes, in their order. Raises StreamxfError, with file, item and block.
 

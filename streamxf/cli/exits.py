@@ -36,6 +36,8 @@ _ASKED_WRONGLY = (
     errors.KeyFileError,
     errors.NoCheckpointError,
     errors.UnsupportedError,
+    errors.NotAllowedError,
+    errors.ObjectError,
     *_FOUND_OUT,
     PermissionError,
 )
@@ -63,7 +65,8 @@ _IN_PYTHON = re.compile(
     r"|, or load it with FileSystemReader\(path, require=None\)|,(?: or)? a streamxf\.\w+Key\b"
     r"|; weights_only=False lifts the limit for objects|without_metadata=\[\.\.\.\] or (?=--writer-id)"
     r"|; require='encrypted' accepts it|; where it was, pass require='encrypted' \(or 'bound', for an attached writer\)"
-    r"|\. If you trust it, name the classes and functions that it needs, safe_globals=\[.*?\](?: \(.* here)?"
+    r"|\. If you trust it, (?:import the package that defines it, or )?name the classes and functions that it needs, "
+    r"safe_globals=\[.*?\](?: \(.* here)?"
 )
 
 OPTIONS: ContextVar[Mapping[str, str]] = ContextVar("OPTIONS")

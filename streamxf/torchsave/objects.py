@@ -19,6 +19,7 @@ from streamxf.budget import MAX_EXPANSION, Budget, check_expansion, most
 from streamxf.buffers import flat_view
 from streamxf.errors import (
     MetadataError,
+    NotAllowedError,
     ObjectError,
     ParameterError,
     PolicyError,
@@ -89,7 +90,8 @@ class Objects:
         try:
             made, _ = self._made(Archive(io.BytesIO(data), len(data)), stored, device)
         except (NotSavedByTorch, NotAllowed) as error:
-            raise PolicyError(
+            kind = NotAllowedError if isinstance(error, NotAllowed) else PolicyError
+            raise kind(
                 f"the object was not loaded: {error}. If you trust it, name the classes and functions that it needs, "
                 "safe_globals=[...] (streamxf.unsafe_globals lists those of a whole checkpoint); weights_only=False "
                 "unpickles everything, which lets whoever wrote the checkpoint run code here"
@@ -110,9 +112,9 @@ class Objects:
         except NotSavedByTorch as error:
             raise MetadataError(f"the item holds no tensor that torch.save wrote: {error}") from None
         except NotAllowed as error:
-            raise PolicyError(
-                f"the tensor was not loaded: {error}. If you trust it, name the classes and functions that it needs, "
-                "safe_globals=[...]"
+            raise NotAllowedError(
+                f"the tensor was not loaded: {error}. If you trust it, import the package that defines it, or name the "
+                "classes and functions that it needs, safe_globals=[...]"
             ) from None
         if not isinstance(tensor, torch.Tensor):
             raise MetadataError(f"the item holds a {type(tensor).__name__}, the metadata says a tensor")
@@ -120,6 +122,21 @@ class Objects:
             kind = "nested" if tensor.is_nested else "meta" if tensor.device.type == "meta" else str(tensor.layout)
             raise MetadataError(f"the stored tensor is of a kind that DCP does not save ({kind}): it was altered")
         return tensor
+
+    def unknown_in(self, file: Any, size: int, stored: int) -> list[str]:
+        """What a tensor's file of `size` bytes needs besides what is allowed, once its records were compared with their
+        CRC-32 and its pickle was followed. Raises MetadataError if it is damaged.
+        """
+        try:
+            archive = Archive(file, size)
+            archive.check_crcs()
+            return sorted(self._followed(archive, stored)[0].unknown)
+        except NotSavedByTorch as error:
+            raise MetadataError(f"the item holds no tensor that torch.save wrote: {error}") from None
+
+    def _followed(self, archive: Archive, stored: int) -> tuple[Check, Any]:
+        check = Check(archive.pickled, archive.sizes, stored, lambda: self._allowed | chosen())
+        return check, check.load()
 
     def load_around(self, archive: Archive, stored: int, records: Collection[str]) -> tuple[Any, Collection[str]]:
         """What a whole file holds, on the CPU, and the names in it that are not allowed; always with weights_only.
@@ -137,8 +154,7 @@ class Objects:
         """The object of an archive, as `load`; with `records` as `load_around`."""
         if (numbers := numbers_in(archive.pickled)) is not None:
             return numbers[0], ()
-        check = Check(archive.pickled, archive.sizes, stored, lambda: self._allowed | chosen())
-        value = check.load()
+        check, value = self._followed(archive, stored)
         if check.unknown and records is None:
             raise NotAllowed(f"it needs {some(sorted(check.unknown))}")
         if not check.names:
@@ -291,7 +307,10 @@ def find_framed(stream: Any, size: int, dtype: str, shape: tuple[int, ...]) -> F
         archive = Archive(stream, size, _RECORDS)
         found = read_outline(archive.pickled, archive.sizes)
         if not isinstance(found, StoredTensor) or not archive.little:
-            raise UnsupportedError("the item is more than the elements of a tensor, and can be loaded with torch only")
+            raise UnsupportedError(
+                "the item is more than the elements of a tensor: only torch and its class can make it, and only whole, "
+                "as dcp.load and streamxf.Checkpoint(...)[name].read() do"
+            )
         _check_same(found.dtype, found.shape, dtype, shape)
         begin, crc = archive.find(found.record) if found.extent else (0, 0)
         whole = found.extent == archive.sizes[found.record]

@@ -84,7 +84,7 @@ def take_sample(source: Sampled) -> list[Sample]:
     """Read the sample of a source; it is the same each time, and empty where the source has no bytes."""
     spans = spans_in(source.parts)
     read = zip(spans, source.read(spans), strict=True)
-    return [Sample(source.parts[span.part], data, span.weight) for span, data in read]
+    return [Sample(source.parts[span.part], data, span.weight) for span, data in read if data]
 
 
 def spans_in(parts: Sequence[Part]) -> list[Span]:
@@ -128,8 +128,8 @@ def box_at(shape: Ints, element: int, limit: int) -> tuple[Ints, Ints]:
 
 
 class StoredTensors:
-    """The tensors of a checkpoint, shard by shard; those whose elements only torch can read are left out. `read` closes
-    the reader.
+    """The tensors of a checkpoint, shard by shard; of those whose elements only torch can read, `read` gives
+    nothing. It closes the reader.
     """
 
     def __init__(self, reader: BoxReader) -> None:
@@ -149,7 +149,9 @@ class StoredTensors:
             item, start = self._shards[span.part]
             boxes.append(Box(item, tuple(map(int.__add__, start, span.offset)), span.lengths))
         with self._reader as reader:
-            return [elements.tobytes() for elements in reader.read_boxes(boxes)]
+            plain = [reader.is_plain(box) for box in boxes]
+            read = reader.read_boxes(box for box, is_plain in zip(boxes, plain, strict=True) if is_plain)
+            return [next(read).tobytes() if is_plain else b"" for is_plain in plain]
 
 
 class RawFile:

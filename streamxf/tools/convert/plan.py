@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.elements import Array
 from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError, shorten
-from streamxf.format.items import ITEMSIZES, Item, Path, TensorItem
+from streamxf.format.items import Item, Path, TensorItem
 from streamxf.formats.contents import OF_TORCH, SUFFIXES, FileReader, Format, chosen
 from streamxf.formats.huggingface import INDEX
 from streamxf.formats.safetensors import DTYPES, LENGTH_BYTES, MAX_HEADER, METADATA, TWO_IN_ONE, is_text
@@ -185,8 +186,9 @@ def _torch_file(name: str, reader: BoxReader, items: Mapping[str, Item], prefix:
         if not isinstance(item, TensorItem):
             values[shown] = Value(reader.load_object(prefix + shown))
             continue
-        if item.dtype not in ITEMSIZES:
-            raise UnsupportedError(f"elements of {item.dtype} cannot be copied one by one", item=item.name)
+        if isinstance(reader, Checkpoint) and not reader.is_plain(Box(item, (0,) * len(item.shape), item.shape)):
+            values[shown] = Value(reader.load_tensor(item))
+            continue
         values[shown] = Shell(item.dtype, item.shape, len(tensors))
         tensors.append(item)
     paths = {shown: (shown,) if flat else _path(item.path, shown, prefix) for shown, item in items.items()}

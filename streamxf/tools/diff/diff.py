@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing
@@ -11,6 +12,7 @@ from typing import Any
 from streamxf import errors
 from streamxf.budget import MAX_EXPANSION
 from streamxf.checkpoint.access import Access, Require
+from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.elements import itemsize_of
 from streamxf.checkpoint.reading import BOX_BYTES, BoxReader, boxes_of
 from streamxf.format.items import Item, TensorItem
@@ -240,7 +242,13 @@ class Comparison:
         share = Share(self._progress, item.size + beside.size)
 
         def change() -> Change | None:
-            distance = self._distance(item, beside, share)
+            try:
+                distance = self._distance(item, beside, share)
+            except (errors.UnsupportedError, _Unreadable) as error:
+                if not isinstance(getattr(error, "cause", error), errors.UnsupportedError):
+                    raise
+                self._frames(item, beside, error)
+                return None
             self.found.elements += distance.elements
             self.found.differing += distance.differing
             same = not distance.differing and item.dtype == beside.dtype
@@ -248,6 +256,22 @@ class Comparison:
 
         self._compare(name, change)
         share.finish()
+
+    def _frames(self, item: TensorItem, beside: TensorItem, reason: Exception) -> None:
+        """Compare tensors that only torch and their class can make, by what is stored of them; raises `reason` where
+        that is not comparable.
+        """
+        first, second = self._first, self._second
+        alike = item.dtype == beside.dtype and [each[:2] for each in item.chunks] == [
+            each[:2] for each in beside.chunks
+        ]
+        if not alike or not isinstance(first, Checkpoint) or not isinstance(second, Checkpoint):
+            raise reason
+        for chunk, other in zip(item.chunks, beside.chunks, strict=True):
+            one = _of_the("first", first.read_frame, item, chunk)
+            if one != _of_the("second", second.read_frame, beside, other):
+                raise Incomparable("only torch and its class can make it, and what is stored of it differs")
+        self.found.elements += math.prod(item.shape)
 
     def _objects(self, name: str, in_first: str, in_second: str) -> None:
         def change() -> Change | None:
@@ -265,6 +289,8 @@ class Comparison:
         except Incomparable as error:
             self.found.incomparable.append((name, str(error)))
         except Exception as error:  # a third-party codec, or an object's own code, may raise anything
+            if errors.is_exhausted(getattr(error, "cause", error)):
+                raise getattr(error, "cause", error) from None
             self.found.incomparable.append((name, _reason(error)))
             cause = error.cause if isinstance(error, _Unreadable) else error
             if not self.found.reasons and isinstance(cause, errors.StreamxfError | OSError):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Collection, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 
@@ -16,8 +17,8 @@ from streamxf import errors
 from streamxf.budget import Budget
 from streamxf.cached import cached_property
 from streamxf.checkpoint.access import UNKNOWN_RANKS, Access
-from streamxf.checkpoint.checkpoint import Checkpoint, as_torch
-from streamxf.checkpoint.elements import Array, Elements, unsigned
+from streamxf.checkpoint.checkpoint import Checkpoint
+from streamxf.checkpoint.elements import Array, unsigned
 from streamxf.checkpoint.metadata import Metadata, no_file, no_metadata, read_metadata, unfinished, united
 from streamxf.checkpoint.opening import ItemPart, streams_of
 from streamxf.checkpoint.reading import run_jobs
@@ -45,6 +46,10 @@ _WITHOUT = (
     "check, first"
 )
 _FOREIGN = "none of the data files that the metadata names is here: it is of another save, or its own files were lost"
+
+
+class Opaque(Exception):
+    """A tensor that only torch, or a class of somebody's, can make; and only whole."""
 
 
 class DamagedCheckpoint(Checkpoint):
@@ -134,13 +139,22 @@ class DamagedCheckpoint(Checkpoint):
             blocks = self.stream(copy)
             try:
                 elements = copy[1].elements(blocks)
-            except errors.UnsupportedError:  # only torch can make it
-                loaded = load_framed(self.access.objects, StreamReader(blocks), blocks.size, item, chunk)
-                whole = memory_for(chunk.shape, item.dtype)
-                as_torch(whole, item.dtype).copy_(loaded)
-                made = MemoryBlocks(whole.reshape(-1).view(np.uint8).data)
-                elements = Elements(made, 0, whole.itemsize, chunk.shape)
+            except errors.UnsupportedError:
+                raise Opaque from None
             run_jobs(elements.jobs(tuple(map(int.__sub__, offset, chunk.offset)), out.shape, out))
+
+    def frame(self, copy: Copy, budget: Budget) -> bytes:
+        """A shard that only torch can make, as it was stored: checked as far as its classes are allowed here."""
+        item, chunk, place = copy[1].item, copy[1].chunk, copy[1].place
+        assert isinstance(item, TensorItem)
+        assert chunk is not None
+        with errors.located(file=self.label(place.file), item=item.name):
+            data: bytes = StreamReader(self.stream(copy)).read()
+            budget.spend(len(data), "the tensor")
+            if not self.access.objects.unknown_in(io.BytesIO(data), len(data), place.size):
+                with suppress(errors.ObjectError):
+                    load_framed(self.access.objects, io.BytesIO(data), len(data), item, chunk)
+            return data
 
     def stream(self, copy: Copy) -> Blocks:
         """The stream of an item, opened with all checks; what has no codec is compared with its CRCs, whole."""
@@ -184,16 +198,14 @@ def _check_bare(data: bytearray) -> None:
 
 
 def memory_for(shape: Ints, dtype: str, *, zero: bool = False) -> Array:
-    """A new array for elements of `dtype`; one of zeros takes memory only for what is written to it. Raises
-    UnsupportedError if only torch can read such elements, and MetadataError if there is no room for it.
+    """A new array for elements of `dtype`; one of zeros takes memory only for what is written to it. Raises Opaque if
+    only torch can read such elements, MetadataError if no array has that shape, and MemoryError.
     """
     if dtype not in ITEMSIZES:
-        raise errors.UnsupportedError(
-            f"a tensor of {dtype} can be read by dcp.load alone, into an existing tensor of its kind"
-        )
+        raise Opaque
     try:
         return (np.zeros if zero else np.empty)(shape, unsigned(ITEMSIZES[dtype]))
-    except (ValueError, OverflowError, MemoryError) as error:
+    except (ValueError, OverflowError) as error:
         raise errors.MetadataError(f"torch cannot make a tensor of {dtype} and shape {shape} here: {error}") from None
 
 

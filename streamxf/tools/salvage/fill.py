@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from streamxf.checkpoint.checkpoint import as_torch
 from streamxf.checkpoint.elements import Array
+from streamxf.checkpoint.opening import ItemPart
 from streamxf.checkpoint.reading import Box, shared_part
-from streamxf.errors import IdentityError, MetadataError, UnsupportedError, escaped, located
+from streamxf.errors import (
+    IdentityError,
+    MetadataError,
+    NotAllowedError,
+    ObjectError,
+    UnsupportedError,
+    add_note,
+    escaped,
+    is_exhausted,
+    located,
+)
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
 from streamxf.format.tiling import check_tiles
 from streamxf.progress import Progress
@@ -19,10 +32,12 @@ from streamxf.stream.reader import StreamReader
 from streamxf.tools.damage import Damage
 from streamxf.tools.diff.difference import same_bits
 from streamxf.tools.nesting import nested
-from streamxf.tools.salvage.damaged import Copy, DamagedCheckpoint, memory_for
+from streamxf.tools.salvage.damaged import Copy, DamagedCheckpoint, Opaque, memory_for
+from streamxf.torchsave.objects import load_framed
 from streamxf.wording import listed, many, some
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 
@@ -33,6 +48,13 @@ def _line(alike: Sequence[Damage]) -> str:
         return str(first)
     place = ", ".join(filter(None, (first.file and f"file {first.file}", first.blocks)))
     return escaped(f"{some(one.part for one in alike)}: {first.error}: {first.message}{place and f' [{place}]'}")
+
+
+def _lines(entries: Sequence[Damage]) -> list[str]:
+    alike: dict[object, list[Damage]] = {}  # with a file that is gone, all of its items are
+    for entry in entries:
+        alike.setdefault((entry.file, entry.message, entry.block, entry.item is None), []).append(entry)
+    return list(map(_line, alike.values()))
 
 
 @dataclass(frozen=True)
@@ -53,6 +75,9 @@ class Salvaged:
         Tensors of which only a part verified, with `partial`.
     missing : tuple of str
         Items that the given state dict has and the checkpoint does not.
+    refused : tuple of Damage
+        Items that are not damaged and were not loaded all the same, each with the reason: a class that is not allowed
+        here, an object's own code, a target of another kind.
     unchecked : tuple of str
         The skipped checks, in words; empty for a checkpoint of streamxf's writers whose metadata is intact.
     save_ids : dict of str to str
@@ -66,19 +91,20 @@ class Salvaged:
     missing: tuple[str, ...]
     unchecked: tuple[str, ...]
     save_ids: dict[str, str]
+    refused: tuple[Damage, ...] = ()
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """The names of items that are lost, at least in part; each once."""
-        return tuple(dict.fromkeys(entry.item for entry in self.damaged if entry.item is not None))
+        """The names of items that are damaged or refused, at least in part; each once."""
+        return tuple(dict.fromkeys(each.item for each in (*self.damaged, *self.refused) if each.item is not None))
 
     def __str__(self) -> str:
-        alike: dict[object, list[Damage]] = {}  # with a file that is gone, all of its items are
-        for entry in self.damaged:
-            alike.setdefault((entry.file, entry.message, entry.block, entry.item is None), []).append(entry)
+        refused = f", {len(self.refused):,} intact but not loaded" if self.refused else ""
+        counts = f"{len({*self.lost} - {each.item for each in self.refused}):,} damaged, {len(self.missing):,} missing"
         lines = [
-            f"{many(len(self.loaded), 'item')} salvaged, {len(self.lost):,} damaged, {len(self.missing):,} missing",
-            *listed("damaged", list(map(_line, alike.values()))),
+            f"{many(len(self.loaded), 'item')} salvaged, {counts}{refused}",
+            *listed("damaged", _lines(self.damaged)),
+            *listed("not loaded", _lines(self.refused)),
             *listed("only in part", self.partial),
             *listed("missing", self.missing),
             *listed("not checked", self.unchecked),
@@ -89,6 +115,8 @@ class Salvaged:
 T = TypeVar("T")
 Ints = tuple[int, ...]
 Cuts = tuple[Any, ...]
+Frames = dict[Ints, bytes]
+"""What torch.save wrote of each shard of a tensor, by the shard's offset."""
 
 _INCOMPLETE = "a part of it is not in any metadata or file that could be read, or is there twice"
 _DIFFERING = (
@@ -97,12 +125,17 @@ _DIFFERING = (
 )
 
 
+_REFUSED = (NotAllowedError, ObjectError, UnsupportedError)
+
+
 class Noted(Exception):
     """An item did not verify, for reasons that are noted already."""
 
 
 class Filler:
-    """Reads what a checkpoint has; with `partial` also tensors of which a part verified. `damaged` is what did not."""
+    """Reads what a checkpoint has; with `partial` also tensors of which a part verified. `damaged` is what did not;
+    `opaque` names tensors that only torch can make. Raises what stops all items alike, such as too many open files.
+    """
 
     def __init__(self, checkpoint: DamagedCheckpoint, partial: bool, progress: Progress | None = None) -> None:
         self._checkpoint = checkpoint
@@ -110,13 +143,18 @@ class Filler:
         self._progress = progress
         self._budget = checkpoint.budget.renewed()
         self.damaged = list(checkpoint.damaged)
+        self.opaque: set[str] = set()
+        self._refused: list[Damage] = []
         self._in_part: list[str] = []
 
     def whole(self) -> Salvaged:
         """Everything, as whole tensors on the CPU, and objects."""
 
         def load(item: Item) -> Any:
-            return as_torch(self._whole(item), item.dtype) if isinstance(item, TensorItem) else self._loaded(item)
+            if not isinstance(item, TensorItem):
+                return self._loaded(item)
+            stored = self._tensor(item)
+            return self._made(item, stored) if isinstance(stored, dict) else as_torch(stored, item.dtype)
 
         loaded = self._each(self._checkpoint.stored, load)
         return self._result(nested(loaded, self._checkpoint.paths), loaded)
@@ -154,14 +192,19 @@ class Filler:
         """Everything is read and nothing kept: the result has an empty state dict."""
         return self._result({}, self._each(self._checkpoint.stored, lambda item: self._stored(item) is None))
 
-    def read(self, name: str) -> Array | bytes | None:
-        """An item by itself: the elements of a whole tensor, or an object's bytes; None if it did not verify."""
-        return self._each([name], self._stored).get(name)
+    def read(self, wanted: ItemPart) -> Array | bytes | None:
+        """An item by itself: the elements of a whole tensor, or the bytes of an object, or of a shard of an opaque
+        tensor; None if it did not verify.
+        """
+        name, chunk = wanted.item.name, wanted.chunk
+        if name in self.opaque and chunk is not None:
+            return self._each([name], lambda item: self._frame(item, chunk)).get(name)
+        return self._each([name], lambda item: self._whole(item) if chunk else self._object(item)).get(name)
 
     # -- one item; raise `Noted` or anything else if it did not verify ------------------------------
 
-    def _stored(self, item: Item) -> Array | bytes:
-        return self._whole(item) if isinstance(item, TensorItem) else self._object(item)
+    def _stored(self, item: Item) -> Array | bytes | Frames:
+        return self._tensor(item) if isinstance(item, TensorItem) else self._object(item)
 
     def _loaded(self, item: ObjectItem) -> Any:
         return self._checkpoint.access.objects.load(self._object(item), item.place.size, "cpu")
@@ -185,7 +228,14 @@ class Filler:
         if isinstance(target, DTensor):
             check_box(item.name, target, sum(math.prod(shape) for _, shape in boxes))
         shards = [planner.lookup_tensor(MetadataIndex(item.name, torch.Size(at))).detach() for at, _ in boxes]
-        for shard, (part, places) in zip(shards, self._boxes(item, boxes), strict=True):
+        try:
+            found = self._boxes(item, boxes)
+        except Opaque:
+            frames = self._frames(item)
+            for shard, box in zip(shards, boxes, strict=True):
+                shard.copy_(self._made(item, frames, box))
+            return
+        for shard, (part, places) in zip(shards, found, strict=True):
             for cuts in places:
                 shard[cuts].copy_(as_torch(part, item.dtype)[cuts])
 
@@ -197,6 +247,45 @@ class Filler:
             return data
 
         return self._agreed(item, None, read, bytes.__eq__)
+
+    def _tensor(self, item: TensorItem) -> Array | Frames:
+        before = len(self.damaged)
+        try:
+            return self._whole(item)
+        except Opaque:
+            del self.damaged[before:]  # which the frames find again
+            return self._frames(item)
+
+    def _frames(self, item: TensorItem) -> Frames:
+        """What was stored of a tensor that only torch can make, shard by shard."""
+        self.opaque.add(item.name)
+        found = dict[Ints, bytes]()
+        for chunk in item.chunks:
+            with suppress(Noted):
+                found[chunk.offset] = self._frame(item, chunk)
+        try:
+            check_tiles(item.shape, [chunk[:2] for chunk in item.chunks])
+        except MetadataError:
+            self.damaged.append(Damage.of(MetadataError(_INCOMPLETE), item.name))
+            raise Noted from None
+        if len(found) < len(item.chunks):
+            raise Noted
+        return found
+
+    def _frame(self, item: TensorItem, chunk: Chunk) -> bytes:
+        return self._agreed(item, chunk, lambda copy, _: self._checkpoint.frame(copy, self._budget), bytes.__eq__)
+
+    def _made(self, item: TensorItem, frames: Frames, box: tuple[Ints, Ints] | None = None) -> torch.Tensor:
+        """What torch makes of one shard, by default of all of the tensor."""
+        box = box or ((0,) * len(item.shape), item.shape)
+        chunk = next((chunk for chunk in item.chunks if chunk[:2] == box), None)
+        if chunk is None:
+            raise UnsupportedError(
+                f"it is stored in {many(len(item.chunks), 'shard')}, which only its class can cut or join: load it "
+                "into a state dict that is sharded as when it was saved",
+            )
+        data = frames[chunk.offset]
+        return load_framed(self._checkpoint.access.objects, io.BytesIO(data), len(data), item, chunk)
 
     def _whole(self, item: TensorItem) -> Array:
         ((whole, _),) = self._boxes(item, [((0,) * len(item.shape), item.shape)], self._budget.spend)
@@ -274,7 +363,11 @@ class Filler:
         for copy in self._checkpoint.copies(item, chunk):
             try:
                 data = read(copy, bool(found))
+            except Opaque:
+                raise
             except Exception as error:  # torch and foreign transforms raise anything
+                if is_exhausted(error):
+                    raise
                 file = self._checkpoint.label(copy[1].place.file)
                 self.damaged.append(Damage.of(error, item.name, file, offset, shape))
                 continue
@@ -299,7 +392,10 @@ class Filler:
             except Noted:
                 """The others are read all the same."""
             except Exception as error:  # torch, foreign transforms and pickles raise anything
-                self.damaged.append(Damage.of(error, item.name))
+                if is_exhausted(error):
+                    add_note(error, escaped(f"while the item {item.name} was read; nothing is known to be damaged"))
+                    raise
+                (self._refused if isinstance(error, _REFUSED) else self.damaged).append(Damage.of(error, item.name))
         return {name: made[name] for name in names if name in made}
 
     def _result(self, state_dict: dict[str, Any], loaded: Iterable[str], missing: Iterable[str] = ()) -> Salvaged:
@@ -320,5 +416,6 @@ class Filler:
             partial=tuple(self._in_part),
             missing=tuple(missing),
             unchecked=tuple(self._checkpoint.unchecked),
+            refused=tuple(self._refused),
             save_ids={each.name: each.index.save_id for each in self._checkpoint.metadata if each.index is not None},
         )

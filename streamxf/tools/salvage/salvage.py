@@ -17,7 +17,6 @@ from streamxf.checkpoint.saving import Save
 from streamxf.checkpoint.sources import Content
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import MetadataError
-from streamxf.format.header import Kind
 from streamxf.format.items import Chunk, Item, Place, TensorItem
 from streamxf.format.run import RunFacts
 from streamxf.keys import KeysLike, SignerLike, TrustLike
@@ -143,7 +142,8 @@ def salvage(
     """Save the intact items of a damaged checkpoint as a new checkpoint, and list the others.
 
     The source is read twice: once to find the intact items, and once to copy them. One or two items are in memory at a
-    time. Objects are not unpickled. The new checkpoint has one metadata file, and each tensor in one piece.
+    time. Objects are not unpickled, and tensors of subclasses are copied as they are. The new checkpoint has one
+    metadata file, and each other tensor in one piece.
 
     Parameters
     ----------
@@ -196,13 +196,17 @@ def salvage(
             storage_options=target_options,
             cure="name another target",
         )
-        found = Filler(checkpoint, partial, progress).check()
+        filler = Filler(checkpoint, partial, progress)
+        found = filler.check()
         if not found.loaded:
             return found, None
-        return found, convert(to, _conversion(storage.label(), checkpoint, found, partial), FILE_SIZE, progress)
+        conversion = _conversion(storage.label(), checkpoint, found, filler.opaque, partial)
+        return found, convert(to, conversion, FILE_SIZE, progress)
 
 
-def _conversion(source: str, checkpoint: DamagedCheckpoint, found: Salvaged, partial: bool) -> Conversion:
+def _conversion(
+    source: str, checkpoint: DamagedCheckpoint, found: Salvaged, opaque: set[str], partial: bool
+) -> Conversion:
     # where items are tells this checkpoint from another one at the same place; a name comes once, however long it is
     places = [
         (item.name, *(place[:3] for place in item.places))
@@ -213,20 +217,20 @@ def _conversion(source: str, checkpoint: DamagedCheckpoint, found: Salvaged, par
     for fact in (source, partial, *found.partial, *found.damaged, *places):
         identity.update(repr(fact).encode("ascii", "backslashreplace"))
     filler, known = Filler(checkpoint, partial), {*found.damaged}
+    filler.opaque = opaque
 
     def read(_: object, wanted: ItemPart) -> Content:
         before = len(filler.damaged)
-        data = filler.read(wanted.item.name)
+        data = filler.read(wanted)
         if data is None or not known.issuperset(filler.damaged[before:]):
             raise MetadataError(
                 "the item verified a moment ago, and no longer does: the storage is failing, or another process writes "
                 "to it. Copy the files to a sound disk, and salvage the copy",
                 item=wanted.item.name,
             )
-        memory, kind = (data, Kind.OBJECT) if isinstance(data, bytes) else (data.data, Kind.TENSOR)
-        return Content(MemorySource(flat_view(memory)), kind)
+        return Content(MemorySource(flat_view(data if isinstance(data, bytes) else data.data)), wanted.kind)
 
-    items = [_in_one_piece(checkpoint, name) for name in found.loaded]
+    items = [_in_one_piece(checkpoint, name, opaque) for name in found.loaded]
     return Conversion(items, None, identity.hexdigest(), checkpoint, read, run=_run_of(checkpoint))
 
 
@@ -238,9 +242,9 @@ def _run_of(checkpoint: DamagedCheckpoint) -> RunFacts | None:
         return index.run if index is not None else None
 
 
-def _in_one_piece(checkpoint: DamagedCheckpoint, name: str) -> Item:
+def _in_one_piece(checkpoint: DamagedCheckpoint, name: str, opaque: set[str]) -> Item:
     item = replace(checkpoint.stored[name], path=checkpoint.paths.get(name))
-    if not isinstance(item, TensorItem):
+    if not isinstance(item, TensorItem) or name in opaque:
         return item
     first = item.places[0] if item.chunks else Place("", 0, 0, ())
     return replace(item, chunks=(Chunk((0,) * len(item.shape), item.shape, first, False),))

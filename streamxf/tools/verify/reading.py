@@ -34,7 +34,7 @@ from streamxf.stream.container import BlockReader, read_header
 from streamxf.stream.reader import BareBlocks, MemoryBlocks, StreamReader
 from streamxf.tools.fleet import TASK_BYTES, Fleet, Terms
 from streamxf.tools.scan import Found, Scan, walk
-from streamxf.tools.verify.report import KEYED, TRANSFORMED, UNBOUND, WITHOUT_CRC, Findings, Notes
+from streamxf.tools.verify.report import KEYED, TRANSFORMED, UNBOUND, WITHOUT_CRC, Findings, Notes, opaque
 from streamxf.torchsave.objects import check_records, find_framed, load_framed
 from streamxf.wording import many, some
 
@@ -474,10 +474,17 @@ class FileCheck(AnyCheck):
                 return
             try:
                 find_framed(stream, blocks.size, item.dtype, chunk.shape)
-            except errors.UnsupportedError:  # only torch can tell what it is
+            except errors.UnsupportedError:  # only torch can tell what it is, and whoever defines its class
                 assert opener.budget is not None
+                objects = self.call.access.objects
+                stream.seek(0)
+                if unknown := objects.unknown_in(stream, blocks.size, wanted.place.size):
+                    skipped[opaque(some(unknown))] += 1
+                    return
                 opener.budget.renewed().spend(blocks.size, "the tensor, which torch has to load whole,")
-                load_framed(self.call.access.objects, stream, blocks.size, item, chunk)
+                load_framed(objects, stream, blocks.size, item, chunk)
+        except errors.ObjectError as error:
+            skipped[opaque(f"code that fails: {shorten(error.message, 200)}")] += 1
         except NOT_AT_HAND as error:
             self.findings.missing.append(error)
         except (errors.StreamxfError, OSError) as error:

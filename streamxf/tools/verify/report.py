@@ -98,6 +98,14 @@ UNBOUND = ("item", "whether {} not bound to their places were exchanged")
 WITHOUT_CRC = ("item", "the bytes of {} saved without any checksum")
 TRANSFORMED = ("item", "the bytes of {} that passed a stream transform, except that they decode")
 _SKIPPED = (UNBOUND, KEYED, TRANSFORMED, WITHOUT_CRC)
+_MOST_REASONS = 20
+
+
+def opaque(reason: str) -> tuple[str, str]:
+    """The check that torch makes the tensor that the metadata says, where it cannot be made here."""
+    return "tensor", f"that {{}} can be loaded here, which needs {reason}"
+
+
 _COUNTS = ("files", "items", "blocks", "bytes_read", "unlisted")
 
 
@@ -192,7 +200,8 @@ def report_of(
     for each in found:
         skipped.update(each.skipped)
     unchecked = [text for each in found for text in each.unchecked]
-    unchecked += [each[1].format(many(skipped[each], each[0])) for each in _SKIPPED if skipped[each]]
+    checks = [*_SKIPPED, *sorted(skipped.keys() - {*_SKIPPED})[:_MOST_REASONS]]
+    unchecked += [each[1].replace("{}", many(skipped[each], each[0]), 1) for each in checks if skipped[each]]
     damaged = tuple(damage for each in found for damage in each.damaged)
     return VerifyReport(
         **{name: sum(getattr(each, name) for each in found) for name in _COUNTS},

@@ -243,7 +243,8 @@ def test_what_the_state_dict_asks_for_otherwise(checkpoint: Path) -> None:
     found = load_intact(checkpoint, target, keys=KEY)
     assert found.missing == ("new",)
     assert set(found.lost) == {"a", "c", "d"}
-    said = {entry.item: entry.message for entry in found.damaged}
+    said = {entry.item: entry.message for entry in found.refused}
+    assert found.damaged == ()
     assert "a tensor of shape (6,), the state dict one of (2,)" in said["d"]
     assert found.loaded == ("b", "text")
     wanted = {"a": torch.zeros(4), "b": torch.ones(4), "c": "no tensor", "d": torch.zeros(2)}
@@ -296,7 +297,9 @@ def test_objects_obey_the_readers_rules(checkpoint: Path) -> None:
     with pytest.warns(UserWarning, match="refuse"):
         save({"when": datetime.date(2020, 1, 2), "step": 3, "w": torch.ones(2)}, checkpoint)
     found = load_intact(checkpoint, keys=KEY)
-    assert [(entry.item, entry.error) for entry in found.damaged] == [("when", "PolicyError")]
+    assert (found.damaged, found.lost) == ((), ("when",))
+    assert [(entry.item, entry.error) for entry in found.refused] == [("when", "NotAllowedError")]
+    assert "0 damaged, 0 missing, 1 intact but not loaded\nnot loaded: when: NotAllowedError: " in str(found)
     check(
         load_intact(checkpoint, keys=KEY, weights_only=False),
         {"when": datetime.date(2020, 1, 2), "step": 3, "w": torch.ones(2)},

@@ -216,7 +216,7 @@ def test_lost_parts_of_tensors_that_are_said_to_be_huge(checkpoint: Path) -> Non
         assert load_intact(checkpoint, partial=partial).lost == ("w",)
 
 
-@pytest.mark.parametrize("shape", [(2**50,), (2**40, 2**22), (-1,)])
+@pytest.mark.parametrize("shape", [(2**40, 2**22), (-1,)])
 def test_a_tensor_for_which_there_is_no_room_says_its_shape(shape: tuple[int, ...]) -> None:
     with pytest.raises(MetadataError, match=re.escape(f"float32 and shape {shape}")):
         memory_for(shape, "float32")
