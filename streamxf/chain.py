@@ -18,7 +18,15 @@ from streamxf.buffers import Scratch, flat_view
 from streamxf.cached import cached_property
 from streamxf.codec import BlockInfo, Codec, StreamInfo, WholeDecoder
 from streamxf.descriptor import ENCRYPT, Descriptor
-from streamxf.errors import AuthenticationError, ChainError, CodecError, DescriptorError, ParameterError, StreamxfError
+from streamxf.errors import (
+    AuthenticationError,
+    ChainError,
+    CodecError,
+    DescriptorError,
+    ParameterError,
+    StreamxfError,
+    is_exhausted,
+)
 from streamxf.format.container import stage_limit
 from streamxf.format.limits import MAX_CODECS
 from streamxf.keys import KeyRing, KeysLike
@@ -264,6 +272,8 @@ class StreamCoder:
             error.locate(block=info.index, item=self.stream.item)
             raise
         except Exception as error:
+            if is_exhausted(error):
+                raise
             raise CodecError(
                 f"codec {codec.name} could not {step.__name__} a block: {type(error).__name__}: {error}",
                 block=info.index,

@@ -244,17 +244,18 @@ def is_damage(error: BaseException) -> bool:
 
 
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-_EXHAUSTED_TEXT = re.compile(r"can't start new thread|can't allocate memory|out of memory", re.IGNORECASE)
+_EXHAUSTED_TEXT = re.compile(
+    r"can't start new thread|can't allocate memory|out of memory|not enough memory", re.IGNORECASE
+)
 
 
 def is_exhausted(error: BaseException) -> bool:
     """Whether the process or its machine has run out of open files, memory or threads, which stops all work alike."""
     if isinstance(error, OSError):
         return error.errno in _EXHAUSTED
-    # torch and the interpreter have no class of their own for most of it
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and _EXHAUSTED_TEXT.search(text_of(error)) is not None
-    )
+    # torch, zstandard and the interpreter have no class of their own for most of it
+    own = isinstance(error, StreamxfError)
+    return isinstance(error, MemoryError) or (not own and _EXHAUSTED_TEXT.search(text_of(error)) is not None)
 
 
 class AbortedError(StreamxfError):

@@ -24,6 +24,7 @@ from streamxf.errors import (
     StreamxfError,
     UnknownCodecError,
     UnsupportedError,
+    is_exhausted,
     shorten,
 )
 from streamxf.format.header import Header, Identity, Kind
@@ -321,7 +322,7 @@ def _read_capped(stream: Any, limit: int, budget: Budget | None) -> bytearray:
         except (StreamxfError, MemoryError):
             raise
         except Exception as error:  # whatever a third party's transform raises
-            if getattr(error, "errno", None):  # the file below it cannot be read
+            if getattr(error, "errno", None) or is_exhausted(error):  # the file below it cannot be read
                 raise
             text = f"a stream transform cannot be undone: {type(error).__name__}: {error!s:.200}"
             raise ContainerError(text) from error

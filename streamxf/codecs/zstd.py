@@ -11,7 +11,7 @@ import zstandard
 
 from streamxf.buffers import borrowed
 from streamxf.codec import BlockInfo, Codec, Role
-from streamxf.errors import CodecError, ParameterError
+from streamxf.errors import CodecError, ParameterError, is_exhausted
 
 MIN_LEVEL, MAX_LEVEL = -7, 22
 # Bytes; from here on a fresh result costs more, in page faults, than the detour through a stream into reused memory.
@@ -120,6 +120,8 @@ def decompress(frame: memoryview, size: int) -> bytes:
         stream = zstandard.ZstdDecompressor().decompressobj()
         data = stream.decompress(frame)
     except zstandard.ZstdError as error:
+        if is_exhausted(error):
+            raise MemoryError(str(error)) from error
         raise CodecError(f"zstd frame is damaged: {error}") from error
     if data or not stream.eof or stream.unused_data:
         raise CodecError("zstd frame without content is truncated, or data follows it")

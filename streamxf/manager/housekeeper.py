@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from streamxf.cached import cached_property
 from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING, Commit, CommittedFile, Saving, Supplement
 from streamxf.errors import MetadataError, NoCheckpointError, escaped
 from streamxf.format.items import check_literal_path
@@ -63,7 +64,6 @@ class Housekeeper:
         self._series = series
         self._verify = verify
         self._sessions = Sessions(run.storage, series, run.authority)
-        self._pool = ThreadPoolExecutor(1, "streamxf-housekeeper")
         self._began = False
         self._size = 0  # of the last checkpoint
         self._saves: dict[str, _Save] = {}
@@ -137,7 +137,8 @@ class Housekeeper:
 
     def wait(self) -> None:
         """Until all that was asked for is done."""
-        self._pool.submit(lambda: None).result()
+        if "_pool" in vars(self):  # or nothing was asked for, and there may be no thread to be had for it
+            self._pool.submit(lambda: None).result()
 
     def close(self, *, ended: bool) -> None:
         """Finish what was asked for. `ended` says that the job came to an end of its own."""
@@ -148,6 +149,10 @@ class Housekeeper:
         self._pool.shutdown()
         for save in self._saves.values():
             save.hold.close()
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, "streamxf-housekeeper")
 
     def _submit(self, failure: str, call: Callable[..., T], *arguments: Any) -> Future[T | None]:
         return self._pool.submit(_logging, failure, call, *arguments)

@@ -59,11 +59,19 @@ class _LocalFile:
 
     def read_into(self, position: int, out: memoryview) -> int:
         # fileno() each time: it raises once the file is closed, when the number may be another file's
-        done = count = os.preadv(self._file.fileno(), [out], position)
+        done = count = self._read_some(position, out)
         while count and done < len(out):
-            count = os.preadv(self._file.fileno(), [out[done:]], position + done)
+            count = self._read_some(position + done, out[done:])
             done += count
         return done
+
+    def _read_some(self, position: int, out: memoryview) -> int:
+        try:
+            return os.preadv(self._file.fileno(), [out], position)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+        return os.preadv(self._file.fileno(), [out], position)  # a disk, or a mounted one, may have had a bad moment
 
     def expect(self, *spans: Span) -> None:
         """The kernel reads ahead by itself."""

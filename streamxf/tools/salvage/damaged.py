@@ -288,6 +288,8 @@ def _read(storage: Storage, access: Access, name: str) -> Metadata:
         found = read_metadata(storage, name, access)
         found.check()
     except OSError as error:
+        if errors.is_exhausted(error):
+            raise
         text = f"the metadata cannot be read: {type(error).__name__}: {error}"
         raise errors.MetadataError(text, file=full) from error
     if found.index is None and any(map(OWN_FILE.fullmatch, found.named())):

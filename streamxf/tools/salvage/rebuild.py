@@ -104,6 +104,8 @@ class _Files:
                 self.unknown |= bool(start.strip(b"\0")) and start != CONTAINER_MAGIC
                 found += Scan(whole, bytes.fromhex(writer_of(name)))
         except (errors.StreamxfError, OSError) as error:
+            if errors.is_exhausted(error):
+                raise
             self.gap(error, name)
         for each in found:
             if isinstance(each, Gap) or not each.sure:
@@ -232,8 +234,9 @@ def _windows(storage: Storage, name: str) -> Iterator[bytes]:
             size = min(file.size, most(held_bytes(file.raw, file.size)))
             for at in range(0, size, _WINDOW):
                 yield file.read(at, min(_WINDOW + _LONGEST, size - at))
-    except (errors.StreamxfError, OSError):
-        return
+    except (errors.StreamxfError, OSError) as error:
+        if errors.is_exhausted(error):
+            raise
 
 
 def _one_save(present: Collection[str], remains: bytes, chosen: bool | Collection[str]) -> tuple[list[str], list[str]]:
@@ -274,7 +277,9 @@ def _metadata(storage: Storage) -> bytes:
             size = min(file.size, MAX_METADATA)
             check_whole(file.raw, file.size, size, errors.MetadataError)
             return file.read(0, size)
-    except (errors.StreamxfError, OSError):
+    except (errors.StreamxfError, OSError) as error:
+        if errors.is_exhausted(error):
+            raise
         return b""
 
 

@@ -17,7 +17,7 @@ from itertools import tee
 import numpy as np
 
 from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
-from streamxf.errors import ForeignError, StreamxfError
+from streamxf.errors import ForeignError, StreamxfError, is_exhausted
 from streamxf.format.items import TensorItem
 from streamxf.pipeline import Pipeline
 from streamxf.progress import Progress, Share
@@ -260,6 +260,8 @@ def _statistics(readers: Sequence[BoxReader], counted: Items, progress: Progress
         except (*CALLERS, ForeignError):  # a server that is out of reach is so for all of them
             raise
         except (StreamxfError, OSError) as error:
+            if is_exhausted(error):
+                raise
             found[name] = error
     share.finish()
     return found

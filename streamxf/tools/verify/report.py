@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from streamxf.checkpoint.metadata import resumable
-from streamxf.errors import StreamxfError
+from streamxf.errors import StreamxfError, is_exhausted
 from streamxf.tools.damage import Damage
 from streamxf.wording import listed, many, printable, size_text
 
@@ -152,7 +152,11 @@ class Notes:
     _latest: int | None = None
 
     def error(self, error: Exception, block: int | None = None) -> None:
-        """Note what is wrong with it, or with a block; one with the error of the block before it belongs to that."""
+        """Note what is wrong with it, or with a block; one with the error of the block before it belongs to that.
+        Raises what is wrong with this process or its machine.
+        """
+        if is_exhausted(error):
+            raise error
         self.damaged = True
         found, known = Damage.of(error, self.item, self.findings.file, self.offset, block=block), self.findings.damaged
         last = known[self._latest] if self._latest is not None else None
