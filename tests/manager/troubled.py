@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from streamxf.manager.choice import suspects
 from streamxf.storage.opening import open_storage
 
 MANY = 60  # files; each has a tensor that is not read whole when it is opened
-LARGE = 24 * 2**20  # elements
+LARGE = 48 * 2**20  # elements
 FRAMEWORK = """
 import torch
 
@@ -119,7 +120,8 @@ def load_intact(path: Path) -> str:
 
 
 def salvage(path: Path) -> str:
-    found, written = streamxf.salvage(path, path.with_name("salvaged"), "checksum")
+    with TemporaryDirectory(dir=path.parents[1]) as folder:
+        found, written = streamxf.salvage(path, folder, "checksum")
     return "; ".join(f"lost: {each}" for each in found.damaged) or ("all" if written else "nothing")
 
 
@@ -205,16 +207,19 @@ def told(call: Callable[[], str]) -> str:
     return f"raised {number or type(error).__name__}"
 
 
-def main(action: str, run: Path, what: str, kind: str = "") -> None:
+def main(action: str, run: Path, what: str, *kinds: str) -> None:
     torch.serialization.add_safe_globals([Thing])
     if action != "use":
         print({"save": save, "resume": resume}[action](run, what))
         return
-    found = {}
-    for name, call in use(run, what).items():
-        with trouble(kind):
-            found[name] = told(call)
-        assert not suspects(open_storage(run)), f"{name} left a note of damage"
+    found: dict[str, dict[str, str]] = {}
+    for kind in kinds:
+        found[kind] = {}
+        for name, call in use(run, what).items():
+            with trouble(kind):
+                found[kind][name] = told(call)
+            assert not suspects(open_storage(run)), f"{name} left a note of damage"
+        found[kind]["afterwards"] = told(lambda: resume(run, what))
     print(json.dumps(found))
 
 
