@@ -232,28 +232,20 @@ def digits(value: Any, count: int) -> str:
 # -- what tools that rewrite a checkpoint do about them ----------------------------------------------
 
 
-class KnownRun(NamedTuple):
-    """What a checkpoint says of its run, with the metrics that were noted later.
-
-    - `notes`: the files that say so, and `others` those that do not count: nobody knows what these say of it.
-    """
-
-    run: RunFacts | None
-    notes: Sequence[str] = ()
-    others: Sequence[str] = ()
-
-
 def ordered(supplements: Iterable[tuple[str, Supplement]]) -> list[Supplement]:
     """Supplements by the names of their files; of two that say the same, the later one in this order holds."""
     return [each for _, each in sorted(supplements, key=lambda pair: (pair[1].time, pair[0]))]
 
 
-def known_run(storage: Storage, index: Index | None, access: Access) -> KnownRun:
-    """That of a checkpoint in this folder, as far as `access` believes the notes there. Raises MetadataError if it has
-    more metrics than an index takes.
+def known_run(
+    storage: Storage, index: Index | None, access: Access
+) -> tuple[RunFacts | None, Sequence[str], Sequence[str]]:
+    """What a checkpoint in this folder says of its run, with the metrics that were noted later, as far as `access`
+    believes the notes; the files that say so; and those that do not count, of which nobody knows what they say of it.
+    Raises MetadataError if there are more metrics than an index takes.
     """
     if index is None or index.run is None:
-        return KnownRun(None)
+        return None, (), ()
     notes = {
         file: _said(storage, file, Supplement.of_json, access)
         for file in storage.names(())
@@ -265,7 +257,7 @@ def known_run(storage: Storage, index: Index | None, access: Access) -> KnownRun
         metrics |= each.metrics
     run = replace(index.run, metrics=metrics)
     run.to_json()
-    return KnownRun(run, sorted(own), sorted(notes.keys() - own))
+    return run, sorted(own), sorted(notes.keys() - own)
 
 
 def check_uncommitted(storage: Storage, files: Collection[str], access: Access) -> None:

@@ -23,7 +23,7 @@ from streamxf.manager.notes import Authority
 from streamxf.manager.record import Record, is_numbered, order_of, series_of
 from streamxf.manager.rows import ANY, RowCache
 from streamxf.storage.opening import Location, open_storage
-from streamxf.storage.removal import files_of, files_of_many
+from streamxf.storage.removal import files_of, files_of_many, is_literal
 from streamxf.storage.storage import Entries, Storage
 from streamxf.wording import some
 
@@ -81,14 +81,12 @@ class Run:
         except FileNotFoundError:
             return []
         names = [name for name in (*self.names, *links) if is_numbered(name) and series in (None, series_of(name))]
-        odd = {name: record for name in names if (record := self._odd(name)) is not None}
-        names = [name for name in names if name not in odd]
         near, unlinked = self.storage.near, [name for name in names if name not in links]
         marks = {name: folder_mark(self.storage, name) if near else ANY for name in unlinked}
         looked = sure and not self.authority.strict
         rows = {name: self._rows.get(name, mark, looked=looked) for name, mark in marks.items()}
-        found = {name: row for name, row in rows.items() if row is not None} | odd
-        told = {name for name in found.keys() - odd if self._rows.known(name, looked=True) is None}
+        found = {name: row for name, row in rows.items() if row is not None}
+        told = {name for name in found if self._rows.known(name, looked=True) is None}
         again: Collection[str] = [name for name in names if name not in found]
         lied = False
         while True:
@@ -201,24 +199,19 @@ class Run:
         files = files_of_many(self.storage, names)
 
         def look_at(name: str) -> tuple[str, Record | None]:
-            return name, self._look(name, None if self.storage.near else self.folder(name, files(name)))
+            listed = not self.storage.near and is_literal(self.storage, name)
+            return name, self._look(name, self.folder(name, files(name)) if listed else None)
 
         for name, record in self.side_by_side(look_at, names):
             found.pop(name, None)
             if record is not None:
                 found[name] = record
 
-    def _odd(self, name: str) -> Record | None:
-        """What is said of a folder that cannot be listed, so that nobody takes its run for an empty one."""
+    def _look(self, name: str, folder: Folder | None = None) -> Record | None:
         try:
             self.storage.check_literal(name)
-        except ParameterError as error:
+        except ParameterError as error:  # it cannot be listed, and nobody is to take its run for an empty one
             return Record(name, verified=False, note=error.message)
-        return None
-
-    def _look(self, name: str, folder: Folder | None = None) -> Record | None:
-        if (odd := self._odd(name)) is not None:
-            return odd
         mark = folder_mark(self.storage, name)  # first: a change during the look has another one
         try:
             folder = folder or self.folder(name)

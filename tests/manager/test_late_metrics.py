@@ -111,6 +111,19 @@ def test_pack_carries_them_too(tmp_path: Path) -> None:
     assert record(run, "step-1").metrics == {"other": 1.0, **LATE}
 
 
+def test_a_copy_says_which_notes_it_leaves_out(tmp_path: Path) -> None:
+    begun(tmp_path, None).close()
+    planted = tmp_path / "step-1" / ".streamxf-note-00000000"
+    planted.write_bytes(b"x")
+    made = streamxf.transcode(tmp_path / "step-1", None, [], in_place=True)
+    assert made.notes == (f"metrics that {planted.name} may name are not copied: of another save, or not authentic",)
+    assert [path.name for path in (tmp_path / "step-1").glob(".streamxf-note-*")] == [planted.name]
+    assert (record(tmp_path, "step-1").metrics, record(tmp_path, "step-1").other_notes) == (
+        {"other": 1.0, **LATE},
+        True,
+    )
+
+
 @pytest.mark.parametrize("change", ["rekey", "add", "remove"])
 def test_notes_get_the_recipients_of_their_checkpoint(tmp_path: Path, change: str) -> None:
     """Or the new keys would not find out which one is the best."""

@@ -10,6 +10,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from streamxf.budget import MAX_EXPANSION
@@ -159,18 +160,18 @@ def copy(
     """Copy the checkpoint in `storage`; raises as `transcode`."""
     versions = {name: storage.version(name) for name in metadata_files(storage)}
     with Checkpoint.at(storage, access) as checkpoint:
-        known = [known_run(storage, each.index, access) for each in checkpoint.metadata]
-        pairs = [*zip(checkpoint.metadata, known, strict=True)]
+        runs, own, others = zip(*(known_run(storage, each.index, access) for each in checkpoint.metadata), strict=True)
+        pairs = [*zip(checkpoint.metadata, runs, strict=True)]
         if in_place:
-            unnamed = [each for each, about in pairs if about.run is None]
-            check_uncommitted(storage, {name for each in unnamed for name in (each.name, *each.named())}, access)
-        copies = [_copy_of(checkpoint, each, about.run, versions.get(each.name), in_place) for each, about in pairs]
+            named = {name for each, run in pairs if run is None for name in (each.name, *each.named())}
+            check_uncommitted(storage, named, access)
+        copies = [_copy_of(checkpoint, each, run, versions.get(each.name), in_place) for each, run in pairs]
         made = Converted.together([convert(to, each, file_size, progress, fleet) for each in copies])
-    # after a kill they stay, and say nothing of the new save
-    failed = storage.remove([file for each in known for file in each.notes]) if in_place else {}
+    notes = {*chain.from_iterable(own)}
+    failed = storage.remove(notes) if in_place else {}  # after a kill they stay, and say nothing of the new save
     remarks = [f"{file} counts for nothing any more, and could not be removed: {why}" for file, why in failed.items()]
-    if others := sorted({file for each in known for file in each.others}):
-        remarks.append(f"metrics that {some(others)} may name are not copied: of another save, or not authentic")
+    if left := sorted({*chain.from_iterable(others)} - notes):
+        remarks.append(f"metrics that {some(left)} may name are not copied: of another save, or not authentic")
     return replace(made, notes=(*made.notes, *remarks))
 
 

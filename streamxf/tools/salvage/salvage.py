@@ -237,7 +237,7 @@ def _conversion(
 def _run_of(checkpoint: DamagedCheckpoint) -> RunFacts | None:
     index = next((each.index for each in checkpoint.metadata if each.index is not None and each.index.run), None)
     try:
-        return known_run(checkpoint.storage, index, checkpoint.access).run
+        return known_run(checkpoint.storage, index, checkpoint.access)[0]
     except (OSError, MetadataError):  # items are worth more than metrics
         return index.run if index is not None else None
 
