@@ -66,7 +66,6 @@ if TYPE_CHECKING:
     from streamxf.tools.salvage.salvage import load_intact as load_intact, salvage as salvage
     from streamxf.tools.unsafe_globals import unsafe_globals as unsafe_globals
     from streamxf.tools.verify.verify import verify as verify
-    from streamxf.tuning.tuner import tune as tune
     from streamxf.version import __version__ as __version__
 
 _NAMES = {
@@ -107,7 +106,6 @@ _NAMES = {
     "tools.salvage.salvage": "load_intact salvage",
     "tools.unsafe_globals": "unsafe_globals",
     "tools.verify.verify": "verify",
-    "tuning.tuner": "tune",
     "version": "__version__",
 }
 _HOME = {name: f"streamxf.{module}" for module, names in _NAMES.items() for name in names.split()}

@@ -29,7 +29,7 @@ LAYERS = [
     ["checkpoint"],
     ["dcp", "formats"],
     ["tools"],
-    ["environment", "testing", "tuning"],
+    ["environment", "testing"],
     ["manager"],
     ["integrations"],
     ["cli"],
@@ -41,7 +41,6 @@ WITH_TORCH = {
     "integrations",
     "tools",
     "testing",
-    "tuning",
     "cli",
 }
 # Listings of a run need no torch.
@@ -281,7 +280,6 @@ LINES = {
     "testing": 1_334,
     "tools": 9_050,
     "torchsave": 2_336,
-    "tuning": 1_140,
 }
 
 

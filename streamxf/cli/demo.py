@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
@@ -17,12 +18,12 @@ from streamxf.chain import Chain
 from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.errors import UnsupportedError
-from streamxf.wording import size_text
+from streamxf.wording import rate_text, size_text
 
 if TYPE_CHECKING:
     import torch
 
-    from streamxf.cli.timing import State
+    from streamxf.cli.timing import State, Timing
     from streamxf.keys import Key
 
 
@@ -71,7 +72,6 @@ def demonstrate(dtype: str, state: State, folder: Path, runs: int, out: show.Out
     from torch.distributed.checkpoint import filesystem as stock
 
     from streamxf.cli.timing import Side, measure
-    from streamxf.cli.tune import DONE, print_figures
     from streamxf.keys import write_key
     from streamxf.torch_private import ZStandard as StockZStandard
 
@@ -91,7 +91,7 @@ def demonstrate(dtype: str, state: State, folder: Path, runs: int, out: show.Out
     flipped = flip_one_bit(path, key)
     correct = all(timing.correct for timing in timings)
     if not out.json:
-        print_figures(f"{dtype}, {size_text(timings[0].raw_bytes)}", timings, DONE)
+        print_timings(f"{dtype}, {size_text(timings[0].raw_bytes)}", timings)
         _verdict(correct, "every load of every writer gave the saved tensors back")
         found = f"a second process found {compared['tensors']} tensors equal bit for bit"
         _verdict(compared["same"], found, compared["failure"] or "")
@@ -130,6 +130,18 @@ def flip_one_bit(path: Path, key: Key) -> dict[str, Any]:
     found = [(one.file, one.item) for one in damaged] == [(place.file, item.name)]
     message = "; ".join(map(str, damaged))
     return {"file": place.file, "item": item.name, "byte": byte, "bit": _BIT, "found": found, "message": message}
+
+
+def print_timings(heading: str, timings: Sequence[Timing]) -> None:
+    """A table of sizes, times and rates by side."""
+    numbers = ("stored", "of raw", "save", "load", "save rate", "load rate")
+    table = show.TextTable(heading, *numbers, right=numbers)
+    for each in timings:
+        times = (f"{took:,.3f} s" for took in (each.save_seconds, each.load_seconds))
+        rates = map(rate_text, (each.save_bytes_per_second, each.load_bytes_per_second))
+        sizes = size_text(each.stored_bytes), f"{each.stored_bytes / each.raw_bytes:.3f}"
+        table.row(each.side, *sizes, *times, *rates)
+    table.print()
 
 
 def _verdict(good: bool, text: str, more: str = "") -> None:

@@ -217,7 +217,7 @@ PANELS = {
     "Training runs": dict.fromkeys(("list", "latest", "forget"), "runs"),
     "Convert": dict.fromkeys(("pack", "unpack", "transcode", "rename", "stock"), "convert"),
     "Keys": dict.fromkeys(("keygen", "rekey", "recipients"), "keys"),
-    "Choose a chain": {"tune": "tune", "codecs": "codecs", "demo": "demo"},
+    "Try it": {"codecs": "codecs", "demo": "demo"},
 }
 COMMANDS = {name: module for panel in PANELS.values() for name, module in panel.items()}
 _FRAMED = 70  # columns: in fewer, typer's tables of options cut words

@@ -1,13 +1,12 @@
-"""Saves and loads of one state dict by several writers in turn, and what they took; and what ``tune --runs`` saves."""
+"""Saves and loads of one state dict by several writers in turn, and what they took."""
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,24 +19,12 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 
 from streamxf.chain import Chain
-from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.checkpoint import as_torch
-from streamxf.checkpoint.reading import Box
 from streamxf.dcp.reader import FileSystemReader
 from streamxf.dcp.writer import FileSystemWriter
-from streamxf.errors import ParameterError
-from streamxf.format.items import ITEMSIZES, TensorItem
-from streamxf.formats.opening import open_source
-from streamxf.keys import KeyRing
 from streamxf.progress import Progress, Share
 from streamxf.storage.files import open_regular
-from streamxf.storage.opening import open_storage
-from streamxf.tuning.sample import GOLDEN, box_at
 
 State = dict[str, torch.Tensor]
-
-_SPREAD = 0.02  # of weights as transformers are initialized
-_SQUARE = 4096
 
 
 @dataclass(frozen=True)
@@ -70,14 +57,6 @@ class Timing:
     save_seconds: float
     load_seconds: float
     correct: bool
-
-    @property
-    def chain(self) -> str:
-        return self.side
-
-    @property
-    def label(self) -> str:
-        return self.side or "no chain"
 
     @property
     def save_bytes_per_second(self) -> float:
@@ -139,45 +118,3 @@ def _forget(path: Path) -> None:
     for file in path.iterdir():
         with suppress(OSError), open_regular(file) as stream:  # some file systems keep no cache
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def portion_of(path: str, keys: KeyRing, size: int, progress: Progress | None = None) -> State:
-    """Tensors from all over a checkpoint of any format, `size` bytes together or all that there is.
-
-    Raises ParameterError if no tensor has data.
-    """
-    with open_source(open_storage(path), Access.of(keys)) as reader:
-        boxes = list(_chosen([item for item in reader.stored.values() if isinstance(item, TensorItem)], size))
-        if not boxes:
-            raise ParameterError("it has no tensor with data, so there is nothing to save", file=path)
-        share = Share.announced(progress, sum(box.size for box in boxes))
-        state: State = {}
-        for box, elements in zip(boxes, reader.read_boxes(boxes), strict=True):
-            state[box.item.name] = as_torch(elements, box.item.dtype)
-            share.advance(box.size)
-        return state
-
-
-def random_weights(size: int) -> State:
-    """Weights in bf16 as a model is initialized, of `size` bytes; at least one element, and no half ones."""
-    generator = torch.Generator().manual_seed(0)
-    rows, rest = divmod(max(1, size // 2), _SQUARE)
-    shapes = [(min(_SQUARE, rows - first), _SQUARE) for first in range(0, rows, _SQUARE)]
-    if rest:
-        shapes.append((1, rest))
-    return {
-        f"layers.{number}.weight": (torch.randn(shape, generator=generator) * _SPREAD).to(torch.bfloat16)
-        for number, shape in enumerate(shapes)
-    }
-
-
-def _chosen(items: Sequence[TensorItem], size: int) -> Iterator[Box]:
-    """Tensors from all over a checkpoint, whole as long as they fit; of those that do not, the first elements."""
-    full = [item for item in items if item.size and item.dtype in ITEMSIZES]
-    for number in sorted(range(len(full)), key=lambda number: (number + 1) * GOLDEN % 1):
-        item = full[number]
-        most = min(size // ITEMSIZES[item.dtype], math.prod(item.shape))
-        if most:
-            box = Box(item, *box_at(item.shape, 0, most))
-            yield box
-            size -= box.size

@@ -46,20 +46,6 @@ def number(text: str) -> int:
     return int(text)
 
 
-def rate(text: str) -> float:
-    """``2GB/s`` in bytes per second; raises BadParameter for anything else, for nothing, and without a unit: whether
-    ``500`` means MB/s is unknown.
-    """
-    units = {unit: scale for unit, scale in _BYTES.items() if unit}
-    bare = text.strip().lower().removesuffix("/s")
-    found = _quantity(bare, units)
-    if not found:
-        if _quantity(bare, {"": 1}):
-            raise typer.BadParameter(f"{text!r:.40} has no unit; write {bare:.20}MB/s or 2GB/s")
-        raise typer.BadParameter(f"{text!r:.40} is not a bandwidth; write 500MB/s or 2GB/s")
-    return found
-
-
 def metric(text: str) -> tuple[str, str]:
     """``loss`` or ``accuracy:max``: the name of a metric, and whether lower (min) or higher values are better."""
     name, _, mode = text.rpartition(":")

@@ -31,10 +31,10 @@ from streamxf.manager.listing import Run
 from streamxf.manager.notes import FOLDER, Authority, is_framework_file
 from streamxf.manager.record import Record, numbers_in, order_of, series_of
 from streamxf.manager.retention import Retention
+from streamxf.manager.sample import read_sample
 from streamxf.storage.removal import remove_entry
 from streamxf.storage.small import small_names
 from streamxf.storage.storage import Storage
-from streamxf.tuning.sample import StoredTensors, take_sample
 from streamxf.wording import by_reason, some
 
 Verify = Literal["none", "sample", "whole"]
@@ -269,7 +269,7 @@ def _check_published(place: Storage, authority: Authority, check: Verify, part: 
         if missing := contents_of(checkpoint).incomplete:
             raise MetadataError(f"not there in the size that the metadata gives: {', '.join(missing[:3])}")
         if check == "sample" and not stored:
-            take_sample(StoredTensors(checkpoint))
+            read_sample(checkpoint)
 
 
 def _check_commit(folder: Folder, check: Verify, part: Part) -> None:

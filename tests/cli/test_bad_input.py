@@ -30,7 +30,6 @@ READING = (
     "pack",
     "unpack",
     "transcode",
-    "tune",
 )
 ON_RUNS = ("list  {}", "latest  {}", "forget  {}  --keep  last=1  --yes")
 
@@ -71,7 +70,6 @@ def on(path: str, command: str) -> str:
         "pack": "  new  --chain  zstd",
         "unpack": "  new.safetensors",
         "transcode": "  new  --chain  zstd",
-        "tune": "  --bandwidth  1GB/s",
     }
     return f"{command}  {path}{more.get(command, '')}"
 
@@ -82,14 +80,13 @@ CASES = [
     # nothing there
     *(Case(on("nothing", command), 2, "there is no file or folder 'nothing'") for command in READING),
     Case("diff  plain  nothing", 2, "there is no file or folder 'nothing'"),
-    Case("tune  nothing  --runs  1", 2, "nothing"),
     *(Case(command.format("nothing"), 2, "there is no file or folder 'nothing'") for command in ON_RUNS),
     *(Case(command.format("memory://nothing/there"), 2, "there is no such") for command in ON_RUNS),
     *(Case(on("memory://nothing/there", command), 2, "there is no") for command in ("inspect", "verify", "clean")),
     *(Case(on("nosuch://bucket/step", command), 2, "nosuch") for command in ("inspect", "verify", "pack")),
     # no checkpoint
     *(Case(on("empty", command), 2, "no checkpoint") for command in READING),
-    *(Case(on("text.txt", command), 2, "checkpoint") for command in READING if command != "tune"),
+    *(Case(on("text.txt", command), 2, "checkpoint") for command in READING),
     *(Case(command.format("text.txt"), 2, "not a folder of checkpoints") for command in ON_RUNS),
     Case("latest  empty", 1, "no complete checkpoint"),
     *(Case(on("folder with a file", command), 2, "no checkpoint") for command in ("inspect", "verify", "pack")),
@@ -110,7 +107,7 @@ CASES = [
     *(Case(on("cut.pt", command), 1, "cut.pt") for command in ("inspect", "diff", "pack")),
     *(Case(on("empty.safetensors", command), 1, "empty.safetensors") for command in ("inspect", "pack")),
     # keys
-    *(Case(on("encrypted", command), 2, "key") for command in ("salvage", "diff", "unpack", "transcode", "tune")),
+    *(Case(on("encrypted", command), 2, "key") for command in ("salvage", "diff", "unpack", "transcode")),
     *(
         Case(f"{on('encrypted', command)}  --key  file:wrong.key", code, "key")
         for command, code in (("verify", 2), ("diff", 2), ("unpack", 2), ("transcode", 2), ("salvage", 2))
@@ -151,8 +148,6 @@ CASES = [
         )
     ),
     Case("pack  good.safetensors  new  --chain  zstd+encrypt", 2, "key"),
-    Case("tune  plain  --bandwidth  fast", 2, "bandwidth"),
-    Case("tune  plain  --bandwidth  0", 2, "bandwidth"),
     # targets
     Case("pack  good.safetensors  plain  --chain  zstd", 2, "plain"),
     Case("transcode  plain  stock  --chain  zstd", 2, "stock"),
@@ -160,7 +155,6 @@ CASES = [
     Case("unpack  plain  new  --format  zip", 2, "zip"),
     Case("salvage  plain  stock", 2, "stock"),
     Case("unpack  plain  text.txt/new.safetensors", 2, "text.txt"),
-    Case("pack  code.pt  new  --chain  zstd", 1, "tests.cli.world.Code"),
     # options and commands
     Case("nosuch", 2, "no such command 'nosuch'"),
     Case("verify", 2, "missing argument 'PATH...'"),

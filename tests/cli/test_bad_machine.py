@@ -83,7 +83,6 @@ def test_without_permission(world: Path):
         "diff  locked  plain",
         "unpack  locked  new.safetensors",
         "transcode  locked  new  --chain  zstd",
-        "tune  locked  --bandwidth  1GB/s",
         "inspect  good.safetensors",
         "inspect  good.pt",
         "pack  good.safetensors  new  --chain  zstd",

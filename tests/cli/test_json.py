@@ -101,9 +101,6 @@ def test_every_field_is_used_and_every_name_is_a_field():
         "rekey file.sxf --key file:test.key --recipient file:test.key",
         "recipients encrypted",
         "recipients file.sxf --key file:test.key",
-        "tune model.safetensors --bandwidth 1GB/s --chain zstd",
-        "tune --at . --size 64KiB --runs 1 --chain zstd",
-        "tune model.safetensors --at . --size 1KiB --runs 1 --chain zstd",
         "codecs",
     ],
 )

@@ -116,7 +116,7 @@ def test_verifying_a_small_file_imports_little(tmp_path: Path):
     done = python(
         "import sys; from streamxf.cli.__main__ import main\n"
         f"assert main(['verify', {str(tmp_path / 'small.sxf')!r}]) == 0\n"
-        "needless = {'torch', 'numpy', 'asyncio', 'fsspec', 'rich', 'streamxf.cli.tune'} & set(sys.modules)\n"
+        "needless = {'torch', 'numpy', 'asyncio', 'fsspec', 'rich', 'streamxf.cli.demo'} & set(sys.modules)\n"
         "assert not needless, needless\n"
     )
     assert (done.returncode, done.stderr) == (0, "")
@@ -206,7 +206,7 @@ echo "${{COMPREPLY[@]}}"
         ("streamxf verify --expect", ["--expect-save-id"]),
         ('streamxf pack a b --chain ""', ["checksum", "encrypt", "floatzip", "lz4", "zstd"]),
         ("streamxf transcode a b --chain zst", ["zstd"]),
-        ("streamxf tune a --chain floatzip+ch", ["floatzip+checksum"]),
+        ("streamxf pack a b --chain floatzip+ch", ["floatzip+checksum"]),
         ('streamxf keygen new.key --kind ""', ["symmetric", "hybrid", "x25519", "signing"]),
     ],
 )

@@ -55,7 +55,6 @@ def test_what_reads_checkpoints_refuses_it_too(empty, tmp_path):
         lambda keys: streamxf.Registry(keys=keys),
         lambda keys: streamxf.FileSystemReader(tmp_path, keys=keys),
         lambda keys: streamxf.FileSystemReader(tmp_path, keys=KEY, trust=keys),
-        lambda keys: streamxf.tune({}, bandwidth=1e9, keys=keys),
     ):
         refuses_the_empty(use, empty)
 
