@@ -212,7 +212,8 @@ ROOT = {
     **{"save_id": HEX32, "rank": (int, None), "transforms": [str], "chain": [str], "dtypes": [str], "files": [ENTRY]},
     **{"items": [{"first": str, "last": str, "items": int, "parts": [ENTRY]}]},
     **{"modules": [str], "packages": dict, "extra": dict},
-    "run?": {"run": HEX32, "name": str, "step": int, "time": int, "rules": dict, "metrics": dict},
+    "run?": {"run": HEX32, "name": str, "step": int, "time": int, "rules": dict, "metrics": dict}
+    | {"continues?": {"step": int, "save_id": HEX32}, "line?": [int]},
 }
 
 
@@ -276,6 +277,7 @@ def check_run(run: Any, rank: int | None) -> None:
     check(not any(re.search(r"[\x00-\x1f\x7f-\x9f]", text) for text in found if type(text) is str), "M13: a control")
     check(1 <= len(run["name"]) <= 255 and "/" not in run["name"] and run["name"] not in (".", ".."), "M13: name")
     check(not any(leaf is None for leaf in found), "M13: null")
+    check(run.get("line") != [], "index: an empty line")
     check_depth(run["rules"], 8, "M13")
     for text in run["metrics"].values():
         check(re.fullmatch("[0-9a-f]{16}", text), "M14: not 16 digits")

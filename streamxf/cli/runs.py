@@ -69,7 +69,7 @@ def _as_dict(record: Record) -> dict[str, Any]:
         **size,
         "metrics": {name: value if math.isfinite(value) else None for name, value in (record.metrics or {}).items()},
         "kind": "damaged" if record.damaged else record.kind,
-        **{name: value for name in ("save_id", "run", "link", "note") if (value := getattr(record, name))},
+        **{name: value for name in ("save_id", "run", "link", "abandoned", "note") if (value := getattr(record, name))},
     }
 
 
@@ -80,7 +80,13 @@ def _print(found: Sequence[Record], readers: Mapping[str, str]) -> None:
     for each in found:
         kind = ["damaged"] if each.damaged else [each.kind, each.note]
         others = "metrics may be missing, since notes beside it do not count" if each.other_notes else ""
-        notes = (*kind, others, each.link and f"link to {each.link}", readers.get(each.name))
+        notes = (
+            *kind,
+            each.abandoned and f"abandoned: {each.abandoned}",
+            others,
+            each.link and f"link to {each.link}",
+            readers.get(each.name),
+        )
         table.row(
             each.name,
             f"{each.step:,}",

@@ -15,6 +15,7 @@ from streamxf.format import limits
 from streamxf.format.fields import bad, digits, exact, integer, mapping, string
 
 _MEMBERS = {"run", "name", "step", "time", "rules", "metrics"}
+_OPTIONAL = frozenset({"continues", "line"})
 _NAN = "7ff8000000000000"  # the bits of every NaN, so that what is read and written again stays the same
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -28,6 +29,9 @@ class RunFacts:
     - `time`: seconds since 1970, of which milliseconds are stored.
     - `rules`: of the job that saved: plain JSON without floats and nulls.
     - `metrics`: those that were known then.
+    - `continues`: step and save id of the checkpoint that the job had loaded.
+    - `line`: of each earlier line of the run, in their order, the first step from which on its checkpoints are no part
+      of this one's history.
     """
 
     run: str
@@ -36,12 +40,16 @@ class RunFacts:
     time: float
     rules: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    continues: tuple[int, str] | None = None
+    line: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As it is stored. Raises MetadataError if readers would refuse it."""
         try:
             time = round(self.time * 1000)
             content = {**vars(self), "time": time, "rules": dict(self.rules), "metrics": metrics_json(self.metrics)}
+            content["continues"] = self.continues and dict(zip(("step", "save_id"), self.continues, strict=True))
+            content = {name: value for name, value in content.items() if value or name in _MEMBERS}
             made: dict[str, Any] = json.loads(json.dumps(content))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise MetadataError(f"the facts about the run are malformed: {error!s:.200}") from None
@@ -51,7 +59,7 @@ class RunFacts:
     @classmethod
     def of_json(cls, value: Any) -> RunFacts:
         """Read parsed JSON; raises MetadataError if that is malformed."""
-        entry = exact(value, _MEMBERS, frozenset(), "run")
+        entry = exact(value, _MEMBERS, _OPTIONAL, "run")
         name = _text(entry["name"], "a run's name")
         if not 1 <= len(name) <= limits.MAX_NAME or name in (".", "..") or "/" in name:
             bad("a run's name cannot be that of a folder")
@@ -59,10 +67,28 @@ class RunFacts:
         _check_rules(rules, limits.MAX_RULES_DEPTH)
         metrics = metrics_of(entry["metrics"])
         step, time = (integer(entry[each], f"a run's {each}") for each in ("step", "time"))
-        made = cls(digits(entry["run"], 32, "a run's id"), name, step, time / 1000, rules, metrics)
-        if len(json.dumps({each: entry[each] for each in _MEMBERS}, separators=(",", ":"))) > limits.MAX_RUN:
+        known = {each: entry[each] for each in entry.keys() & (_MEMBERS | _OPTIONAL)}
+        continues = None
+        if "continues" in known:
+            known["continues"] = told = _continued(known["continues"])
+            continues = told["step"], told["save_id"]
+        run, line = digits(entry["run"], 32, "a run's id"), _line(known["line"]) if "line" in known else ()
+        made = cls(run, name, step, time / 1000, rules, metrics, continues, line)
+        if len(json.dumps(known, separators=(",", ":"))) > limits.MAX_RUN:
             bad(f"a run has more than {limits.MAX_RUN} bytes of JSON: fewer or shorter metrics and rules are needed")
         return made
+
+
+def _continued(value: Any) -> dict[str, Any]:
+    entry = exact(value, {"step", "save_id"}, frozenset(), "what a run continues")
+    step, save_id = integer(entry["step"], "the step that a run continues"), digits(entry["save_id"], 32, "a save's id")
+    return {"step": step, "save_id": save_id}
+
+
+def _line(value: Any) -> tuple[int, ...]:
+    if type(value) is not list or not value:
+        bad("a run's line is no array, or an empty one")
+    return tuple(integer(each, "a run's line") for each in value)
 
 
 def metrics_json(metrics: Mapping[str, float]) -> dict[str, str]:

@@ -27,6 +27,7 @@ from streamxf.format.names import GLOBAL, is_metadata_name, metadata_among, rank
 from streamxf.formats.opening import contents_of
 from streamxf.manager.folder import Folder
 from streamxf.manager.holds import has_no_place, holding
+from streamxf.manager.lines import Line, continued
 from streamxf.manager.listing import Run
 from streamxf.manager.notes import FOLDER, Authority, is_framework_file
 from streamxf.manager.record import Record, numbers_in, order_of, series_of
@@ -45,6 +46,7 @@ ALL: Part = (0, 1)
 ANY = -1  # ranks, whose number does not matter
 SKIP = "STREAMXF_SKIP"
 
+ABANDONED = "abandoned: "
 _FOREIGN, _DAMAGE = "foreign: ", "verify found damage: "
 _TEXT = 500  # characters of a reason
 _SMALL = 2**30  # bytes up to which a sample is all
@@ -59,12 +61,13 @@ class Choice:
 
     - `record`: the newest that may be resumed from, and is not in `skipped`; what is still to be read of it is `check`.
     - `skipped`: newer ones, each with the reason.
-    - `run_id`: which run it is, as its checkpoints say.
+    - `run_id`: which run it is, as its checkpoints say; `line`: that of what a job saves which loads the record.
     """
 
     record: Record | None = None
     check: Verify = "none"
     run_id: str | None = None
+    line: Line = ()
     skipped: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -109,7 +112,9 @@ def choose(
         choice.run_id = run.run_id
         wanted = [each for each in reversed(complete) if name in (None, each.name)]
         wanted = wanted if best is None else by_metric(wanted, *best)
-        fit = _fit(run, wanted, verify, choice.skipped, foreign=foreign and name is not None)
+        fit = _fit(
+            run, wanted, verify, choice.skipped, foreign=foreign and name is not None, abandoned=name is not None
+        )
         choice.record, choice.check = next(fit, (None, "none"))
         if choice.record is None:
             if best is not None and not choice.skipped:
@@ -125,6 +130,7 @@ def choose(
             if isinstance(error, OSError) and not has_no_place(error):
                 raise
             _log.warning("nothing keeps %s from being removed while it is read: %s", choice.record.name, error)
+        choice.line = continued(records, choice.record)
         return choice
 
 
@@ -153,6 +159,8 @@ def _none(run: Run, found: Choice, name: str | None) -> NoCheckpointError:
     advice = ["`streamxf list` shows which there are"]
     if any(_FOREIGN in reason for reason in found.skipped.values()):
         advice.append("resume(state, step=N, foreign=True) loads a foreign one")
+    if any(ABANDONED in reason for reason in found.skipped.values()):
+        advice.append("resume(state, step=N) loads an abandoned one, and goes on from there")
     if any("is not encrypted" in reason for reason in found.skipped.values()):
         advice.append("to begin encrypting a run, resume(state, plaintext=True) loads an unencrypted one")
     if found.skipped:
@@ -194,6 +202,7 @@ def _fit(
     *,
     foreign: bool = False,
     thorough: bool = True,
+    abandoned: bool = False,
 ) -> Iterator[tuple[Record, Verify]]:
     """Those that nothing speaks against, and how to check each. The others, with reasons, come to those `skipped`. A
     sample of little is all of it if the search is `thorough`, and so is one of what a reader has found damage in.
@@ -208,6 +217,8 @@ def _fit(
             skipped[record.name] = f"not verified: {record.note}"
         elif record.kind == "foreign" and not foreign:
             skipped[record.name] = f"{_FOREIGN}{record.note}"
+        elif record.abandoned and not abandoned:
+            skipped[record.name] = f"{ABANDONED}{record.abandoned}"
         else:
             small = thorough and record.bytes is not None and record.bytes < _SMALL
             yield record, "whole" if verify == "sample" and (small or record.save_id in suspected) else verify

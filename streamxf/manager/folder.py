@@ -205,7 +205,7 @@ class Folder:
             return record
         is_copy = facts.name != self.name or numbers_in(self.name)[-1:] != (facts.step,)
         record = replace(record, kind="own", run=facts.run, copy_of=facts.name if is_copy else "")
-        return replace(record, time=facts.time, metrics=dict(facts.metrics), rules=facts.rules)
+        return replace(record, time=facts.time, metrics=dict(facts.metrics), rules=facts.rules, line=facts.line)
 
     def _doubted(self, record: Record, doubt: str) -> Record:
         return replace(record, verified=not (doubt and self.authority.strict), note=doubt)

@@ -17,9 +17,10 @@ from streamxf.errors import ParameterError, StreamxfError, escaped
 from streamxf.format.limits import MAX_NOTE
 from streamxf.format.names import is_metadata_name, made_by_saves
 from streamxf.keys import KeysLike, TrustLike
-from streamxf.manager.choice import Verify, check_verify, newest
+from streamxf.manager.choice import ABANDONED, Verify, check_verify, newest
 from streamxf.manager.folder import Folder
 from streamxf.manager.holds import going, has_no_place, held, is_over, removing
+from streamxf.manager.lines import Line, lined
 from streamxf.manager.listing import Run, records_of
 from streamxf.manager.notes import remove_notes, written_since
 from streamxf.manager.record import Record, series_of
@@ -145,7 +146,8 @@ def recorded_rules(run: Run, *, dry_run: bool) -> Retention:
             "without keys anybody can have written the rules in a checkpoint: give rules, or dry_run=True"
         )
     for record in reversed(records_of(run)):
-        if record.counts and (now := run.record(record.name)) is not None and now.counts and now.rules:
+        now = run.record(record.name) if record.counts and not record.abandoned else None
+        if now is not None and now.counts and now.rules:
             return Retention.of_json(now.rules)
     raise ParameterError("nothing says what is to stay: no checkpoint has recorded rules, so give some")
 
@@ -159,9 +161,11 @@ def forget_in(
     series: str | None = None,
     protected: Mapping[str, str] | None = None,
     coming: Record | None = None,
+    line: Line | None = None,
 ) -> ForgetReport:
     """The same; with `series`, for the checkpoints of that one alone, of which the newest is not read in full. Those in
-    `protected` stay, for the reason that stands there. With `coming`, as if that had been saved already.
+    `protected` stay, for the reason that stands there. With `coming`, as if that had been saved already. Rules count
+    within a `line`, by default the last of a series; what is `abandoned` stays.
     """
     records = records_of(run, sure=keep.by_facts) if series is None else run.records(series=series, sure=keep.by_facts)
     extras = keep.extras == "remove"
@@ -176,7 +180,10 @@ def forget_in(
     in_use: dict[str, str] = {}
     counted = [record for record in records if record.counts]
     for each in sorted({record.series for record in counted}):
-        own = [record for record in counted if record.series == each]
+        part = [record for record in counted if record.series == each]
+        part = part if line is None else lined(part, line)
+        reasons |= {one.name: (f"{ABANDONED}{one.abandoned}",) for one in part if one.abandoned}
+        own = [record for record in part if not record.abandoned]
         ranked = own
         if coming is not None and coming.series == each:
             ranked = [*(record for record in own if record.name != coming.name), coming]

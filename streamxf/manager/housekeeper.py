@@ -19,10 +19,11 @@ from streamxf.format.items import check_literal_path
 from streamxf.format.names import is_metadata_name, made_by_saves
 from streamxf.format.run import RunFacts
 from streamxf.manager import notes
-from streamxf.manager.choice import Verify, check_alone, digest_of
+from streamxf.manager.choice import ABANDONED, Verify, check_alone, digest_of
 from streamxf.manager.folder import checksum_of
 from streamxf.manager.forget import finish, forget_in, leftovers
 from streamxf.manager.holds import has_no_place, put_hold
+from streamxf.manager.lines import Line, last_line
 from streamxf.manager.listing import Run
 from streamxf.manager.record import Record, numbers_in
 from streamxf.manager.retention import Retention
@@ -68,6 +69,9 @@ class Housekeeper:
         self._size = 0  # of the last checkpoint
         self._saves: dict[str, _Save] = {}
         self.resumed: str | None = None
+        self.line: Line | None = None  # of what this job saves; None until it is known what it continues
+        self.continues: tuple[int, str] | None = None
+        self._abandoned: list[str] = []  # of which was said that they stay
 
     def begin(self, name: str, metrics: Mapping[str, float], *, framework: bool = False) -> RunFacts:
         """Note that a save begins, and return what it is to say of itself; no rank may write before this returns, or a
@@ -88,7 +92,8 @@ class Housekeeper:
         self.make_room(name)
         assert self._run.run_id is not None
         rules = self._keep.to_json()
-        facts = RunFacts(self._run.run_id, name, numbers_in(name)[-1], time.time(), rules, metrics)
+        line = self.continues, self.line or ()
+        facts = RunFacts(self._run.run_id, name, numbers_in(name)[-1], time.time(), rules, metrics, *line)
         facts.to_json()  # raises here what the index could not take, and not when all data is written
         save = self._saves[name] = _Save(facts, framework)
         if framework:
@@ -164,6 +169,7 @@ class Housekeeper:
         begun = [record.run for record in records if record.kind == "unfinished" and record.run]
         # if its first save was killed, nothing but that tells of the run
         self._run.run_id = self._run.settle_id(records) or (begun[-1] if begun else secrets.token_hex(16))
+        self.line = last_line(records) if self.line is None else self.line
         self._size = next((record.bytes for record in reversed(records) if record.counts and record.bytes), 0)
         if self._run.authority.blind and (older := [record for record in records if record.complete]):
             _log.warning(
@@ -312,9 +318,16 @@ class Housekeeper:
             return False
         if self.resumed is not None:  # until this job has saved itself
             protected = {self.resumed: "is resumed from", **protected}
-        report = forget_in(self._run, self._keep, self._verify, series=self._series, protected=protected, coming=coming)
+        report = forget_in(
+            self._run, self._keep, self._verify, series=self._series, protected=protected, coming=coming, line=self.line
+        )
         if report.removed:
             _log.info("removed %s, %s", some(report.removed), size_text(report.bytes))
+        left = [name for name, why in report.kept.items() if why[0].startswith(ABANDONED)]
+        if set(left) - set(self._abandoned):
+            text = "%s: no rule removes %s: training went back to an earlier checkpoint"
+            _log.warning(text, self._storage.label(), some(left))
+        self._abandoned = left
         for name, reason in report.failed.items():
             _log.warning("%s could not be removed, which is tried again later: %s", name, escaped(reason))
         self._run.remember()

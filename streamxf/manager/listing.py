@@ -19,6 +19,7 @@ from streamxf.errors import DAMAGE, NoCheckpointError, ParameterError, Unsupport
 from streamxf.format.names import GLOBAL
 from streamxf.formats.opening import contents_of, open_source, parts_of
 from streamxf.manager.folder import Folder, checksum_of
+from streamxf.manager.lines import lined
 from streamxf.manager.notes import Authority
 from streamxf.manager.record import Record, is_numbered, order_of, series_of
 from streamxf.manager.rows import ANY, RowCache
@@ -96,9 +97,11 @@ class Run:
             if not (again := told.intersection(record.name for record in newest.values())):
                 others = {} if series is None else {each: run for each, run in self.ids.items() if each != series}
                 self.ids = others | {each: str(record.run) for each, record in newest.items()}
-                placed = [self._placed(record) for record in found.values()]
-                if not (again := {each.name for each in placed if each.kind == "foreign"} & told):
-                    return sorted(placed, key=lambda record: record.order)
+                placed = self._lined(self._placed(record) for record in found.values())
+                gone = any(each.abandoned for each in placed)
+                apart = (each for each in placed if each.kind == "foreign" or (gone and (each.line or each.abandoned)))
+                if not (again := {each.name for each in apart} & told):
+                    return placed
             elif lied:
                 again = told
             told, lied = told.difference(again), True
@@ -174,6 +177,15 @@ class Run:
         if record.kind == "own" and run_id not in (None, record.run):
             return replace(record, kind="foreign", note=f"of the run {record.run}")
         return record
+
+    def _lined(self, records: Iterable[Record]) -> list[Record]:
+        """In their order; in each series those `abandoned` that are not of the line that was saved last."""
+        ordered = sorted(records, key=lambda record: record.order)
+        if any(each.line for each in ordered):
+            series = {each.series: [one for one in ordered if one.series == each.series] for each in ordered}
+            marked = {each.name: each for part in series.values() for each in lined(part)}
+            ordered = [marked[each.name] for each in ordered]
+        return ordered
 
     def _newest(self, records: Iterable[Record]) -> dict[str, Record]:
         """Of each series the newest checkpoint that counts and names a run, or that which is known."""

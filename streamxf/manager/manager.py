@@ -41,6 +41,7 @@ from streamxf.manager.choice import ALL, Verify, check_verify, choose, clear, da
 from streamxf.manager.holds import MAX_NAME_BYTES
 from streamxf.manager.hosts import check_one_folder
 from streamxf.manager.housekeeper import Housekeeper
+from streamxf.manager.lines import Line
 from streamxf.manager.listing import Run
 from streamxf.manager.notes import Authority
 from streamxf.manager.record import MAX_DIGITS, Record, is_numbered, numbers_in, series_of
@@ -413,7 +414,7 @@ class CheckpointManager:
         state : dict
             As for ``dcp.load``, which fills it.
         step : int, optional
-            The only step to load.
+            The only step to load. What is saved then begins a new line: later checkpoints stay, but are abandoned.
         foreign : bool
             Whether the checkpoint of `step` may be of another run, or saved under another name.
         plaintext : bool
@@ -440,7 +441,8 @@ class CheckpointManager:
         if plaintext:
             run = Run(self._storage, Authority(run.authority.access.lenient(), unverified=True), run.run_id)
         self.skipped = {}
-        while (record := self._chosen(run, step=step, foreign=foreign)) is not None:
+        while (found := self._chosen(run, step=step, foreign=foreign)) is not None:
+            record, line = found
             place = self._storage.child(record.name)
             # or ranks might load two saves, if one is replaced at this moment
             reader = self._make_reader(place, plaintext=plaintext, expect_save_id=record.save_id, rename=rename)
@@ -454,7 +456,7 @@ class CheckpointManager:
                 continue
             finally:
                 self._holds.close()
-            self._resumed(record)
+            self._resumed(record, line)
             _log.info("resumed from %s", place)
             return record.step
         return None
@@ -493,10 +495,11 @@ class CheckpointManager:
         self.wait()
         self.skipped = {}
         self._skip(skip or {})
-        record = self._chosen(self._run, best=best)
-        if record is None:
+        found = self._chosen(self._run, best=best)
+        if found is None:
             return None
-        self._resumed(record)
+        record, line = found
+        self._resumed(record, line if best is None else None)
         return self._place(record.name)
 
     # -- the end -------------------------------------------------------------------------------------
@@ -538,8 +541,10 @@ class CheckpointManager:
 
     def _chosen(
         self, run: Run, *, step: int | None = None, foreign: bool = False, best: tuple[str, str] | None = None
-    ) -> Record | None:
-        """What to load: rank 0 chooses and holds it, and all ranks read what is to be read of it in full."""
+    ) -> tuple[Record, Line] | None:
+        """What to load, and the line of a job that goes on from there: rank 0 chooses and holds it, and all ranks read
+        what is to be read of it in full.
+        """
         name = None if step is None else _named(self._name, step)
         rank, size = self._agreement.rank, self._agreement.size
         while True:
@@ -555,7 +560,7 @@ class CheckpointManager:
             if (reason := next(filter(None, found), None)) is None:
                 if rank == 0 and check == "whole":
                     clear(self._storage, record)
-                return record
+                return record, choice.line
             self._holds.close()
             self._skip({record.name: reason})
 
@@ -566,10 +571,14 @@ class CheckpointManager:
                 _log.warning("%s is passed over: %s", escaped(self._storage.label(name)), escaped(reason))
             self.skipped[name] = reason
 
-    def _resumed(self, record: Record) -> None:
+    def _resumed(self, record: Record, line: Line | None = None) -> None:
+        """What saves on, or, without a `line`, only looks at it."""
         self._run.run_id = self._run.run_id or record.run
         if self._housekeeper is not None:
             self._housekeeper.resumed = record.name
+            if line is not None:
+                self._housekeeper.line = line
+                self._housekeeper.continues = (record.step, record.save_id) if record.save_id is not None else None
 
     def _on_rank_0(self, call: Callable[[Housekeeper], T]) -> T:
         """What rank 0 does, and all wait for; what it raises is raised on every rank."""

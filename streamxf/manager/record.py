@@ -48,6 +48,11 @@ class Record:
         The retention rules of the job that saved it, as recorded.
     link : str
         Where it leads, if it is a link in the place of a folder.
+    line : tuple of int
+        Of each earlier line of the run the first step that is no part of this one's history.
+    abandoned : str
+        Why it is no part of the line that was saved last, such as "training went back to step 400"; "" if it is. Such a
+        checkpoint is never resumed from by itself, and no rule removes it.
     note : str
         More in words: why it is foreign or not verified, or the error in its metadata.
     damaged : bool
@@ -68,6 +73,8 @@ class Record:
     copy_of: str = ""
     rules: Mapping[str, Any] = field(default_factory=dict)
     link: str = ""
+    line: tuple[int, ...] = ()
+    abandoned: str = ""
     note: str = ""
     damaged: bool = False
     other_notes: bool = False
@@ -87,7 +94,7 @@ class Record:
         """Which save it is, and what decides whether it stays."""
         metrics = repr(self.metrics)  # NaN is not equal to itself
         which = self.save_id or (self.time, self.bytes)
-        return self.name, self.kind, which, self.verified, self.link, metrics, self.other_notes
+        return self.name, self.kind, which, self.verified, self.link, metrics, self.line, self.other_notes
 
     def knows(self, metric: str | None) -> bool:
         """Whether it is known which value this metric has, or that it has none."""

@@ -125,13 +125,15 @@ def _rows_of(content: Any) -> tuple[int, dict[str, list[Any]]]:
 
 def _packed(record: Record) -> str:
     """In one string, which is read ten times as fast as an object."""
-    told = [record.run, record.copy_of, record.rules] if record.kind == "own" else None
+    told: list[Any] | None = None
+    if record.kind == "own":
+        told = [record.run, record.copy_of, record.rules, *([record.line] if record.line else [])]
     return json.dumps([record.save_id, record.time, record.bytes, record.metrics, told], separators=(",", ":"))
 
 
 def _unpacked(name: str, row: str) -> Record:
     save_id, when, size, metrics, told = json.loads(row)
-    run, copy_of, rules = told or (None, "", {})
+    run, copy_of, rules, *line = told or (None, "", {})
     return Record(
         name,
         None if when is None else float(when),
@@ -142,4 +144,5 @@ def _unpacked(name: str, row: str) -> Record:
         None if told is None else str(run),
         copy_of=str(copy_of),
         rules=dict(rules),
+        line=tuple(map(int, *line)) if line else (),
     )

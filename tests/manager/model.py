@@ -14,6 +14,9 @@ DAY = 86400
 FORMATS = {"hourly": "%Y-%m-%d %H", "daily": "%Y-%m-%d", "weekly": "%G week %V", "monthly": "%Y-%m", "yearly": "%Y"}
 
 
+Line = tuple[int, ...]
+
+
 class Saved(NamedTuple):
     """A checkpoint that counts."""
 
@@ -106,6 +109,7 @@ class Folder:
     - `told`: under which name it says that it was saved; "" if it does not say.
     - `ours`: whether it may be this run's: with keys, who saved it had them; and it names no other run.
     - `broken`: which ways of checking find its damage; none of them finds what is not damaged.
+    - `line`: for each time that training had gone back before, where what was given up then begins.
     - `mixed`: whether, with keys, others lie among the files that a framework committed.
     - `muddled`: whether beside it lies a note that nobody can read or vouches for, or of another save. It may have been
       one that was put there later, so nobody knows which metrics it has besides.
@@ -119,6 +123,7 @@ class Folder:
     broken: set[str] = field(default_factory=set)
     muddled: bool = False
     mixed: bool = False
+    line: Line = ()
 
 
 @dataclass
@@ -139,21 +144,44 @@ class Model:
             if each.ours and each.told in ("", name) and name.removeprefix("step-").isdigit()
         }
 
-    def newest_good(self, check: str) -> int | None:
+    def last_line(self) -> Line:
+        """The one on which training went back most often."""
+        return max(((len(each.line), step, each.line) for step, each in self.counted.items()), default=(0, 0, ()))[2]
+
+    def in_line(self, line: Line | None = None) -> dict[int, Folder]:
+        """Those which are history of a line, by default of the last."""
+        line = self.last_line() if line is None else line
+        bounds = dict(enumerate(line)) | {len(line): math.inf}
+        return {step: each for step, each in self.counted.items() if step < bounds.get(len(each.line), 0)}
+
+    def after(self, step: int) -> Line:
+        """The line of training that goes on from this step."""
+        last, own = self.last_line(), self.counted[step].line
+        if step == max(self.in_line(), default=None):
+            return last
+        return own + (step + 1,) + (0,) * (len(last) - len(own))
+
+    def newest_good(self, check: str, line: Line | None = None) -> int | None:
         """The newest step that a check finds nothing wrong with."""
         return max(
-            (step for step, each in self.counted.items() if check not in each.broken and not each.mixed),
+            (step for step, each in self.in_line(line).items() if check not in each.broken and not each.mixed),
             default=None,
         )
 
     def to_go(
-        self, rules: dict[str, Any], check: str, now: float, read: Collection[str], just_saved: int | None = None
+        self,
+        rules: dict[str, Any],
+        check: str,
+        now: float,
+        read: Collection[str],
+        just_saved: int | None = None,
+        line: Line | None = None,
     ) -> tuple[set[int], set[int]]:
         """What a `forget` would remove, and what it would not only because someone reads it."""
-        counted = self.counted
+        counted = self.in_line(line)
         saved = [Saved(step, each.time, each.size, each.metrics, each.muddled) for step, each in counted.items()]
         linked = {step for step in counted if f"step-{step}" in self.links.values()}
         wanted = counted.keys() - keep(believed(saved, now), rules) - linked - {just_saved}
         in_use = {step for step in wanted if f"step-{step}" in read}
-        good = self.newest_good(check)
+        good = self.newest_good(check, line)
         return set() if good is None else wanted - in_use - {good}, in_use - {good} if wanted - in_use else in_use

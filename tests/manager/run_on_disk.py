@@ -20,7 +20,7 @@ from streamxf.manager.listing import Run
 from streamxf.manager.retention import Retention
 from streamxf.storage.opening import open_storage
 from tests.manager.canned import Files, checkpoint, data_of, keying
-from tests.manager.model import DAY, Folder, Model
+from tests.manager.model import DAY, Folder, Line, Model
 from tests.manager.places import Disk, Objects
 from tests.manager.points import Killed, Points, kill
 
@@ -73,6 +73,7 @@ class RunOnDisk(RuleBasedStateMachine):
         self.killed: list[Housekeeper] = []
         self.keeping: dict[str, Any] = {}
         self.check = "sample"
+        self.line: Line | None = None  # the job's, once it is known what it continues
         self.saves = 0
         self.tidy = False  # whether the job has saved
         self.files: dict[str, Files] = {}  # of complete checkpoints, as they were saved or planted
@@ -186,9 +187,9 @@ class RunOnDisk(RuleBasedStateMachine):
                 found = self.place.below(self.model.links.get(name, name)).keys() - self.committed[name].paths
                 folder.mixed = not all(path.startswith(".streamxf") for path in found)
 
-    def to_go(self, rules: dict[str, Any], check: str) -> tuple[set[int], set[int]]:
+    def to_go(self, rules: dict[str, Any], check: str, line: Line | None = None) -> tuple[set[int], set[int]]:
         self.measure()
-        return self.model.to_go(rules, check, self.now, self.read_now())
+        return self.model.to_go(rules, check, self.now, self.read_now(), line=line)
 
     def removed(self, steps: Collection[int], begun: str = "") -> None:
         """It was done: nothing of them is there, but for what belongs to others, and the note of a save that has begun
@@ -251,7 +252,7 @@ class RunOnDisk(RuleBasedStateMachine):
 
     def start_job(self, rules: dict[str, Any], check: str) -> None:
         self.end_job()
-        self.keeping, self.check, self.tidy = rules, check, False
+        self.keeping, self.check, self.tidy, self.line = rules, check, False, None
 
     def running(self) -> Housekeeper:
         if self.job is None:
@@ -270,7 +271,7 @@ class RunOnDisk(RuleBasedStateMachine):
             kill(self.job)
             self.killed.append(self.job)
             self.job = None
-        self.tidy = False
+        self.tidy, self.line = False, None
 
     def go(self, call: Callable[[Housekeeper], Any]) -> Any:
         """Have the job's housekeeper do something."""
@@ -290,7 +291,8 @@ class RunOnDisk(RuleBasedStateMachine):
         """A save is noted; the first one of a job applies the rules, and puts in order what others left."""
         name = f"step-{step}"
         if not self.tidy:
-            going, _ = self.to_go(self.keeping, self.check)
+            self.line = self.model.last_line() if self.line is None else self.line
+            going, _ = self.to_go(self.keeping, self.check, self.line)
         known, counted = self.files.get(name, {}), step in self.model.counted
         began = self.now
         if framework:
@@ -304,7 +306,7 @@ class RunOnDisk(RuleBasedStateMachine):
         if name in self.model.links:  # in its place there is a folder now
             self.dropped(name)
         if framework:
-            facts = RunFacts(str(self.run_id), name, step, began, {}, metrics)
+            facts = RunFacts(str(self.run_id), name, step, began, {}, metrics, line=self.line or ())
             if name in self.model.folders:
                 self.dropped(name)
         self.uncommitted(name)
@@ -316,6 +318,7 @@ class RunOnDisk(RuleBasedStateMachine):
         if self.is_blocked(f"{name}/.streamxf-saving"):
             self.errors.said.clear()
         assert facts.run == self.run_id
+        assert facts.line == self.line
         assert facts.time == began
         return facts
 
@@ -327,7 +330,7 @@ class RunOnDisk(RuleBasedStateMachine):
         made, save_id = checkpoint(self.keys, self.saves, facts)
         self.write(f"step-{step}", made, end)
         if end >= 4:
-            self.own(f"step-{step}", made, Folder(f"step-{step}", True, facts.time, metrics))
+            self.own(f"step-{step}", made, Folder(f"step-{step}", True, facts.time, metrics, line=facts.line))
         return save_id
 
     def saved(self, step: int, call: Callable[[Housekeeper], Any]) -> set[int]:
@@ -335,12 +338,12 @@ class RunOnDisk(RuleBasedStateMachine):
         name = f"step-{step}"
         read = self.read_now() - {name}  # its own hold ends first
         self.measure()
-        before, _ = self.model.to_go(self.keeping, self.check, self.now, read, step)
+        before, _ = self.model.to_go(self.keeping, self.check, self.now, read, step, self.line)
         self.go(call)
         if not self.is_there(name):
             return before
         self.measure([name])  # with what came late
-        after, _ = self.model.to_go(self.keeping, self.check, self.now, read, step)
+        after, _ = self.model.to_go(self.keeping, self.check, self.now, read, step, self.line)
         return after
 
     def write(self, name: str, made: Files, end: int, below: str = "") -> None:

@@ -25,6 +25,7 @@ from streamxf.errors import KeyMissingError, NoCheckpointError
 from streamxf.manager import holds
 from streamxf.manager.choice import choose
 from streamxf.manager.latest import latest_in
+from streamxf.manager.lines import continued
 from streamxf.manager.listing import list_checkpoints
 from tests.manager.adversary import STRANGE, Adversary
 from tests.manager.canned import checkpoint, data_of
@@ -72,6 +73,19 @@ class Histories(Adversary):
             self.kill_job()
         self.start_job(rules, check)
 
+    @precondition(lambda self: self.model.counted)
+    @rule(data=st.data())
+    def go_back(self, data: st.DataObject) -> None:
+        """The job resumes from some step, or goes back to it, perhaps to what was given up before."""
+        step = data.draw(st.sampled_from(sorted(self.model.counted)))
+        job = self.running()
+        with self.watched():
+            records = job._run.records(series="step-{}")
+            (record,) = (each for each in records if each.name == f"step-{step}")
+            job.line = continued(records, record)
+        self.line = self.model.after(step)
+        assert job.line == self.line
+
     @rule(step=STEPS, point=POINTS)
     def kill_at_the_first_save(self, step: int, point: int) -> None:
         """A job that applies its rules, and finishes what others began to remove, is killed, too."""
@@ -117,7 +131,7 @@ class Histories(Adversary):
             self.kill_job()
             return
         written = {f"{below}{path}": data for path, data in made.items()}
-        self.own(name, written, Folder(name, True, facts.time, losses(loss)))
+        self.own(name, written, Folder(name, True, facts.time, losses(loss), line=facts.line))
         # what is left of a failed save goes with it, and another run's files stay
         everything = written if is_another else {**old, **written}
         self.committed[name] = Committed(sum(map(len, everything.values())), frozenset(everything))
@@ -289,7 +303,7 @@ class Histories(Adversary):
             held = ExitStack()
             try:
                 record = choose(self.seen(), "step-{}", check, held, {}).record
-                assert (record and record.step) == max(counted, default=None)
+                assert (record and record.step) == max(self.model.in_line(), default=None)
                 assert counted or not complete
             except KeyMissingError:
                 assert complete
@@ -375,7 +389,7 @@ class Histories(Adversary):
         self.start_job({}, check)
         self.save(1, [None])
         self.forget_once({"last": 1}, check, False)
-        good, counted = self.model.newest_good(check), self.model.counted
+        good, counted = self.model.newest_good(check), self.model.in_line()
         linked = {step for step in counted if f"step-{step}" in self.model.links.values()}
         held = {step for step in counted if f"step-{step}" in self.read_now()}
         assert counted.keys() <= {max(counted), good} | linked | held
@@ -404,6 +418,8 @@ class Histories(Adversary):
         assert counted == {
             f"step-{step}": (each.time, each.size, repr(each.metrics)) for step, each in self.model.counted.items()
         }
+        given_up = {f"step-{step}" for step in self.model.counted.keys() - self.model.in_line().keys()}
+        assert {name for name in counted if listed[name].abandoned} == given_up
         assert all(shown[name] or not self.model.folders[name].told for name in counted)
         rest = {name for name in self.model.folders if self.place.local or name.removeprefix("step-").isdigit()}
         assert all(listed[name].note or listed[name].kind == "foreign" for name in rest - counted.keys())

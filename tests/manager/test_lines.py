@@ -1,0 +1,147 @@
+"""Training that goes back to an earlier checkpoint: what it gives up, and what stays its own."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import streamxf
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.metadata import read_metadata
+from streamxf.errors import NoCheckpointError
+from streamxf.manager.forget import forget
+from streamxf.manager.listing import list_checkpoints
+from streamxf.manager.manager import CheckpointManager
+from streamxf.manager.retention import Retention
+from streamxf.storage.opening import open_storage
+
+from .conftest import place
+from .runs import blank, complete, damage, is_at, resumed, saved_run, state_at
+
+__all__ = ["place"]
+
+KEYED = {"chain": "floatzip+encrypt", "keys": streamxf.Key(bytes(range(32)))}
+
+
+def goes_back(run: Any, to: int | None, *steps: int, **options: Any) -> None:
+    with CheckpointManager(run, **options) as manager:
+        assert manager.resume(blank(), step=to) == to
+        for step in steps:
+            manager.save(step, state_at(step), metrics={"loss": 1 / step})
+
+
+def abandoned(run: Any, **options: Any) -> list[str]:
+    return [record.name for record in list_checkpoints(run, **options) if record.abandoned]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """From 400 training went on to 600; then back to 400 and on to 420."""
+    saved_run(tmp_path / "run", 300, 400, 500, 600)
+    goes_back(tmp_path / "run", 400, 410, 420)
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("options", [{}, KEYED], ids=["plain", "keyed"])
+def test_the_newest_of_the_line_that_was_saved_last_is_resumed_from(
+    tmp_path: Path, place: tuple[str, dict[str, Any]], options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    url, storage_options = place
+    options = {**options, "storage_options": storage_options}
+    saved_run(url, 300, 400, 500, 600, **options)
+    goes_back(url, 400, 410, 420, **options)
+    assert resumed(url, **options) == 420
+    assert "step-600 is passed over: abandoned: training went back to step 400" in caplog.text
+    reader = {name: options[name] for name in options.keys() - {"chain"}}
+    assert str(streamxf.latest(url, **reader)).endswith("step-420")
+    assert abandoned(url, storage_options=storage_options) == ["step-500", "step-600"]
+    saved_run(url, 430, **options)  # a job that loads by itself, or not at all, goes on
+    assert resumed(url, **options) == 430
+    goes_back(url, 600, 610, **options)
+    assert resumed(url, **options) == 610
+    assert abandoned(url, storage_options=storage_options) == ["step-410", "step-420", "step-430"]
+
+
+def test_rules_count_within_the_line_and_abandoned_ones_stay_and_are_named(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    goes_back(run, 420, 430, keep=3)
+    assert complete(run) == ["step-410", "step-420", "step-430", "step-500", "step-600"]
+    assert "no rule removes step-500, step-600: training went back to an earlier checkpoint" in caplog.text
+    report = forget(run, 1)
+    assert report.removed == ("step-410", "step-420")
+    assert report.kept["step-600"] == ("abandoned: training went back to step 400",)
+    assert resumed(run) == 430, "though nothing of what it went back to is there"
+
+
+def test_rules_are_applied_to_the_new_line_before_it_has_a_checkpoint(tmp_path: Path) -> None:
+    saved_run(tmp_path, 100, 200, 300, 400, 500, 600)
+    with CheckpointManager(tmp_path, keep=3) as manager:
+        assert manager.resume(blank(), step=400) == 400
+        manager.begin(410)
+        manager.wait()
+        assert complete(tmp_path) == ["step-200", "step-300", "step-400", "step-500", "step-600"]
+
+
+def test_each_checkpoint_says_what_it_continues(run: Path) -> None:
+    found, save_id = {}, ""
+    for step in (400, 410, 420):
+        index = read_metadata(open_storage(run / f"step-{step}"), ".metadata", Access()).index
+        assert index is not None
+        assert index.run is not None
+        found[step] = index.run.continues, index.run.line
+        save_id = index.save_id if step == 400 else save_id
+    assert found == {400: (None, ()), 410: ((400, save_id), (401,)), 420: ((400, save_id), (401,))}
+
+
+def test_it_falls_back_within_its_line_and_no_further(run: Path) -> None:
+    damage(run / "step-420")
+    assert resumed(run) == 410
+    damage(run / "step-410")
+    damage(run / "step-400")
+    assert resumed(run) == 300
+    damage(run / "step-300")
+    with pytest.raises(NoCheckpointError, match=r"step-600, step-500: abandoned: .*step=N\) loads an abandoned one"):
+        resumed(run)
+    goes_back(run, 600, 700)
+    assert resumed(run) == 700
+
+
+def test_after_damage_what_was_passed_over_is_no_part_of_the_line(tmp_path: Path) -> None:
+    saved_run(tmp_path, 1, 2, 3)
+    kept = tmp_path / "kept"
+    shutil.copytree(tmp_path / "step-3", kept)
+    damage(tmp_path / "step-3")
+    with CheckpointManager(tmp_path, save=2) as manager:
+        state = blank()
+        assert manager.resume(state) == 2
+        assert is_at(state, 2)
+        manager.save(4, state_at(4))
+    shutil.rmtree(tmp_path / "step-3")
+    kept.rename(tmp_path / "step-3")
+    assert abandoned(tmp_path) == ["step-3"]
+
+
+def test_the_best_is_looked_for_in_the_line_and_changes_none(run: Path) -> None:
+    keep = Retention(best=1, metric="loss")
+    with CheckpointManager(run, keep=keep) as manager:
+        assert manager.best() == str(run / "step-420"), "of all, step-600 has the least"
+        manager.save(430, state_at(430), metrics={"loss": 1.0})
+    assert resumed(run) == 430
+    assert complete(run)[-1] == "step-600"
+
+
+def test_what_frameworks_save_has_a_line(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        for step in (1, 2, 3):
+            torch.save({}, Path(str(manager.begin(step))) / "model.pt")
+            manager.commit(step)
+    with CheckpointManager(tmp_path) as manager:
+        assert manager.latest(skip={"step-3": "it diverged"}) == str(tmp_path / "step-2")
+        torch.save({}, Path(str(manager.begin(4))) / "model.pt")
+        manager.commit(4)
+    assert abandoned(tmp_path) == ["step-3"]
