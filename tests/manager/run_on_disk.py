@@ -252,7 +252,7 @@ class RunOnDisk(RuleBasedStateMachine):
 
     def start_job(self, rules: dict[str, Any], check: str) -> None:
         self.end_job()
-        self.keeping, self.check, self.tidy, self.line = rules, check, False, None
+        self.keeping, self.check, self.tidy = rules, check, False
 
     def running(self) -> Housekeeper:
         if self.job is None:
@@ -264,7 +264,7 @@ class RunOnDisk(RuleBasedStateMachine):
             with self.watched():
                 self.job.close(ended=True)
             self.job = None
-        self.tidy = False
+        self.tidy, self.line = False, None
 
     def kill_job(self) -> None:
         if self.job is not None:
