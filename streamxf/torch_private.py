@@ -177,6 +177,15 @@ def future_of_async_save() -> Future[Any] | None:
     return next((value for value in frame.f_locals.values() if isinstance(value, Future)), None)
 
 
+def state_of_the_save() -> Any:
+    """The state dict, nested as it was given, of the `save` whose local step this thread makes; None in any other."""
+    frame: Any = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "local_step":
+        frame = frame.f_back
+    known = frame is not None and frame.f_globals.get("__name__") == f"{_DCP}.state_dict_saver"
+    return frame.f_locals.get("state_dict") if known else None
+
+
 def state_on_the_way() -> Any:
     """The state that torch sends, with the writer that is being pickled, to its process for saves; else None."""
     frame: Any = sys._getframe()

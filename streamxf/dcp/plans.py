@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import chain, groupby
 from typing import Any
@@ -153,22 +153,24 @@ class RoomNote:
     - `volume`: before anything was written.
     - `ranks`, `planned`: how many write to it, and the bytes of all their tensors; 0 until the coordinator has filled
       them in.
+    - `nesting`: what names and paths do not say of the rank's state dict.
     """
 
     save: bytes
     volume: Volume
     ranks: int = 0
     planned: int = 0
+    nesting: Mapping[str, list[Any]] = field(default_factory=dict)
 
 
 _ENDLESS = Volume((), sys.maxsize, plain=False)  # for all that cannot tell its room
 
 
-def note_room(plan: SavePlan, folder: Storage, save: bytes) -> SavePlan:
+def note_room(plan: SavePlan, folder: Storage, save: bytes, nesting: Any = None) -> SavePlan:
     """Put a note into a rank's plan, if the plan has nothing there."""
     if plan.storage_data is not None:
         return plan
-    return replace(plan, storage_data=RoomNote(save, folder.volume() or _ENDLESS))
+    return replace(plan, storage_data=RoomNote(save, folder.volume() or _ENDLESS, nesting=nesting or {}))
 
 
 def share_room(plans: list[SavePlan]) -> list[SavePlan]:

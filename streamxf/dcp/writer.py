@@ -34,6 +34,7 @@ from streamxf.checkpoint.staging import Staging
 from streamxf.codec import Codec
 from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks, progress_on, rank_here
 from streamxf.dcp.metadata import complete, extra_of, items_of, paths_of, records_in, results_of
+from streamxf.dcp.nesting import merged, nesting_of
 from streamxf.dcp.plans import (
     RoomNote,
     changed_text,
@@ -62,6 +63,7 @@ from streamxf.torch_private import (
     future_of_the_save_in_this_thread,
     in_the_process_that_saves,
     split_by_size_and_type,
+    state_of_the_save,
     state_on_the_way,
 )
 
@@ -75,12 +77,14 @@ class _RankSave(Save):
     - `report`: what it wrote, once it has.
     - `begun`: taken when writing begins.
     - `alone`: whether no other rank writes to the save.
+    - `nesting`: what it adds to the index's `extra`.
     - `unpublished`: where the save is to be published, removes what all ranks wrote if this object goes before.
     """
 
     report: SaveReport | None = None
     begun: threading.Lock = field(default_factory=threading.Lock)
     alone: bool = False
+    nesting: dict[str, Any] = field(default_factory=dict)
     unpublished: finalize[..., Save] | None = None
 
 
@@ -208,8 +212,10 @@ class ChainWriterMixin(StorageMixin):
             text = f"Detected an existing checkpoint in {storage.label()}: this save replaces it"
             warnings.warn(f"{text}. Pass overwrite=False to refuse that", stacklevel=3)
         save.enter(links=self.run_facts is None)  # in a run's folder nobody names links, and others may make some
+        nesting = nesting_of(state_of_the_save()) if plan.planner_data else {}
         if self.use_collectives:
-            return note_room(plan, storage, save.writer_id)
+            return note_room(plan, storage, save.writer_id, nesting)
+        save.nesting = merged([nesting])
         if storage.exists(GLOBAL):
             check_free(self.path, [GLOBAL], metadata_name(self.rank), self.overwrite)
         return plan
@@ -224,6 +230,10 @@ class ChainWriterMixin(StorageMixin):
         others = {plan.storage_data.save.hex() for plan in plans if isinstance(plan.storage_data, RoomNote)}
         own, rank = save.writer_id.hex(), None if self.use_collectives else self.rank
         save.alone = len(plans) == 1
+        if self.use_collectives:
+            save.nesting = merged(
+                plan.storage_data.nesting for plan in plans if isinstance(plan.storage_data, RoomNote)
+            )
         save.unpublished = finalize(save, remove_unpublished, save.storage, own, others, rank, os.getpid())
         return share_room(plans)
 
@@ -292,7 +302,7 @@ class ChainWriterMixin(StorageMixin):
             try:
                 save.enter()
                 paths = paths_of(metadata)
-                items, extra = items_of(metadata, paths, results), extra_of(metadata, paths)
+                items, extra = items_of(metadata, paths, results), extra_of(metadata, paths) | save.nesting
             except BaseException as error:
                 save.discard({record.path for record in records}, error)
                 raise

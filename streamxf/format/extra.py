@@ -15,6 +15,9 @@ from streamxf.format.items import check_text
 
 _MAX_DEPTH = 32
 
+NESTING = "_nesting"
+"""The member that says what names and paths of items do not; planners give none whose name begins with ``_``."""
+
 
 def to_json(value: Any, depth: int = _MAX_DEPTH) -> Any:
     """Plain data as JSON has it. Raises MetadataError if it is not plain data, or nested too deep."""
@@ -66,6 +69,11 @@ def _plain(value: Any, steps: Steps) -> Any:
             made[key] = _plain(each, steps)
         return made
     raise ValueError(kind)
+
+
+def is_decimal(text: str) -> bool:
+    """Whether it is an integer as Python writes it."""
+    return len(text) <= 20 and text.isascii() and text.removeprefix("-").isdecimal() and str(int(text)) == text
 
 
 def _number(text: str) -> int | float:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
-from streamxf.format.items import Path
+from streamxf.errors import MetadataError
+from streamxf.format.extra import from_json, is_decimal
+from streamxf.format.items import Path, is_path
 
 MAX_LISTS = 2**20
 """Elements that all lists may have together, and 16 more for each item: what is not there takes memory, too."""
@@ -21,18 +24,133 @@ def list_lengths(paths: Collection[Path]) -> int:
     return sum(longest.values())
 
 
-def nested(flat: Mapping[str, Any], paths: Mapping[str, Path]) -> dict[str, Any]:
+def nested(flat: Mapping[str, Any], paths: Mapping[str, Path], record: Any = None) -> dict[Any, Any]:
     """Put each value where its path says: a string is a key of a dict, a number an index of a list.
 
     Missing places of a list are None. A value without a path, or whose path leads through another value, keeps its flat
-    name.
+    name. `record` is what the index says besides, of keys that are no strings and of empty dicts; what of it has
+    another form, or leads nowhere, is passed over.
     """
     root: dict[str, Any] = {}
     made: dict[int, Any] = {id(root): root}
     for name, value in flat.items():
         if not _put(root, paths.get(name) or (name,), value, made):
             root[name] = value
+    if isinstance(record, dict):
+        _restore(root, record, made)
     return root
+
+
+def _restore(root: dict[Any, Any], record: Any, made: dict[int, Any]) -> None:
+    empty, keys, integers = _entries(record)
+    for path in empty:
+        node = _container(root, path[:-1], made, make=True)
+        if path and _has_room(node, path[-1]) and _set(node, path[-1], {}):
+            inner = _get(node, path[-1])
+            made[id(inner)] = inner
+    changes: dict[Path, dict[Any, Any]] = {}
+    for path, value in keys:
+        with suppress(MetadataError):
+            if isinstance(key := from_json(value), int | float | None):
+                changes.setdefault(path[:-1], {})[path[-1]] = key
+    for path in integers:
+        node = _container(root, path, made)
+        texts = [key for key in node if isinstance(key, str) and is_decimal(key)] if isinstance(node, dict) else []
+        changes.setdefault(path, {}).update((text, int(text)) for text in texts)
+    for path in sorted(changes, key=len, reverse=True):  # those below are found by the texts above
+        node = _container(root, path, made)
+        if isinstance(node, dict):
+            _rename_keys(node, changes[path])
+
+
+def _entries(record: Any) -> tuple[list[Path], list[tuple[Path, Any]], list[Path]]:
+    """What a record says: of empty dicts, of single keys, and of dicts all of whose decimal keys are integers."""
+
+    def array(kind: str) -> list[Any]:
+        found = record.get(kind) if isinstance(record, dict) else None
+        return found if isinstance(found, list) else []
+
+    def paths(found: list[Any]) -> list[Path]:
+        made = [tuple(path) for path in found if isinstance(path, list)]
+        return [path for path in made if not path or is_path(path)]
+
+    pairs = [entry for entry in array("keys") if isinstance(entry, list) and len(entry) == 2]
+    return (
+        paths(array("empty")),
+        [(path, key) for each, key in pairs for path in paths([each]) if path],
+        paths(array("integers")),
+    )
+
+
+def _rename_keys(node: dict[Any, Any], names: Mapping[str, Any]) -> None:
+    """Give keys of a dict other names, in place; none if two would be alike."""
+    renamed = {names.get(key, key): value for key, value in node.items()}
+    if len(renamed) == len(node):
+        node.clear()
+        node.update(renamed)
+
+
+def _container(root: dict[Any, Any], path: Path, made: dict[int, Any], make: bool = False) -> Any:
+    """The dict or list that was made at a path; with `make`, dicts on the way to it are made."""
+    node: Any = root
+    for step in path:
+        inner = _get(node, step)
+        if inner is None and make and isinstance(step, str) and _has_room(node, step):
+            node[step] = inner = {}
+            made[id(inner)] = inner
+        if id(inner) not in made:
+            return None
+        node = inner
+    return node
+
+
+def _has_room(node: Any, step: str | int) -> bool:
+    """Whether nothing is there; lists grow by one, however large a number is."""
+    fits = isinstance(node, list) and step <= len(node) if isinstance(step, int) else isinstance(node, dict)
+    return fits and _get(node, step) is None
+
+
+def moved(record: Any, pairs: Iterable[tuple[Path, Path]]) -> dict[str, Any]:
+    """A record once items have moved from path to path, with what is around them; the rest is dropped."""
+    where: dict[Path, Path] = {}
+    for old, new in sorted(pairs, key=lambda pair: pair[0] == pair[1]):  # where some stay, what they are in stays
+        for depth in range(len(old) + 1):
+            end = len(new) - len(old) + depth
+            if end >= 0 and old[depth:] == new[end:]:
+                where[old[:depth]] = new[:end]
+
+    def at(path: Path) -> list[Any] | None:
+        known = (depth for depth in range(len(path), -1, -1) if path[:depth] in where)
+        return next(([*where[path[:depth]], *path[depth:]] for depth in known), None)
+
+    empty, keys, integers = _entries(record)
+    return {
+        "empty": [*filter(None, map(at, empty))],
+        "keys": [[new, key] for new, key in ((at(path), key) for path, key in keys) if new],
+        "integers": [new for new in map(at, integers) if new is not None],
+    }
+
+
+def restore_optimizers(node: Any, whole: bool, path: str = "") -> Iterator[str]:
+    """Make integers again of the ids of parameters in what torch's optimizers saved, and put back a dict of states that
+    had none, unless things were left out on purpose; without these, ``load_state_dict`` restores nothing, or fails.
+    Yields what was done.
+    """
+    inner = node.items() if isinstance(node, dict) else enumerate(node) if type(node) is list else ()
+    for key, value in [*inner]:
+        yield from restore_optimizers(value, whole, f"{path}.{key}".lstrip("."))
+    groups = node.get("param_groups") if isinstance(node, dict) else None
+    if type(groups) is not list or not all(isinstance(group, dict) and "params" in group for group in groups):
+        return
+    lists = [getattr(group["params"], "value", None) for group in groups]
+    ids = {str(each): each for some in lists if isinstance(some, list) for each in some if type(each) is int}
+    state = node.get("state")
+    if state is None and "state" not in node and whole:
+        node["state"] = {}
+        yield f"put back the empty dict {path}.state".replace(" .", " ")
+    elif type(state) is dict and state and state.keys() <= ids.keys():
+        _rename_keys(state, ids)
+        yield f"made integers of the keys of {path}.state".replace(" .", " ")
 
 
 def _put(root: dict[str, Any], path: Path, value: Any, made: dict[int, Any]) -> bool:

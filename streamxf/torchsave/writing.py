@@ -187,7 +187,7 @@ class Value(NamedTuple):
 
 def torch_file(content: Any) -> list[bytes | Shell]:
     """A file of ``torch.save``, with shells in the place of their elements; without any CRC-32 if it has shells.
-    `content` is dicts and lists of shells and values. Raises what pickling raises.
+    `content` is dicts and lists of shells, values and None. Raises what pickling raises.
     """
     records: list[Any] = []
     pickled = b"\x80\x02" + _opcodes(content, records) + b"."
@@ -217,6 +217,8 @@ def _opcodes(content: Any, records: list[Any]) -> bytes:
     if isinstance(content, Shell):
         records.append(content)
         return content.opcodes(len(records) - 1)
+    if content is None:  # a place of a list that has nothing
+        return b"N"
     if isinstance(content, Value):
         sink = io.BytesIO()
         _Pickler(sink, records).dump(content.value)

@@ -15,13 +15,14 @@ from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.elements import Array
 from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError, shorten
+from streamxf.format.extra import NESTING
 from streamxf.format.items import Item, Path, TensorItem
 from streamxf.formats.contents import OF_TORCH, SUFFIXES, FileReader, Format, chosen
 from streamxf.formats.huggingface import INDEX
 from streamxf.formats.safetensors import DTYPES, LENGTH_BYTES, MAX_HEADER, METADATA, TWO_IN_ONE, is_text
 from streamxf.tools.convert.manifest import ITEM, PackedFile, PackManifest, is_kept, rest_of
 from streamxf.tools.convert.model import model_in
-from streamxf.tools.nesting import nested
+from streamxf.tools.nesting import moved, nested, restore_optimizers
 from streamxf.torchsave.writing import Shell, Value, torch_file
 from streamxf.wording import many, some
 
@@ -143,8 +144,8 @@ def fresh(
     tensors = {shown: item for shown, item in items.items() if isinstance(item, TensorItem)}
     objects = [shown for shown in items if shown not in tensors]
     if format is Format.TORCH:
-        file = _torch_file(name, reader, items, prefix, flat=model)
-        return Plan([file], False, items.values(), left_out=left_out, notes=notes)
+        file, told = _torch_file(name, reader, items, prefix, flat=model, whole=not only)
+        return Plan([file], False, items.values(), left_out=left_out, notes=(*notes, *told))
     if objects and not skip_objects:
         raise UnsupportedError(
             f"{format} has no place for {many(len(objects), 'object')} besides tensors: "
@@ -175,8 +176,11 @@ def _model_of(manifest: PackManifest, items: Mapping[str, Item]) -> tuple[dict[s
     return model, left_out
 
 
-def _torch_file(name: str, reader: BoxReader, items: Mapping[str, Item], prefix: str, *, flat: bool) -> NewFile:
+def _torch_file(
+    name: str, reader: BoxReader, items: Mapping[str, Item], prefix: str, *, flat: bool, whole: bool
+) -> tuple[NewFile, Sequence[str]]:
     """A ``torch.save`` file, nested by the items' paths unless it is to be `flat`; tensors have storages of their own.
+    And notes; `whole` says that nothing was left out of a dict.
 
     It has no CRC-32 of the tensors, which would have to be known before they are read; ``torch.load`` checks none.
     """
@@ -192,15 +196,32 @@ def _torch_file(name: str, reader: BoxReader, items: Mapping[str, Item], prefix:
         values[shown] = Shell(item.dtype, item.shape, len(tensors))
         tensors.append(item)
     paths = {shown: (shown,) if flat else _path(item.path, shown, prefix) for shown, item in items.items()}
+    record = _record_of(reader, [(item.path, paths[shown]) for shown, item in items.items()])
+    tree, told = nested(values, paths, None if flat else record), []
+    if not flat:
+        told = [*restore_optimizers(tree, whole)]
+        if record is None and any(len(path) > 1 for path in paths.values()):
+            text = "stock DCP made strings of all keys and dropped empty dicts when it saved this checkpoint"
+            told.insert(0, f"{text}; only what torch's optimizers need was restored")
     runs, rest, at = [], [], 0
-    for part in torch_file(nested(values, paths)):
+    for part in torch_file(tree):
         if isinstance(part, Shell):
             runs.append(Stretch(at, tensors[part.number]))
             at += tensors[part.number].size
         else:
             rest.append(part)
             at += len(part)
-    return NewFile(name, runs, b"".join(rest))
+    return NewFile(name, runs, b"".join(rest)), told
+
+
+def _record_of(reader: BoxReader, pairs: Sequence[tuple[Path | None, Path]]) -> Any:
+    """What the index says of the nesting, for items that go from path to path; None where stock DCP made it."""
+    indexes = [each.index for each in reader.metadata] if isinstance(reader, Checkpoint) else []
+    if None in indexes:
+        return None
+    record, *_ = [index.extra.get(NESTING) or {} for index in indexes if index is not None] or [{}]
+    same = all(old == new for old, new in pairs)
+    return record if same else moved(record, ((old, new) for old, new in pairs if old is not None))
 
 
 def _path(path: Path | None, name: str, prefix: str) -> Path:

@@ -11,9 +11,11 @@ from typing import Any
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import Access, Names, Renaming, SaveIds, check_nesting, renamed
 from streamxf.errors import ParameterError, PolicyError
+from streamxf.format.extra import NESTING
 from streamxf.format.items import Item
 from streamxf.keys import KeysLike, SignerLike, TrustLike
 from streamxf.storage.opening import Location, open_storage
+from streamxf.tools.nesting import moved as moved_record
 from streamxf.tools.rekey.holders import MetadataFile, each, metadata_of, replace_each
 from streamxf.tools.rekey.recipients import KeySet, Opened, Terms
 from streamxf.wording import some
@@ -64,7 +66,11 @@ def rename(
         opened = file.open(access) if file.is_encrypted else None
         items = file.index.items if opened is not None else file.read(access).items
         moved = {old: new for old, new in renaming.of(items).items() if old != new}
-        index = replace(file.index, items=_renamed(items, renaming))
+        renamed_items, extra = _renamed(items, renaming), {**file.index.extra}
+        if record := extra.pop(NESTING, None):
+            paths = ((items[old].path, renamed_items[moved_to].path) for old, moved_to in renaming.of(items).items())
+            extra[NESTING] = moved_record(record, ((old, new) for old, new in paths if old and new))
+        index = replace(file.index, items=renamed_items, extra=extra)
         changed.update(moved)
         seen.update(items)
         if not moved:

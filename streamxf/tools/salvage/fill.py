@@ -24,6 +24,7 @@ from streamxf.errors import (
     is_exhausted,
     located,
 )
+from streamxf.format.extra import NESTING
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
 from streamxf.format.tiling import check_tiles
 from streamxf.progress import Progress
@@ -157,7 +158,9 @@ class Filler:
             return self._made(item, stored) if isinstance(stored, dict) else as_torch(stored, item.dtype)
 
         loaded = self._each(self._checkpoint.stored, load)
-        return self._result(nested(loaded, self._checkpoint.paths), loaded)
+        indexes = [each.index for each in self._checkpoint.metadata if each.index is not None]
+        record = indexes[0].extra.get(NESTING) if indexes else None
+        return self._result(nested(loaded, self._checkpoint.paths, record), loaded)
 
     def into(self, state_dict: dict[str, Any]) -> Salvaged:
         """What `state_dict` asks for, in place, as ``dcp.load`` does it; the rest keeps its values."""

@@ -1,0 +1,146 @@
+"""Keys that are no strings and empty dicts, which DCP's names do not have, come back; so do torch's optimizers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+import streamxf
+from streamxf.tools.nesting import nested
+from tests.dcp.rank_scenarios import run_ranks
+
+OPTIMIZERS: dict[str, Any] = {
+    "AdamW": (torch.optim.AdamW, {}, 2),
+    "AdamW before its first step": (torch.optim.AdamW, {}, 0),
+    "SGD": (torch.optim.SGD, {"lr": 0.1}, 2),
+    "SGD with momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}, 2),
+}
+
+
+def optimizer(kind: str, seed: int, steps: int | None = None) -> Any:
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+    cls, options, usual = OPTIMIZERS[kind]
+    made = cls(model.parameters(), **options)
+    for _ in range(usual if steps is None else steps):
+        model(torch.ones(1, 3)).sum().backward()
+        made.step()
+    return made
+
+
+def assert_equal(found: Any, wanted: Any) -> None:
+    assert type(found) is type(wanted)
+    if isinstance(wanted, dict):
+        assert {(type(key), key) for key in found} == {(type(key), key) for key in wanted}
+        for key, value in wanted.items():
+            assert_equal(found[key], value)
+    elif isinstance(wanted, list):
+        assert len(found) == len(wanted)
+        for one, other in zip(found, wanted, strict=True):
+            assert_equal(one, other)
+    else:
+        assert torch.equal(found, wanted) if isinstance(wanted, torch.Tensor) else found == wanted
+
+
+def unpacked(source: Path, **options: Any) -> tuple[Any, tuple[str, ...]]:
+    target = source.with_suffix(".pt")
+    done = streamxf.unpack(source, target, overwrite=True, **options)
+    return torch.load(target), done.notes
+
+
+WRITERS = {"streamxf": streamxf.FileSystemWriter, "stock": dcp.FileSystemWriter}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_an_optimizer_is_restored(tmp_path: Path, kind: str, writer: str) -> None:
+    """From stock's files AdamW restored nothing, and said nothing; SGD's raised KeyError."""
+    trained = optimizer(kind, 1)
+    state = {"training": {"optimizer": trained.state_dict()}, "w": torch.ones(2)}
+    dcp.save(state, storage_writer=WRITERS[writer](tmp_path / "saved"))
+    for options in ({}, {"prefix": "training.optimizer."}):
+        found, notes = unpacked(tmp_path / "saved", **options)
+        found = found if options else found["training"]["optimizer"]
+        fresh = optimizer(kind, 2, 0)
+        fresh.load_state_dict(found)
+        assert_equal(fresh.state_dict(), trained.state_dict())
+        assert bool(notes) == (writer == "stock")
+    assert writer != "stock" or any("strings of all keys" in note for note in notes)
+
+
+def test_a_choice_of_items_gets_nothing_else(tmp_path: Path) -> None:
+    state = {"optimizer": optimizer("AdamW", 1).state_dict()}
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path / "saved"))
+    found, _ = unpacked(tmp_path / "saved", only=["*.param_groups.*"])
+    assert found["optimizer"].keys() == {"param_groups"}
+
+
+STATE = {
+    "odd": {3: {"a": {}}, -1: 1, None: 2, True: torch.ones(1), 2.5: "x", "text": {"04": 1, "4": 2}},
+    "both": {1: torch.zeros(1), "2": 3},
+    "list": [torch.ones(1), {}, {"x": {7: 1}}, {}],
+    "nothing": {},
+    "only empty": {"a": {"b": {}}, 5: {}},
+    6: {7: torch.ones(2)},
+}
+
+
+def changed(source: Path, how: str) -> Path:
+    target = source.with_name(how)
+    if how == "transcoded":
+        streamxf.transcode(source, target, chain="zstd")
+    elif how == "renamed":
+        streamxf.rename(source, {"odd.*": "model.odd.*"})
+    return target if target.exists() else source
+
+
+@pytest.mark.parametrize("how", ["saved", "background", "transcoded", "renamed", "of a rank"])
+def test_every_key_and_every_empty_dict_comes_back(tmp_path: Path, how: str) -> None:
+    writer = streamxf.FileSystemWriter(tmp_path / "saved")
+    if how == "background":
+        dcp.async_save(STATE, storage_writer=writer).result()  # type: ignore[union-attr]
+    else:
+        dcp.save(STATE, storage_writer=writer, use_collectives=how != "of a rank")
+    source = changed(tmp_path / "saved", how)
+    wanted: Any = dict(STATE)
+    if how == "renamed":
+        wanted = {"model": {"odd": wanted["odd"]}, **wanted}
+        del wanted["odd"]
+    for found in (unpacked(source)[0], streamxf.load_intact(source).state_dict):
+        assert_equal(found, wanted)
+
+
+def parts_of_a_pipeline(folder: Path) -> None:
+    rank = dist.get_rank()
+    state = {"shared": torch.ones(2), f"stage {rank}": {rank: torch.ones(1), "none": {}}}
+    dcp.save(state, storage_writer=streamxf.FileSystemWriter(folder / "saved"))
+
+
+def test_all_ranks_say_what_they_have(tmp_path: Path) -> None:
+    run_ranks(2, tmp_path, "parts_of_a_pipeline", module=__name__)
+    found, _ = unpacked(tmp_path / "saved")
+    one = torch.ones(1)
+    wanted = {f"stage {rank}": {rank: one, "none": {}} for rank in range(2)}
+    assert_equal(found, {"shared": torch.ones(2), **wanted})
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        None, 1, [], {"empty": 1}, {"empty": [[], [1], ["w"], ["w", "a"], ["d", "l", 9], ["d", "l", 2**20 - 1], "d"]},
+        {"integers": [["x"], [], [[]], ["w"], ["d", "l"]]}, {"keys": [1, [], [["d"]], [["d", "1"], {"bytes": "zz"}]]},
+        {"keys": [[["d", "1"], {"tuple": []}], [["d", "1"], {"number": "?"}], [["d", "1"], "text"], [[], 1]]},
+        {"keys": [[["d", "1"], {"number": "0.5"}], [["d", "2"], {"number": "0.5"}]]},
+    ],
+    ids=json.dumps,
+)  # fmt: skip
+def test_a_record_of_another_form_changes_nothing(record: Any) -> None:
+    flat = {"w": 1, "d.1": 2, "d.2": 3, "d.l.0": 4}
+    paths: Any = {"w": ("w",), "d.1": ("d", "1"), "d.2": ("d", "2"), "d.l.0": ("d", "l", 0)}
+    assert nested(flat, paths, record) == {"w": 1, "d": {"1": 2, "2": 3, "l": [4]}}
