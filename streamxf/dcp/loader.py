@@ -37,7 +37,7 @@ from streamxf.checkpoint.metadata import Metadata, no_file
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.checkpoint.staging import COPIES, DeviceMemory, Staging
 from streamxf.dcp.base import is_own
-from streamxf.dcp.targets import Target, check_kind
+from streamxf.dcp.targets import Target, check_kind, writable
 from streamxf.engine import MAX_BYTES_IN_FLIGHT, worker_count
 from streamxf.errors import MetadataError, ReplacedError, UnsupportedError, located
 from streamxf.format.items import ITEMSIZES, TensorItem
@@ -228,9 +228,7 @@ class Loader:
             for request, wanted in entries[number : number + (_TARGETS if self._asks_ahead else 1)]:
                 if request is not None and isinstance(wanted.item, TensorItem):
                     with located(item=wanted.item.name):
-                        tensor = self._planner.resolve_tensor(request)
-                        # a quantized one's scale would be set on what `detach` returns alone
-                        target = Target.of(tensor if tensor.is_quantized else tensor.detach())
+                        target = Target.of(writable(self._planner.resolve_tensor(request)))
                         if self._asks_ahead and target.tensor.device.type not in COPIES:
                             target.memory(getattr(torch, wanted.item.dtype), self._staging)
                         self._targets.append(target)

@@ -112,6 +112,11 @@ def _may_overlap(tensor: torch.Tensor) -> bool:
     return False
 
 
+def writable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself or its elements, for `copy_`: a quantized one's scale would be set on what `detach` returns."""
+    return tensor if tensor.is_quantized else tensor.detach()
+
+
 def check_kind(target: torch.Tensor, wanted: torch.Tensor, *, whole: bool) -> None:
     """Raise UnsupportedError unless `copy_` of `wanted`, a tensor that is more than its elements or a part of one,
     makes the target mean the same.

@@ -34,13 +34,14 @@ from streamxf.checkpoint.staging import Staging
 from streamxf.codec import Codec
 from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks, progress_on, rank_here
 from streamxf.dcp.metadata import complete, extra_of, items_of, paths_of, records_in, results_of
-from streamxf.dcp.nesting import merged, nesting_of
 from streamxf.dcp.plans import (
     RoomNote,
     changed_text,
     check_index,
     check_room,
     entries_of,
+    merged,
+    nesting_of,
     note_room,
     planned_bytes,
     share_room,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
 from streamxf.errors import MetadataError
 from streamxf.format.extra import from_json, is_decimal
-from streamxf.format.items import Path, is_path
+from streamxf.format.items import Path
+from streamxf.format.nesting import entries_in
 
 MAX_LISTS = 2**20
 """Elements that all lists may have together, and 16 more for each item: what is not there takes memory, too."""
@@ -42,7 +43,7 @@ def nested(flat: Mapping[str, Any], paths: Mapping[str, Path], record: Any = Non
 
 
 def _restore(root: dict[Any, Any], record: Any, made: dict[int, Any]) -> None:
-    empty, keys, integers = _entries(record)
+    empty, keys, integers = entries_in(record)
     for path in empty:
         node = _container(root, path[:-1], made, make=True)
         if path and _has_room(node, path[-1]) and _set(node, path[-1], {}):
@@ -61,25 +62,6 @@ def _restore(root: dict[Any, Any], record: Any, made: dict[int, Any]) -> None:
         node = _container(root, path, made)
         if isinstance(node, dict):
             _rename_keys(node, changes[path])
-
-
-def _entries(record: Any) -> tuple[list[Path], list[tuple[Path, Any]], list[Path]]:
-    """What a record says: of empty dicts, of single keys, and of dicts all of whose decimal keys are integers."""
-
-    def array(kind: str) -> list[Any]:
-        found = record.get(kind) if isinstance(record, dict) else None
-        return found if isinstance(found, list) else []
-
-    def paths(found: list[Any]) -> list[Path]:
-        made = [tuple(path) for path in found if isinstance(path, list)]
-        return [path for path in made if not path or is_path(path)]
-
-    pairs = [entry for entry in array("keys") if isinstance(entry, list) and len(entry) == 2]
-    return (
-        paths(array("empty")),
-        [(path, key) for each, key in pairs for path in paths([each]) if path],
-        paths(array("integers")),
-    )
 
 
 def _rename_keys(node: dict[Any, Any], names: Mapping[str, Any]) -> None:
@@ -108,27 +90,6 @@ def _has_room(node: Any, step: str | int) -> bool:
     """Whether nothing is there; lists grow by one, however large a number is."""
     fits = isinstance(node, list) and step <= len(node) if isinstance(step, int) else isinstance(node, dict)
     return fits and _get(node, step) is None
-
-
-def moved(record: Any, pairs: Iterable[tuple[Path, Path]]) -> dict[str, Any]:
-    """A record once items have moved from path to path, with what is around them; the rest is dropped."""
-    where: dict[Path, Path] = {}
-    for old, new in sorted(pairs, key=lambda pair: pair[0] == pair[1]):  # where some stay, what they are in stays
-        for depth in range(len(old) + 1):
-            end = len(new) - len(old) + depth
-            if end >= 0 and old[depth:] == new[end:]:
-                where[old[:depth]] = new[:end]
-
-    def at(path: Path) -> list[Any] | None:
-        known = (depth for depth in range(len(path), -1, -1) if path[:depth] in where)
-        return next(([*where[path[:depth]], *path[depth:]] for depth in known), None)
-
-    empty, keys, integers = _entries(record)
-    return {
-        "empty": [*filter(None, map(at, empty))],
-        "keys": [[new, key] for new, key in ((at(path), key) for path, key in keys) if new],
-        "integers": [new for new in map(at, integers) if new is not None],
-    }
 
 
 def restore_optimizers(node: Any, whole: bool, path: str = "") -> Iterator[str]:

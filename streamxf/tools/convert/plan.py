@@ -17,12 +17,13 @@ from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError, shorten
 from streamxf.format.extra import NESTING
 from streamxf.format.items import Item, Path, TensorItem
+from streamxf.format.nesting import moved
 from streamxf.formats.contents import OF_TORCH, SUFFIXES, FileReader, Format, chosen
 from streamxf.formats.huggingface import INDEX
 from streamxf.formats.safetensors import DTYPES, LENGTH_BYTES, MAX_HEADER, METADATA, TWO_IN_ONE, is_text
 from streamxf.tools.convert.manifest import ITEM, PackedFile, PackManifest, is_kept, rest_of
 from streamxf.tools.convert.model import model_in
-from streamxf.tools.nesting import moved, nested, restore_optimizers
+from streamxf.tools.nesting import nested, restore_optimizers
 from streamxf.torchsave.writing import Shell, Value, torch_file
 from streamxf.wording import many, some
 

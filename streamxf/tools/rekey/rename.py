@@ -13,9 +13,9 @@ from streamxf.checkpoint.access import Access, Names, Renaming, SaveIds, check_n
 from streamxf.errors import ParameterError, PolicyError
 from streamxf.format.extra import NESTING
 from streamxf.format.items import Item
+from streamxf.format.nesting import moved as moved_record
 from streamxf.keys import KeysLike, SignerLike, TrustLike
 from streamxf.storage.opening import Location, open_storage
-from streamxf.tools.nesting import moved as moved_record
 from streamxf.tools.rekey.holders import MetadataFile, each, metadata_of, replace_each
 from streamxf.tools.rekey.recipients import KeySet, Opened, Terms
 from streamxf.wording import some
