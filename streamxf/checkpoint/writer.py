@@ -19,7 +19,7 @@ from streamxf.checkpoint.publish import placed, publish
 from streamxf.checkpoint.saving import Save, Stock
 from streamxf.checkpoint.sources import Content, Given, tensor_in, tensor_of
 from streamxf.checkpoint.staging import Staging
-from streamxf.errors import AbortedError, MetadataError, ParameterError, located
+from streamxf.errors import AbortedError, MetadataError, ParameterError, UnsupportedError, located
 from streamxf.format.header import Identity, Kind
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, check_name, is_path
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
@@ -203,7 +203,7 @@ class CheckpointWriter:
     def _checked(self, name: str, path: Sequence[str | int] | None) -> tuple[str | int, ...]:
         try:
             check_name(name)
-        except MetadataError as error:
+        except (MetadataError, UnsupportedError) as error:
             raise ParameterError(f"name={name!r:.80}: {error.message}") from None
         if name in self._items:
             raise ParameterError("two items have this name")

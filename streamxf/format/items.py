@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamxf.descriptor import RAW
-from streamxf.errors import MetadataError
+from streamxf.errors import MetadataError, UnsupportedError
 from streamxf.format.limits import MAX_PATH, MAX_STEP, MAX_STEPS
 
 _BY_SIZE = {
@@ -221,8 +221,13 @@ def check_text(text: str) -> str:
 
 
 def check_name(name: object) -> str:
-    if not isinstance(name, str) or not name or (not name.isascii() and _SURROGATE.search(name)):
-        raise MetadataError("the metadata has an item whose name is empty, not a string, or not valid Unicode")
+    if name == "":
+        raise UnsupportedError(
+            "an item has the empty name, as of a tensor under the key '' of a state dict, for which the format has no "
+            "place: give it a name. torch's own reader loads it where stock DCP saved it"
+        )
+    if not isinstance(name, str) or (not name.isascii() and _SURROGATE.search(name)):
+        raise MetadataError("the metadata has an item whose name is not a string, or not valid Unicode")
     return name
 
 

@@ -182,6 +182,8 @@ class _Items:
         entries = self._content.get("state_dict_metadata")
         if type(entries) is not dict:
             _bad("state_dict_metadata")
+        if "" in entries:  # said before its place is found to have no name
+            check_name("")
         self._places = self._read_places()
         paths = self._content.get("planner_data")
         self._paths = paths if type(paths) is dict else {}
@@ -206,7 +208,7 @@ class _Items:
         for record, info in stored.items():
             index = _members(record, "MetadataIndex")
             offset = index.get("offset")
-            name = check_name(index.get("fqn"))
+            name = check_name(index.get("fqn") or _bad("a chunk's place is of no item"))
             where = name, str(None if offset is None else _numbers(offset, "an offset"))
             if where in places:
                 _bad("a chunk has two places")

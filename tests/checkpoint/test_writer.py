@@ -40,7 +40,7 @@ from streamxf.storage.opening import open_storage
 from streamxf.stream.encoder import MemorySource
 from streamxf.torchsave.stock import read_stock
 from streamxf.wording import reason_of
-from tests.dcp.helpers import KEY, assert_same, blank, data_files, raw_bytes
+from tests.dcp.helpers import KEY, assert_same, blank, data_files, entries_of, raw_bytes
 from tests.progress.recorder import Recorder
 from tests.reference_decoder import load as reference_load
 from tests.reference_keys import Reader, aes_key
@@ -142,7 +142,7 @@ def test_the_pickle_is_torchs_own_metadata(tmp_path: Path, chain: str) -> None:
     del found.note  # type: ignore[attr-defined]
     assert found.storage_meta is not None
     assert (found.storage_meta.save_id, found.storage_meta.checkpoint_id) == (writer.save_id, str(tmp_path / "a"))
-    assert found.state_dict_metadata == expected.state_dict_metadata
+    assert entries_of(found) == entries_of(expected)
     assert found.planner_data == expected.planner_data == {name: (name,) for name in state}
     assert {*found.storage_data} == {*expected.storage_data}
     assert found.version == expected.version
@@ -158,7 +158,7 @@ def test_the_pickle_has_all_of_the_layers_that_are_alike(tmp_path: Path) -> None
     written(tmp_path / "a", state)
     dcp.save(dict(state), storage_writer=dcp.FileSystemWriter(tmp_path / "b"), no_dist=True)
     found, expected = (dcp.FileSystemReader(tmp_path / name).read_metadata() for name in "ab")
-    assert found.state_dict_metadata == expected.state_dict_metadata
+    assert entries_of(found) == entries_of(expected)
     assert {*found.storage_data} == {*expected.storage_data}
 
 

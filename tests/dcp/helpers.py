@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import logging
 import pickle
@@ -73,6 +74,17 @@ def stored_chain(path: Path | str, keys: Any = KEY) -> str:
         chunks = [getattr(item, "chunks", [item]) for item in checkpoint.stored.values()]
     (chain,) = {chunk.place.chain for items in chunks for chunk in items}
     return "+".join(text.partition("/")[0].removeprefix("streamxf.") for text in chain)
+
+
+def entries_of(found: Metadata) -> dict[str, Any]:
+    """What planners say, without the strides that they have from torch 2.15 on: no reader uses these, and streamxf does
+    not store them.
+    """
+    entries = copy.deepcopy(found.state_dict_metadata)
+    for properties in (entry.properties for entry in entries.values() if hasattr(entry, "properties")):
+        if hasattr(properties, "strides"):
+            properties.strides = None
+    return entries
 
 
 # -- state dicts ---------------------------------------------------------------------------------

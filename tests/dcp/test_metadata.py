@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlan
 from torch.distributed.checkpoint.metadata import Metadata
 
 import streamxf
-from streamxf.errors import MetadataError, StreamxfError, UnsupportedError
+from streamxf.errors import MetadataError, ParameterError, StreamxfError, UnsupportedError
 from streamxf.format.index import Index
 from streamxf.torchsave import stock
 from tests.altered import flip
@@ -149,3 +149,15 @@ def test_torchs_own_converter_reads_the_stock_layout(checkpoint: Path, tmp_path:
     dcp_to_torch_save(checkpoint, tmp_path / "whole.pt")
     found = torch.load(tmp_path / "whole.pt", weights_only=False)
     assert_same({name: found[name] for name in state}, state)
+
+
+def test_the_empty_name_is_refused_and_is_no_damage(tmp_path: Path) -> None:
+    """Stock DCP saves a tensor under the key ''."""
+    state = {"": torch.ones(2)}
+    with refused(UnsupportedError, "the empty name"):
+        save(state, tmp_path / "streamxf")
+    with pytest.raises(ParameterError, match="the empty name"), streamxf.CheckpointWriter(tmp_path / "alone") as writer:
+        writer[""] = state[""]
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path / "stock"))
+    with refused(UnsupportedError, "the empty name"):
+        load(state, tmp_path / "stock", keys=None)
