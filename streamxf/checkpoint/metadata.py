@@ -15,6 +15,7 @@ from streamxf import errors
 from streamxf.budget import check_whole
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import Access, Renaming, renamed
+from streamxf.checkpoint.bare import placed
 from streamxf.format.index import File, Index
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
 from streamxf.format.limits import MAX_METADATA, MAX_RANK, TRAILER_BYTES
@@ -220,7 +221,7 @@ def _read_once(storage: Storage, name: str, access: Access, listing: Mode, size:
         try:
             sections = read_sections(file, share)
             if sections is None:
-                return _renamed(_stock(file, name, access), access.renaming)
+                return _renamed(_stock(storage, file, name, access), access.renaming)
             made = metadata_in(sections, name, access, listing=listing)
         except FileNotFoundError as error:  # of a key, say; only a metadata file that is not there may pass for one
             raise errors.MetadataError(f"the metadata cannot be used: FileNotFoundError: {error}") from error
@@ -304,7 +305,7 @@ def _open(sections: Sections, lines: tuple[str, str], access: Access) -> None:
         raise errors.KeyMissingError(f"this checkpoint is {error.message}") from None
 
 
-def _stock(file: StoredFile, name: str, access: Access) -> Metadata:
+def _stock(storage: Storage, file: StoredFile, name: str, access: Access) -> Metadata:
     if access.require == "published":
         raise errors.PolicyError(
             "the metadata does not end in an index. If streamxf's writer saved this checkpoint, the file was cut or "
@@ -319,7 +320,7 @@ def _stock(file: StoredFile, name: str, access: Access) -> Metadata:
     check_whole(file.raw, file.size, file.size, errors.MetadataError)
     rank = rank_of(name)
     stock = read_stock(file.slice(0, file.size).read_at(0, file.size), rank)
-    return Metadata(name, rank, stock.items, None, stock.modules)
+    return Metadata(name, rank, placed(storage, stock.items), None, stock.modules)
 
 
 def metadata_files(storage: Storage) -> list[str]:

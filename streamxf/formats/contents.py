@@ -123,6 +123,7 @@ class Shard:
     - `weights`: about how many bytes each object takes by itself. Objects of a file may share their parts.
     - `metadata`: the file's own, as safetensors' ``__metadata__``.
     - `records`: of a torch.save file, where tensors are that belong to objects.
+    - `offsets`: of the tensors of which the file has slices, as DCP's Hugging Face writer stores them.
     """
 
     items: dict[str, Item]
@@ -131,6 +132,7 @@ class Shard:
     weights: Mapping[str, int] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
     records: frozenset[str] = frozenset()
+    offsets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -235,7 +237,7 @@ class FileReader(BoxReader):
         source = self._files[place.file].slice(place.at, place.size)
         if strides is not None:
             return strided_elements(source, itemsize_of(item), item.shape, strides)
-        return Elements(BareBlocks(source), 0, itemsize_of(item), item.shape)
+        return Elements(BareBlocks(source), 0, itemsize_of(item), chunk.shape)
 
     def label(self, file: str) -> str:
         return self._place(file).label()

@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import add
+from typing import Any
 
-from streamxf.budget import check_whole
+from streamxf.budget import Steps, check_whole
 from streamxf.buffers import collector_paused
-from streamxf.errors import ContainerError, UnsupportedError, located, shorten
-from streamxf.format.items import Item, TensorItem, check_path
+from streamxf.errors import ContainerError, MetadataError, UnsupportedError, located, shorten
+from streamxf.format.items import Chunk, Item, TensorItem, check_path
+from streamxf.format.tiling import check_tiles, work_for
 from streamxf.formats import safetensors, torchfile
 from streamxf.formats.contents import Contents, Format, Shard, sizes_of
 from streamxf.storage.storage import Storage
@@ -78,6 +81,8 @@ def read(storage: Storage, layout: HubLayout) -> tuple[Contents, dict[str, Shard
     shards: dict[str, Shard] = {}
     found: dict[str, Item] = {}
     strays: list[str] = []
+    slices: dict[str, list[Chunk]] = {}
+    work = work_for(0)
     for name in dict.fromkeys(placed.values()) or layout.shards:
         with located(file=storage.label(name)):
             try:
@@ -87,8 +92,9 @@ def read(storage: Storage, layout: HubLayout) -> tuple[Contents, dict[str, Shard
                 raise ContainerError(
                     f"the index {layout.index} names this shard, and it is not there: fetch it, or restore it"
                 ) from None
-            strays += _add(found, name, shards[name], placed)
+            strays += _add(found, name, shards[name], placed, slices)
             extra = {**shards[name].metadata, **extra}
+    found |= {name: _joined(found[name], chunks, work) for name, chunks in slices.items()}
     if missing := placed.keys() - found.keys():
         one = min(missing)
         raise ContainerError(
@@ -98,6 +104,11 @@ def read(storage: Storage, layout: HubLayout) -> tuple[Contents, dict[str, Shard
         )
     found = {name: found[name] for name in dict.fromkeys([*placed, *found])}
     notes = []
+    if sliced := [name for name, chunks in slices.items() if len(chunks) > 1]:
+        notes.append(
+            f"Slices of DCP's writer, joined: {many(len(sliced), 'tensor')}. Nothing says how many shards there were, "
+            "so tensors end where the last slice does."
+        )
     if strays:
         notes.append(f"Not in the index: {many(len(strays), 'tensor')} of the shards, such as {shorten(strays[0])}.")
     notes += notes_of_links(storage, filter(None, (layout.index, *shards)))
@@ -121,13 +132,21 @@ def links_out(storage: Storage, names: Iterable[str]) -> list[str]:
     return [f"{name}, which is {path}" for name, path in real.items() if not path.startswith(homes)]
 
 
-def _add(found: dict[str, Item], shard: str, read: Shard, placed: Mapping[str, str]) -> list[str]:
-    """Add what is in a shard; returns the tensors in it that the index does not know."""
+def _add(
+    found: dict[str, Item], shard: str, read: Shard, placed: Mapping[str, str], slices: dict[str, list[Chunk]]
+) -> list[str]:
+    """Add what is in a shard, its slices of tensors to `slices`, too; returns the tensors in it that the index does not
+    know.
+    """
     strays = []
     for name, item in read.items.items():
-        if name in found:
+        known = found.get(name)
+        alike = known is None or (name in slices and _are_alike(known, item))
+        if alike and name in read.offsets and isinstance(item, TensorItem):
+            slices.setdefault(name, []).append(item.chunks[0]._replace(offset=read.offsets[name]))
+        elif known is not None:
             raise ContainerError(
-                f"the tensor is in this file and in {found[name].places[0].file}; one of them does not belong here",
+                f"the tensor is in this file and in {known.places[0].file}; one of them does not belong here",
                 item=shorten(name),
             )
         found[name] = item
@@ -140,6 +159,27 @@ def _add(found: dict[str, Item], shard: str, read: Shard, placed: Mapping[str, s
                 f"the tensor is in this file, and the index places it in {shorten(placed[name])}", item=shorten(name)
             )
     return strays
+
+
+def _are_alike(item: Item, other: Item) -> bool:
+    are_tensors = isinstance(item, TensorItem) and isinstance(other, TensorItem)
+    return are_tensors and (item.dtype, len(item.shape)) == (other.dtype, len(other.shape))  # type: ignore[union-attr]
+
+
+def _joined(item: Any, chunks: list[Chunk], work: Steps) -> TensorItem:
+    """The tensor of which these are the slices, as large as they are together. Raises ContainerError if they overlap,
+    or leave a part out.
+    """
+    shape = tuple(map(max, zip(*(map(add, chunk.offset, chunk.shape) for chunk in chunks), strict=True)))
+    made: TensorItem = replace(item, shape=shape, chunks=tuple(chunks))
+    try:
+        check_tiles(shape, [chunk[:2] for chunk in chunks], work)
+    except MetadataError as error:
+        raise ContainerError(
+            f"the slices of the tensor do not make one ({error.message}): a shard is missing, or does not belong here",
+            item=shorten(made.name),
+        ) from None
+    return made
 
 
 def _read_index(storage: Storage, layout: HubLayout) -> tuple[dict[str, str], dict[str, str]]:

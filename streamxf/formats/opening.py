@@ -26,6 +26,7 @@ LOOKED_FOR = (
     "a checkpoint of DCP (.metadata, or __0.metadata and so on), *.safetensors, model.safetensors.index.json, "
     "pytorch_model.bin.index.json and pytorch_model.bin"
 )
+_SLICES = "Its tensors are slices, as DCP's Hugging Face writer stores them: open the folder to read whole ones."
 _BEGINNING = 16  # bytes
 OF_DCP = (".distcp", ".metadata")
 _OF_TORCH = (b"PK\x03\x04", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9")  # a zip file; or the older form's magic number
@@ -63,7 +64,9 @@ def open_source(storage: Storage, access: Access = _NOTHING, *, listing: bool = 
         )
     with located(file=storage.label()), storage.open() as file:
         shard = (torchfile if kind is Format.TORCH else safetensors).read(file, storage.name)
-        contents = Contents(storage.label(), kind, shard.items, {storage.name: file.size}, extra=shard.metadata)
+        notes = (_SLICES,) if any(map(any, shard.offsets.values())) else ()
+        sizes = {storage.name: file.size}
+        contents = Contents(storage.label(), kind, shard.items, sizes, notes=notes, extra=shard.metadata)
     return FileReader(storage, contents, {storage.name: shard}, access)
 
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from streamxf.budget import check_head
 from streamxf.buffers import collector_paused
+from streamxf.checkpoint.bare import LENGTH_BYTES, MAX_HEADER, METADATA, SLICES, parse_header
 from streamxf.errors import ContainerError, UnsupportedError, shorten
 from streamxf.format.items import TensorItem, elements_size
 from streamxf.format.limits import MAX_INT, MAX_NDIM
 from streamxf.formats.contents import Shard, whole_tensor
 from streamxf.storage.reading import StoredFile
-
-LENGTH_BYTES = 8
-MAX_HEADER = 100_000_000
-"""Bytes, as in the safetensors library."""
 
 DTYPES = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
@@ -27,9 +23,6 @@ DTYPES = {
 
 TWO_IN_ONE = "F4"
 """The dtype of which an element of torch's has two."""
-
-METADATA = "__metadata__"
-_BYTES_EACH = 12  # a tensor's entry has three lists and objects in more than forty; parsed, each takes sixty and more
 
 
 def looks_like_one(beginning: bytes, size: int) -> bool:
@@ -58,7 +51,7 @@ def read(file: StoredFile, name: str) -> Shard:
     if start > file.size:
         raise ContainerError(f"the file has {file.size} bytes, and its header alone would take {start}: it was cut")
     check_head(file.raw, file.size, length, ContainerError)
-    content = _parse(file.read(LENGTH_BYTES, length))
+    content = parse_header(file.read(LENGTH_BYTES, length))
     metadata = content.pop(METADATA, None)
     metadata = {} if metadata is None else metadata
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
@@ -70,32 +63,7 @@ def read(file: StoredFile, name: str) -> Shard:
         except (ContainerError, UnsupportedError) as error:
             raise error.locate(item=shorten(tensor)) from None
     _check_cover(tensors, start, file.size)
-    return Shard({**tensors}, metadata=metadata)
-
-
-def _parse(data: bytes) -> dict[str, Any]:
-    """What a header says, by tensor, and ``__metadata__``; none of it is checked yet."""
-    if not data.startswith(b"{"):
-        raise ContainerError("the header does not begin with '{', as every safetensors file's does")
-    if data.count(b"{") + data.count(b"[") > 16 + len(data) // _BYTES_EACH:
-        raise ContainerError("the header has more lists and objects than tensors need; it was not read")
-    try:
-        content = json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
-    except RecursionError:
-        raise ContainerError("the header is nested deeper than any safetensors file's") from None
-    except ValueError as error:
-        raise ContainerError(f"the header is not JSON: {error}") from None
-    assert isinstance(content, dict)  # it begins with '{'
-    return content
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise ContainerError(f"the header has {shorten(twice)!r} twice")
-    return made
+    return Shard({**tensors}, metadata=metadata, offsets=_offsets(metadata, tensors))
 
 
 def _tensor(name: str, facts: Any, file: str, start: int) -> TensorItem:
@@ -121,6 +89,21 @@ def _tensor(name: str, facts: Any, file: str, start: int) -> TensorItem:
     if size != end - begin:
         raise ContainerError(f"the tensor has {end - begin} bytes in the file, its dtype and shape give {size}")
     return whole_tensor(name, DTYPES[dtype], tuple(shape), file, start + begin, size, (name,))
+
+
+def _offsets(metadata: dict[str, str], tensors: dict[str, TensorItem]) -> dict[str, tuple[int, ...]]:
+    """Where the slices of tensors belong, by what DCP notes of them; empty if it wrote none."""
+    if SLICES not in metadata:
+        return {}
+    noted = parse_header(metadata.pop(SLICES).encode("utf-8"))
+    offsets: dict[str, tuple[int, ...]] = {}
+    for name, item in tensors.items():
+        facts = noted.get(name)
+        offset: Any = facts.get("saved_offsets") if isinstance(facts, dict) else None
+        if not _are_sizes(offset) or len(offset) != len(item.shape):
+            raise ContainerError(f"the header's {SLICES!r} does not say where the slice belongs", item=shorten(name))
+        offsets[name] = tuple(offset)
+    return offsets
 
 
 def is_text(name: str) -> bool:

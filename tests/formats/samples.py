@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
 
 import streamxf
 from streamxf.checkpoint.access import Access
@@ -22,7 +23,7 @@ from streamxf.formats.contents import Contents
 from streamxf.formats.opening import Source
 from streamxf.storage.opening import open_storage
 from tests.dcp.helpers import KEY, save
-from tests.dcp.shards import rows, save_shards
+from tests.dcp.shards import Planner, rows, save_shards
 
 FLOATS = "float16 bfloat16 float32 float64 complex64"
 FP8 = "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
@@ -230,3 +231,20 @@ def written(kind: str, state: State, folder: Path) -> Path:
     path = folder / f"checkpoint{'.safetensors' if kind == 'safetensors' else ''}"
     WRITERS[kind](state, path)
     return path
+
+
+def by_dcp(writer: Callable[[], Any], states: Sequence[dict[str, Any]]) -> None:
+    """A checkpoint of several ranks by a writer of torch's."""
+    writers, planners = [writer() for _ in states], [Planner() for _ in states]
+    plans = []
+    for rank, (each, planner, state) in enumerate(zip(writers, planners, states, strict=True)):
+        each.set_up_storage_writer(rank == 0)
+        planner.set_up_planner(state, each.storage_meta(), rank == 0)
+        plans.append(each.prepare_local_plan(planner.create_local_plan()))
+    plans, metadata = create_default_global_save_plan(plans)
+    metadata.planner_data = {name: at for planner in planners for name, at in planner.mappings.items()}
+    plans = writers[0].prepare_global_plan(plans)
+    written = zip(writers, planners, plans, strict=True)
+    writers[0].finish(
+        metadata, [each.write_data(planner.finish_plan(plan), planner).wait() for each, planner, plan in written]
+    )

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from streamxf.checkpoint.bare import MAX_HEADER
 from streamxf.errors import ContainerError, StreamxfError, UnsupportedError
-from streamxf.formats.safetensors import MAX_HEADER
 from tests.dcp.helpers import assert_same
 
 from .samples import DTYPES, contents_at, contiguous, noise, open_at, states, whole

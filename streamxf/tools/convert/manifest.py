@@ -38,7 +38,7 @@ def is_kept(name: str) -> bool:
 
 class Placed(NamedTuple):
     """A tensor whose elements begin at `start` in a file, without gaps; `order` has its dimensions, the slowest in the
-    file first.
+    file first. With an `offset` it is a slice of the item from there on.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Placed(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     order: tuple[int, ...]
+    offset: tuple[int, ...] = ()
 
 
 class PackedFile(NamedTuple):
@@ -88,7 +89,7 @@ class PackManifest:
             "version": _VERSION,
             "format": self.format.name,
             "files": {
-                path: [[[*tensor[:3], *map(list, tensor[3:])] for tensor in file.tensors], list(file.others)]
+                path: [[_plain(tensor) for tensor in file.tensors], list(file.others)]
                 for path, file in self.files.items()
             },
             "left_out": list(self.left_out),
@@ -109,7 +110,8 @@ class PackManifest:
             )
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
             raise MetadataError(f"the item is not what pack stores: {error!r:.100}", item=ITEM) from None
-        names = list(made.items())
+        sliced = {tensor.name for file in made.files.values() for tensor in file.tensors if tensor.offset}
+        names = [name for name in made.items() if name not in sliced]
         above = (path[:at] for path in made.files for at, char in enumerate(path) if char == "/")
         if not (made.is_folder or (made.format in (Format.SAFETENSORS, Format.TORCH) and len(made.files) == 1)):
             raise MetadataError("it does not describe a single file, as its format requires", item=ITEM)
@@ -125,12 +127,18 @@ def manifest_of(reader: BoxReader) -> PackManifest | None:
     return PackManifest.from_plain(reader.load_object(ITEM)) if ITEM in reader.stored else None
 
 
+def _plain(tensor: Placed) -> list[Any]:
+    return [*tensor[:3], *map(list, tensor[3:5]), *filter(None, [list(tensor.offset)])]
+
+
 def _file(tensors: Any, others: Any) -> PackedFile:
     made = tuple(
-        Placed(_text(name), _count(start), _text(dtype), tuple(map(_count, shape)), tuple(map(_count, order)))
-        for name, start, dtype, shape, order in tensors
+        Placed(_text(name), _count(start), _text(dtype), *(tuple(map(_count, numbers)) for numbers in (shape, *rest)))
+        for name, start, dtype, shape, *rest in tensors
     )
     for tensor in made:
+        if len(tensor.offset) not in (0, len(tensor.shape)):
+            raise ValueError(f"{tensor.offset!r:.40} is not where a slice begins")
         if sorted(tensor.order) != list(range(len(tensor.shape))):
             raise ValueError(f"{tensor.order!r:.40} is not an order of dimensions")
     return PackedFile(made, tuple(map(_text, others)))

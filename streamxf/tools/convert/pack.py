@@ -320,7 +320,8 @@ def _packed(whole: PackedReader, wanted: ItemPart) -> Content:
     if chunk is None or not isinstance(item, TensorItem):
         return Content(MemorySource(memoryview(saved(whole.load_object(item.name)))), Kind.OBJECT)
     elements = whole.elements(item, chunk)
-    reads = RangeSource(elements.blocks, whole.label(chunk.place.file), item.name, elements.origin, item.size)
+    size = elements_size(item.dtype, chunk.shape)
+    reads = RangeSource(elements.blocks, whole.label(chunk.place.file), item.name, elements.origin, size)
     return Content(reads, Kind.TENSOR)
 
 

@@ -138,9 +138,10 @@ def open_packed(tree: manifest.FileTree, max_expansion: int = MAX_EXPANSION) -> 
     packed: dict[str, manifest.PackedFile] = {}
     rests: dict[str, Item] = {}
     gaps: dict[str, Gaps] = {}
+    joined = {name for name, item in packing.items.items() if len(item.places) > 1}
     for path, size in tree.files.items():
         shard, rest = packing.shards[path], manifest.rest_of(path)
-        tensors = _placed(shard)
+        tensors = _placed(shard, joined)
         others = shard.items.keys() - {tensor.name for tensor in tensors}
         packed[path] = manifest.PackedFile(tuple(tensors), tuple(filter(others.__contains__, shard.items)))
         if around := _gaps(tensors, size):
@@ -233,7 +234,7 @@ class _Packing:
         if found is None:
             return
         self.of_checkpoint = True
-        own = {tensor.name for tensor in _placed(found)}
+        own = {tensor.name for tensor in _placed(found, ())}
         labels = {
             name: f"{path}/{name}"
             for name, item in found.items.items()
@@ -272,9 +273,9 @@ def _shards_in(file: StoredFile, path: str, stored: Iterable[tuple[TensorItem, C
     return Shard(items)
 
 
-def _placed(shard: Shard) -> list[manifest.Placed]:
+def _placed(shard: Shard, joined: Collection[str]) -> list[manifest.Placed]:
     """The tensors of a file that have bytes of their own, in order: one of those that overlap, and none whose elements
-    have gaps between them.
+    have gaps between them. Those that are `joined` are slices.
     """
     tensors = [item for item in shard.items.values() if isinstance(item, TensorItem) and item.size]
     found: list[manifest.Placed] = []
@@ -283,7 +284,8 @@ def _placed(shard: Shard) -> list[manifest.Placed]:
         start = item.chunks[0].place.at
         order = _dense_order(item.shape, shard.strides.get(item.name, contiguous_strides(item.shape)))
         if order is not None and start >= stop:
-            found.append(manifest.Placed(item.name, start, item.dtype, item.shape, order))
+            offset = shard.offsets[item.name] if item.name in joined else ()
+            found.append(manifest.Placed(item.name, start, item.dtype, item.shape, order, offset))
             stop = start + item.size
     return found
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from operator import add
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from streamxf.checkpoint.bare import LENGTH_BYTES, MAX_HEADER, METADATA
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.elements import Array
 from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
@@ -20,8 +23,8 @@ from streamxf.format.items import Item, Path, TensorItem
 from streamxf.format.nesting import moved
 from streamxf.formats.contents import OF_TORCH, SUFFIXES, FileReader, Format, chosen
 from streamxf.formats.huggingface import INDEX
-from streamxf.formats.safetensors import DTYPES, LENGTH_BYTES, MAX_HEADER, METADATA, TWO_IN_ONE, is_text
-from streamxf.tools.convert.manifest import ITEM, PackedFile, PackManifest, is_kept, rest_of
+from streamxf.formats.safetensors import DTYPES, TWO_IN_ONE, is_text
+from streamxf.tools.convert.manifest import ITEM, PackedFile, PackManifest, Placed, is_kept, rest_of
 from streamxf.tools.convert.model import model_in
 from streamxf.tools.nesting import nested, restore_optimizers
 from streamxf.torchsave.writing import Shell, Value, torch_file
@@ -47,12 +50,14 @@ _NAMES = {torch_name: name for name, torch_name in DTYPES.items()}
 
 class Stretch(NamedTuple):
     """A tensor's elements, from `start` in a file; `order` has its dimensions, the slowest in the file first, and is
-    empty for row-major order.
+    empty for row-major order. It may be the slice of the tensor `whole` that begins at `offset`.
     """
 
     start: int
     item: TensorItem
     order: tuple[int, ...] = ()
+    offset: tuple[int, ...] = ()
+    whole: TensorItem | None = None
 
     def boxes(self) -> Iterator[Box]:
         order = self.order or tuple(range(len(self.item.shape)))
@@ -60,7 +65,7 @@ class Stretch(NamedTuple):
         places = [order.index(dim) for dim in range(len(order))]
         for box in boxes_of(turned):
             offset, lengths = (tuple(sides[place] for place in places) for sides in (box.offset, box.lengths))
-            yield Box(self.item, offset, lengths)
+            yield Box(self.whole or self.item, tuple(map(add, offset, self.offset)) or offset, lengths)
 
 
 @dataclass(frozen=True)
@@ -305,6 +310,11 @@ def restored(items: Mapping[str, Item], manifest: PackManifest, name: str) -> Pl
             item=ITEM,
         )
     files = [_as_it_was(path, file, items) for path, file in manifest.files.items()]
+    written = Counter[str]()
+    for run in (run for file in files for run in file.runs):
+        written[run.item.name] += run.item.size
+        if written[run.item.name] > items[run.item.name].size:  # type: ignore[union-attr]
+            raise MetadataError("slices of the tensor overlap in the files that were packed", item=run.item.name)
     if manifest.is_folder:
         files.sort(key=lambda file: (file.name.endswith(INDEX), file.name))
     else:
@@ -321,21 +331,32 @@ def _as_it_was(path: str, file: PackedFile, items: Mapping[str, Item]) -> NewFil
     runs, at, gaps = [], 0, [0]
     for tensor in file.tensors:
         item = items.get(tensor.name)
-        if not isinstance(item, TensorItem) or (item.dtype, item.shape) != (tensor.dtype, tensor.shape):
+        shape = () if not isinstance(item, TensorItem) else _within(item.shape, tensor)
+        if not isinstance(item, TensorItem) or (item.dtype, shape) != (tensor.dtype, tensor.shape):
             raise MetadataError(
                 f"{shorten(path)} cannot be restored: the tensor is missing, or has another dtype or shape than when "
                 "it was packed; choose what to write into a new file (only)",
                 item=shorten(tensor.name),
             )
-        runs.append(Stretch(tensor.start, item, tensor.order))
+        part = replace(item, shape=shape)
+        runs.append(Stretch(tensor.start, part, tensor.order, tensor.offset, item))
         gaps.append(tensor.start - at)
-        at = tensor.start + item.size
+        at = tensor.start + part.size
     made = NewFile(path, runs, rest if isinstance(rest, TensorItem) else None)
     if min(gaps) < 0 or sum(gaps) > made.rest_size:
         raise MetadataError(
             f"{shorten(path)} cannot be restored: its tensors do not fit where they were when it was packed", item=ITEM
         )
     return made
+
+
+def _within(shape: tuple[int, ...], tensor: Placed) -> tuple[int, ...]:
+    """The shape of a slice, as far as it is in a tensor of this `shape`; that itself where it is no slice."""
+    if len(tensor.offset) != len(shape):
+        return shape
+    return tuple(
+        max(0, min(size, whole - at)) for at, size, whole in zip(tensor.offset, tensor.shape, shape, strict=True)
+    )
 
 
 def _typed(tensors: Mapping[str, TensorItem]) -> str:
