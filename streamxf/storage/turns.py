@@ -49,6 +49,9 @@ class _InTurns:
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._target, name, value)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return in_turns, (self._target,)  # a file system; files cannot be pickled
+
 
 def in_turns(filesystem: Any) -> Any:
     """The same file system of fsspec's; all that use its client wait for each other."""

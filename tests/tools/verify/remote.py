@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Callable
@@ -9,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+from fsspec.asyn import AsyncFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 PROTOCOL = "verifytest"
+CONCURRENT = "verifytestasync"
 BLOCK = 1 << 16
 
 
@@ -58,8 +61,26 @@ class RemoteFile(AbstractBufferedFile):  # type: ignore[misc]
         return data
 
 
+class Concurrent(AsyncFileSystem):  # type: ignore[misc]
+    """The same folder behind a client that takes several calls at a time."""
+
+    protocol = CONCURRENT
+    cachable = False
+
+    async def _ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        return await asyncio.to_thread(Remote().ls, path, detail)
+
+    async def _info(self, path: str, **_: Any) -> dict[str, Any]:
+        return await asyncio.to_thread(Remote().info, path)
+
+    async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+        path = self._strip_protocol(path)
+        return await asyncio.to_thread(RemoteFile(Remote(), path, size=os.stat(path).st_size)._fetch_range, start, end)
+
+
 def url_of(folder: Path) -> str:
     """The folder's URL; nothing was read, and nothing fails."""
+    fsspec.register_implementation(CONCURRENT, Concurrent, clobber=True)
     fsspec.register_implementation(PROTOCOL, Remote, clobber=True)  # another test may have imported this module again
     Remote.before = lambda name, start, end: None
     Remote.read = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections import Counter
 from pathlib import Path
@@ -16,7 +17,7 @@ from streamxf.errors import ForeignError
 from tests.altered import flip
 from tests.dcp.helpers import KEY, data_files, full_chain, save
 
-from .remote import Meeting, Remote, StoreError, url_of
+from .remote import CONCURRENT, PROTOCOL, Meeting, Remote, StoreError, url_of
 
 FILES = 4
 
@@ -54,7 +55,7 @@ def test_damages_stand_in_the_order_of_files(saved: tuple[Path, Any]) -> None:
 def test_several_files_are_read_at_the_same_time(saved: tuple[Path, Any]) -> None:
     """A read of each file waits for reads of three others."""
     folder, key = saved
-    url = url_of(folder)
+    url = url_of(folder).replace(PROTOCOL, CONCURRENT)
     Remote.before = Meeting(FILES)
     assert streamxf.verify(url, keys=key).ok
 
@@ -120,19 +121,14 @@ def test_a_folder_that_cannot_be_listed(saved: tuple[Path, Any]) -> None:
 
 def test_an_interrupt_stops_all_threads(saved: tuple[Path, Any]) -> None:
     folder, key = saved
-    url = url_of(folder)
-    caller = threading.current_thread()
-    begun, interrupted = threading.Event(), threading.Event()
+    url = url_of(folder).replace(PROTOCOL, CONCURRENT)
+    names, interrupted = set[str](), threading.Event()
 
     def interrupt(name: str, start: int, end: int) -> None:
-        if name.endswith(".distcp"):
-            if threading.current_thread() is not caller:
-                begun.set()
-                assert interrupted.wait(60)
-                return
-            assert begun.wait(60)
+        names.update({name} if name.endswith(".distcp") else ())
+        if len(names) > 1 and not interrupted.is_set():  # one in this thread, and one in another
             interrupted.set()
-            raise KeyboardInterrupt
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     Remote.before = interrupt
     with pytest.raises(KeyboardInterrupt):
