@@ -80,13 +80,26 @@ class Job(Generic[T]):
     condition, whose Python code an interrupt can leave with its lock taken, on which the worker would then hang.
 
     - `size`: bytes that the job or its result hold.
+    - `owner`: the call is not made once this is gone. Cancelling in its `__del__` would drop an interrupt there.
     - `finished`: whether it will not run any more, nor is running.
     """
 
-    __slots__ = ("__weakref__", "_begun", "_call", "_cancelled", "_error", "_over", "_result", "finished", "size")
+    __slots__ = (
+        "__weakref__",
+        "_begun",
+        "_call",
+        "_cancelled",
+        "_error",
+        "_over",
+        "_owner",
+        "_result",
+        "finished",
+        "size",
+    )
 
-    def __init__(self, call: Callable[[], T], size: int = 0) -> None:
+    def __init__(self, call: Callable[[], T], size: int = 0, owner: ref[Any] | None = None) -> None:
         self.size = size
+        self._owner = owner
         self.finished = False
         self._call: Callable[[], T] | None = call
         self._begun = False
@@ -102,7 +115,7 @@ class Job(Generic[T]):
         # job that has begun always gets to its end.
         self._begun = True
         try:
-            if not self._cancelled:
+            if not self._cancelled and (self._owner is None or self._owner() is not None):
                 self._result = cast("Callable[[], T]", self._call)()
         except BaseException as error:
             if error.__traceback__ is not None:
@@ -253,14 +266,12 @@ class Engine:
         if self._started >= wanted:
             return True
         with self._starting:
-            try:
-                while self._started < wanted:
-                    name = f"streamxf_{self._started}"
-                    arguments = (self._jobs, self.budget.finished)
-                    threading.Thread(target=_work, args=arguments, name=name, daemon=True).start()
-                    self._started += 1
-            except RuntimeError:  # the system's limit on threads; those that run are enough
-                return self._started > 0
+            while self._started < wanted:
+                name = f"streamxf_{self._started}"
+                arguments = (self._jobs, self.budget.finished)
+                if not _start(threading.Thread(target=_work, args=arguments, name=name, daemon=True)):
+                    return self._started > 0  # those that run are enough
+                self._started += 1
         return True
 
 
@@ -377,8 +388,12 @@ def in_thread(call: Callable[[], T], name: str) -> Future[T]:
 
 
 def _start(thread: threading.Thread) -> bool:
+    """Start it, or return False where no more threads are to be had, and others do its work."""
     try:
         thread.start()
-    except RuntimeError:  # no more threads are to be had; the others do its work
-        return False
+    except RuntimeError as error:
+        if "new thread" in str(error):
+            return False
+        # else an interrupt, while `start` waited to see it run, left a condition that could not release its lock
+        raise error.__context__ or error from None
     return True

@@ -51,7 +51,7 @@ class Pipeline(Generic[T]):
         return self._enter(self._job(lambda: result, size), lambda job: job.run(self._engine.budget.finished))
 
     def _job(self, call: Callable[[], T], size: int) -> Job[T]:
-        return Job(call, size)
+        return Job(call, size, ref(self))
 
     def _enter(self, job: Job[T], start: Callable[[Job[T]], object]) -> list[T]:
         try:
@@ -110,10 +110,6 @@ class Pipeline(Generic[T]):
             job.cancel()
         self._flying.clear()  # their room is returned as each one goes
 
-    def __del__(self) -> None:
-        if "_flying" in self.__dict__:  # an interrupt may come while this is made
-            self.abandon()
-
     def _stop(self) -> None:
         for job in list(self._flying):
             job.cancel()
@@ -148,15 +144,11 @@ class _Watched(Job[T]):
     sink has had the result: that may hold all the memory that codecs took for it.
     """
 
-    __slots__ = ("_pipeline",)
-
-    def __init__(self, call: Callable[[], T], size: int, pipeline: ref[SinkPipeline[T]]) -> None:
-        super().__init__(call, size)
-        self._pipeline = pipeline
+    __slots__ = ()
 
     def run(self, finished: Callable[[Job[Any]], None]) -> None:
         super().run((lambda job: None) if in_worker() else finished)
-        if (pipeline := self._pipeline()) is not None:
+        if self._owner is not None and (pipeline := self._owner()) is not None:
             pipeline.look()
 
 

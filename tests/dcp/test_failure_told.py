@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -313,6 +314,28 @@ def test_ctrl_c_stops_all_threads_and_reaches_the_caller(
         assert_only(checkpoint, old)
     else:
         assert_only(checkpoint, new)
+
+
+def test_no_destructor_takes_an_interrupt(checkpoint: Path) -> None:
+    """What is raised in one is dropped, a KeyboardInterrupt too: none may run where a save or a load can hear of it."""
+    state, _ = states()
+    called: set[str] = set()
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call":
+            called.add(frame.f_code.co_qualname)
+
+    gc.collect()
+    gc.disable()
+    sys.setprofile(note)
+    try:
+        save(state, checkpoint)
+        load(state, checkpoint)
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    assert any(name.endswith("side_by_side") for name in called)
+    assert not {name for name in called if name.endswith("__del__")}
 
 
 # -- publishing, and after it ----------------------------------------------------------------------

@@ -474,6 +474,39 @@ def test_a_forked_child_makes_its_own():
     subprocess.run([sys.executable, "-c", FORK], check=True, timeout=60)
 
 
+def test_jobs_of_a_dropped_pipeline_are_not_begun(own_engine):
+    gate = threading.Event()
+    busy, dropped = Pipeline(), Pipeline()
+    for _ in range(WORKERS):
+        busy.submit(gate.wait, 1)
+    ran: list[int] = []
+    dropped.submit(lambda: ran.append(1), 1)
+    del dropped
+    gate.set()
+    wait_until(lambda: not own_engine.budget.jobs)
+    assert not ran
+
+
+@pytest.mark.parametrize("use", ["workers", "files"])
+def test_an_interrupt_while_a_thread_starts_is_no_lack_of_threads(own_engine, monkeypatch, use):
+    """In `Condition.wait` it can come between two locks; leaving its `with` then raises a RuntimeError."""
+
+    class Interrupted(threading.Thread):
+        def start(self) -> None:
+            super().start()
+            try:
+                raise KeyboardInterrupt
+            finally:
+                raise RuntimeError("release unlocked lock")
+
+    monkeypatch.setattr(threading, "Thread", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        if use == "workers":
+            Pipeline().submit(lambda: None, 1)
+        else:
+            engine.side_by_side([lambda: None], 2, [])
+
+
 def test_dropped_pipelines_leave_nothing_behind(own_engine):
     for _ in range(20):
         pipeline: Pipeline[None] = Pipeline()
