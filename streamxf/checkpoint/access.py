@@ -14,7 +14,7 @@ import zstandard
 
 from streamxf.budget import MAX_EXPANSION, Budget
 from streamxf.chain import Chain, ChainLike
-from streamxf.errors import IdentityError, MetadataError, ParameterError, PolicyError
+from streamxf.errors import IdentityError, MetadataError, ParameterError, PolicyError, UnsupportedError
 from streamxf.format.items import Item, Path, check_name
 from streamxf.format.limits import MAX_STEP
 from streamxf.keys import KeyRing, KeysLike, SigningKey, TrustLike, VerifyKey
@@ -48,7 +48,7 @@ class Renaming:
         for old in names:
             try:
                 olds.setdefault(check_name(self._new(old)), []).append(old)
-            except MetadataError:
+            except (MetadataError, UnsupportedError):
                 raise ParameterError(f"the new name of {old!r} would be empty, or not valid Unicode") from None
         for new, shared in olds.items():
             if len(shared) > 1:

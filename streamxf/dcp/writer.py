@@ -458,8 +458,10 @@ def begin_sharing() -> None:
     3.12.0 to 3.12.2 can start none once the main thread has ended, and the last save of a script would be lost.
     """
     if (3, 12) <= sys.version_info < (3, 12, 3):
-        with open(os.devnull, "rb") as file:
-            os.close(DupFd(file.fileno()).detach())
+        reading, writing = os.pipe()
+        os.close(DupFd(reading).detach())
+        os.close(reading)
+        os.close(writing)
 
 
 def _log_failure(future: futures.Future[Any]) -> None:

@@ -25,10 +25,11 @@ def pack_json(content: Any, what: str, cure: str, most: int = limits.MAX_ROOT, m
     bytes of JSON are allowed, with at most `marks` commas and opening brackets.
     """
     text = json.dumps(content, separators=(",", ":")).encode("ascii")
-    if len(text) > most or (count := count_marks(text)) > marks:
+    most, count = min(most, limits.MAX_ROOT), count_marks(text)
+    for_marks = limits.MARK_BYTES * (count - limits.FREE_MARKS)
+    if max(len(text), for_marks) > most or count > marks:
         allowed = f"{most} are allowed, with {marks} commas and brackets"
         raise MetadataError(f"{what} would have {len(text)} bytes, of which {allowed}; {cure}")
-    for_marks = limits.MARK_BYTES * (count - limits.FREE_MARKS)
     text = text.ljust(for_marks)  # where it has fewer bytes itself
     return zstd.compress_to(text, max(-(-(len(text) - _FREE) // limits.ROOT_EXPANSION), for_marks))
 

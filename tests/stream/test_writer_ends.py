@@ -247,9 +247,9 @@ def test_short_writes(most):
     assert all(read(target.getvalue()) == data for read in READERS)
 
 
-@pytest.mark.parametrize("answer", [0, None])
-def test_a_file_that_takes_nothing(answer):
-    class Refusing(io.BytesIO):
+@pytest.mark.parametrize(("base", "answer"), [(io.BytesIO, 0), (io.RawIOBase, None)])
+def test_a_file_that_takes_nothing(base, answer):
+    class Refusing(base):
         def write(self, data):
             return answer
 

@@ -72,4 +72,4 @@ def test_objects_and_small_tensors_are_read_once_and_unpickled_by_each_ranks_own
         assert at_most <= requests
         assert ratio < 1.05
         assert "1" in found["refused"]  # a rank that was done before need not hear of it
-        assert all(error.startswith("PolicyError: ") for error in found["refused"].values())
+        assert all(error.startswith("NotAllowedError: ") for error in found["refused"].values())
