@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, zip_longest
 from typing import IO, Any, Literal, Protocol, Self, runtime_checkable
 
 import zstandard
@@ -24,8 +25,9 @@ from streamxf.torchsave.objects import Objects
 from streamxf.wording import some
 
 Names = Mapping[str, str]
-"""From old names of items to new ones. One ``*`` in both stands for the same text, however long: ``{"module.*": "*"}``
-removes a prefix. A whole name counts before a pattern, and the first pattern that fits before others.
+"""From old names of items to new ones. Each ``*`` stands for the same text in both, however long, in order:
+``{"module.*": "*"}`` removes a prefix. A whole name counts before a pattern, and the first pattern that fits before
+others.
 """
 
 
@@ -37,8 +39,8 @@ class Renaming:
             raise ParameterError("names are given as a mapping from old names to new ones")
         self.given = dict(names)
         for old, new in names.items():
-            if (old.count("*"), new.count("*")) not in ((0, 0), (1, 1)):
-                raise ParameterError(f"{old!r} to {new!r}: both names have one '*', or none has any")
+            if old.count("*") != new.count("*"):
+                raise ParameterError(f"{old!r} to {new!r}: both names need the same number of '*'")
         parts = {old: map(re.escape, old.split("*")) for old in names if "*" in old}
         self._patterns = {old: re.compile("(.*)".join(each), re.DOTALL) for old, each in parts.items()}
 
@@ -66,7 +68,8 @@ class Renaming:
             return self.given[name]
         for old, pattern in self._patterns.items():
             if (match := pattern.fullmatch(name)) is not None:
-                return self.given[old].replace("*", match[1])
+                texts = zip_longest(self.given[old].split("*"), match.groups(), fillvalue="")
+                return "".join(chain.from_iterable(texts))
         return name
 
 

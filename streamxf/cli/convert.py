@@ -151,7 +151,9 @@ def stock(path: str = options.PATH, *, out: Output) -> int:
 
 def rename(
     path: str = options.PATH,
-    names: list[str] = options.argument("OLD=NEW...", "A name and the new one; one '*' in both stands for any text."),
+    names: list[str] = options.argument(
+        "OLD=NEW...", "A name and the new one; each '*' stands for the same text in both."
+    ),
     *,
     terms: options.Group,
     out: Output,

@@ -51,6 +51,8 @@ def test_a_path_follows_its_name(path: Any, old: str, new: str, wanted: Any) -> 
 def test_a_whole_name_counts_before_a_pattern_and_the_first_pattern_before_others() -> None:
     names = Renaming({"a.*": "x.*", "*": "y.*", "a.w": "z"})
     assert names.of(["a.w", "a.v", "b", "a.", "a"]) == {"a.w": "z", "a.v": "x.v", "b": "y.b", "a.": "x.", "a": "y.a"}
+    wrapped = Renaming({"*._wrapped.*.b.*": "*.*.b.*"})
+    assert wrapped.of(["m._wrapped.0.b.*", "m.0.b.w"]) == {"m._wrapped.0.b.*": "m.0.b.*", "m.0.b.w": "m.0.b.w"}
     assert Renaming({"ab*ba": "*"}).of(["aba", "abba "]) == {"aba": "aba", "abba ": "abba "}
 
 
@@ -98,7 +100,7 @@ def test_the_rules_may_stay_when_a_run_goes_on(tmp_path: Path) -> None:
     [
         ({"module.a": "module.b"}, ("'module.b'", "module.a, module.b")),
         ({"module.c": "c"}, ("no items", "module.c")),
-        ({"module.*": ""}, ("one '*'",)),
+        ({"module.*": ""}, ("number of '*'",)),
     ],
 )
 def test_names_that_collide_or_are_missing_are_said(tmp_path: Path, names: Any, words: tuple[str, ...]) -> None:

@@ -100,7 +100,7 @@ def test_it_stays_the_same_save(tmp_path: Path) -> None:
         ({"mudule.*": "*"}, ("no items", "mudule.*")),
         ({"model.module.a": ""}, ("empty",)),
         ({"model.module.a": "\ud800"}, ("not valid Unicode",)),
-        ({"model.module.*": "model"}, ("one '*'",)),
+        ({"model.module.*": "model"}, ("number of '*'",)),
         ({"a": 7}, ("mapping",)),
         ({"step": "model"}, ("nested state dict", "'model'")),
         ([("a", "b")], ("mapping",)),
