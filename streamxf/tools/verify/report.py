@@ -99,11 +99,12 @@ WITHOUT_CRC = ("item", "the bytes of {} saved without any checksum")
 TRANSFORMED = ("item", "the bytes of {} that passed a stream transform, except that they decode")
 _SKIPPED = (UNBOUND, KEYED, TRANSFORMED, WITHOUT_CRC)
 _MOST_REASONS = 20
+_OPAQUE = "that {} can be loaded here, which needs "
 
 
 def opaque(reason: str) -> tuple[str, str]:
     """The check that torch makes the tensor that the metadata says, where it cannot be made here."""
-    return "tensor", f"that {{}} can be loaded here, which needs {reason}"
+    return "tensor", f"{_OPAQUE}{reason}"
 
 
 _COUNTS = ("files", "items", "blocks", "bytes_read", "unlisted")
@@ -204,7 +205,9 @@ def report_of(
     for each in found:
         skipped.update(each.skipped)
     unchecked = [text for each in found for text in each.unchecked]
-    checks = [*_SKIPPED, *sorted(skipped.keys() - {*_SKIPPED})[:_MOST_REASONS]]
+    # a worker's own text is none of these
+    reasons = sorted(each for each in skipped if each[0] == "tensor" and each[1].startswith(_OPAQUE))
+    checks = [*_SKIPPED, *reasons[:_MOST_REASONS]]
     unchecked += [each[1].replace("{}", many(skipped[each], each[0]), 1) for each in checks if skipped[each]]
     damaged = tuple(damage for each in found for damage in each.damaged)
     return VerifyReport(
