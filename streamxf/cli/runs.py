@@ -6,7 +6,6 @@ import math
 import sys
 import time
 import warnings
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -20,9 +19,7 @@ from streamxf.errors import ParameterError, escaped
 from streamxf.wording import by_reason, listed, many, printable, size_text, some, time_text
 
 if TYPE_CHECKING:
-    from streamxf.manager.listing import Run
     from streamxf.manager.record import Record
-    from streamxf.manager.retention import Retention
 
 
 def list_(run: str = options.RUN, run_id: str | None = options.RUN_ID, *, out: show.Output) -> int:
@@ -213,9 +210,6 @@ def forget(
     ),
     verify: options.Verify = options.VERIFY,
     dry_run: bool = options.DRY_RUN,
-    replay: bool = options.flag(
-        "Remove nothing; of the checkpoints that exist, show which the rules would have removed after each save."
-    ),
     yes: bool = options.YES,
     unverified: bool = options.flag("Also count and remove checkpoints that the given keys do not verify."),
     *,
@@ -238,7 +232,6 @@ def forget(
     Examples:
     streamxf forget /checkpoints/run-7 --keep last=3,every=10000 --dry-run
     streamxf forget /checkpoints/run-7 --keep best=2,daily=7 --metric loss --max-size 2TB
-    streamxf forget /checkpoints/run-7 --keep last=3,weekly=4 --replay
     """
     from streamxf.manager.forget import forget_in, recorded_rules
     from streamxf.manager.listing import Run
@@ -253,9 +246,7 @@ def forget(
     recorded = kept.keeps_all
     if recorded and extras:
         raise ParameterError("--extras is no rule: give at least one of --keep, --max-age, --max-size")
-    if replay and yes:
-        raise ParameterError("--replay shows what would have been removed; --yes removes")
-    shows = dry_run or replay or (recorded and not yes)
+    shows = dry_run or (recorded and not yes)
     asks = out.asks(shows, yes)
     place = Run.at(run, run_id=run_id, unverified=unverified, **keys)
     if recorded:
@@ -265,7 +256,6 @@ def forget(
         if known and kept.metric not in known:  # or all the best would go because of a typing error
             text = f"no checkpoint has the metric {kept.metric!r:.80}; there are {', '.join(sorted(known))}"
             raise ParameterError(text)
-    steps = _replayed(place, kept) if replay else []
     report = forget_in(place, kept, verify, dry_run=shows or asks)
     if asks and report.removed:
         if not out.confirmed(str(report), len(report.removed)):
@@ -273,36 +263,8 @@ def forget(
         report = forget_in(place, kept, verify)
     facts = {"path": run, **asdict(report)}
     facts["reasons"] = {name: [*map(with_options, why)] for name, why in facts.pop("kept").items()}
-    if replay:
-        facts["replay"] = [{"name": name, "removed": gone} for name, gone in steps]
     if recorded and not out.json:
         named = ", ".join(f"{name}={value!r}" for name, value in kept.to_json().items()) or "keep everything"
         show.say(f"the job's own rules: {named}")
-    if steps and not out.json:
-        _print_replay(steps)
     out.result(facts, str(report))
     return FAILED if report.failed else FINE
-
-
-def _replayed(run: Run, keep: Retention) -> list[tuple[str, list[str]]]:
-    """What the rules would have removed after each save, in each series of names."""
-    from streamxf.manager.retention import settled
-
-    records = [record for record in run.records() if record.counts]
-    series = dict.fromkeys(record.series for record in records)
-    return [
-        step
-        for each in series
-        for step in keep.replay(settled([record for record in records if record.series == each], time.time()))
-    ]
-
-
-def _print_replay(steps: list[tuple[str, list[str]]]) -> None:
-    from streamxf.manager.record import series_of
-
-    table = show.TextTable("saved", "kept then", "removed then", right=["kept then"], fold=["saved", "removed then"])
-    kept: Counter[str] = Counter()
-    for name, removed in steps:
-        kept[series_of(name)] += 1 - len(removed)
-        table.row(name, f"{kept[series_of(name)]:,}", ", ".join(removed))
-    table.print()

@@ -172,17 +172,6 @@ class Retention:
                 taken -= record.bytes or 0
         return reasons
 
-    def replay(self, records: Iterable[Record]) -> Iterator[tuple[str, list[str]]]:
-        """The effect of these rules while a run saved these checkpoints: for each, from the oldest to the newest, its
-        name, and the names of those that would have been removed once it was saved.
-        """
-        there: list[Record] = []
-        for record in sorted((each for each in records if each.complete), key=lambda each: each.order):
-            there.append(record)
-            reasons = self.decide(there)
-            yield record.name, [each.name for each in there if not reasons[each.name]]
-            there = [each for each in there if reasons[each.name]]
-
     def _kept(self, records: Sequence[Record]) -> Iterator[tuple[str, Record]]:
         """What each rule keeps, and the rule in words; the records are from the newest to the oldest."""
         if replace(self, max_bytes=None, max_age=None).keeps_all:

@@ -87,7 +87,6 @@ def test_every_field_is_used_and_every_name_is_a_field():
         "latest run",
         "latest empty",
         "forget run --keep last=1 --dry-run",
-        "forget run --keep last=1 --replay",
         "forget run --keep last=1 --yes",
         "pack model.safetensors new",
         "pack model.safetensors new --recipient file:team.pub --signer file:sign.key",

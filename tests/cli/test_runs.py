@@ -408,26 +408,10 @@ def test_with_keys_those_of_the_job_are_followed(run: Run, tmp_path: Path, key: 
 
 def test_without_any_rule_it_refuses(run: Run, tmp_path: Path, plain: Path):
     shutil.copytree(plain, tmp_path / "run" / "step-1")
-    for arguments in ([], ["--dry-run"], ["--replay"]):
+    for arguments in ([], ["--dry-run"]):
         done = run("forget", tmp_path / "run", *arguments)
         assert done.code == 2
         assert "nothing says what is to stay" in " ".join(done.err.split())
-
-
-def test_a_replay(run: Run, folder: Path):
-    done = run("forget", folder, "--keep", "last=2", "--replay")
-    assert done.code == 0
-    table = [line.split() for line in done.out.splitlines() if line.startswith(" step-")]
-    assert table == [
-        ["step-100", "1"],
-        ["step-200", "2"],
-        ["step-300", "2", "step-100"],
-        ["step-1000", "2", "step-200"],
-    ]
-    assert "would remove 2 checkpoints" in done.out
-    shown = run("forget", folder, "--replay", "--json").json
-    assert [each["removed"] for each in shown["replay"]] == [[], ["step-100"], [], ["step-300"]]
-    assert steps(folder) == [*LOSSES, 1100]
 
 
 @pytest.mark.parametrize(("extras", "stays"), [("keep", True), ("remove", False)])
@@ -460,7 +444,6 @@ def test_other_files_in_its_folder(run: Run, folder: Path, extras: str, stays: b
         ("--metric loss --keep last=1", "--metric NAME go together"),
         ("--keep last=1 --verify some", "some"),
         ("--extras remove", "no rule"),
-        ("--keep last=1 --replay", "--replay shows"),
         ("--max-age 3x", "is not a time"),
     ],
 )
