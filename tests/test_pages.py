@@ -122,6 +122,14 @@ def test_it_runs_as_printed(page: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert ran == len(python_blocks(page)) > 0
 
 
+def test_what_the_first_page_shows_runs_again_in_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        namespace: dict[str, Any] = {"__name__": "__page__"}
+        for block in python_blocks(PAGES[0]):
+            run(block, PAGES[0], namespace)
+
+
 def test_pages_that_need_it_say_that_their_blocks_build_on_one_another():
     for page in PAGES:
         if TOGETHER in page.read_text():

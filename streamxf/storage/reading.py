@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 from streamxf.buffers import Scratch
 from streamxf.engine import ForkLock
-from streamxf.errors import ContainerError, ReplacedError
+from streamxf.errors import ContainerError, ReplacedError, UnsupportedError
 from streamxf.storage.fetch import FetchedFile
 from streamxf.storage.fetch import Span as Span
 
@@ -258,6 +258,11 @@ class StoredFile:
     fetched: FetchedFile | None = None
     _ahead: tuple[int, bytes] = (0, b"")
 
+    def __post_init__(self) -> None:
+        if self.size in _POINTER_BYTES and self.read(0, len(_POINTER)) == _POINTER:
+            text = "a Git LFS pointer stands in place of the file: run `git lfs pull` in the repository"
+            raise UnsupportedError(text, file=self.name)
+
     def slice(self, at: int, size: int) -> FileSlice:
         if at + size > self.size:
             raise ContainerError(
@@ -276,6 +281,10 @@ class StoredFile:
     def read(self, at: int = 0, size: int | None = None) -> bytes:
         size = self.size - at if size is None else size
         return self.slice(at, size).read_at(0, size)
+
+
+_POINTER = b"version https://git-lfs.github.com/spec/v1"
+_POINTER_BYTES = range(100, 200)  # a digest and a size follow
 
 
 def size_of(raw: IO[bytes]) -> int | None:

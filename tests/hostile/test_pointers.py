@@ -1,0 +1,62 @@
+"""A pointer of Git LFS in place of a file, as a clone without `git lfs` has it: every reader says so, and it is no
+damage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+
+import streamxf
+from streamxf.errors import UnsupportedError, is_damage
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"4d7a" * 16 + b"\nsize 2336927755\n"
+STATE = {"weight": torch.ones(1000)}
+
+READERS: dict[str, Callable[[Path, Path], Any]] = {
+    "inspect": lambda path, _: streamxf.inspect(path),
+    "verify": lambda path, _: streamxf.verify(path),
+    "diff": lambda path, _: streamxf.diff(path, path),
+    "pack": lambda path, new: streamxf.pack(path, new, chain="zstd"),
+    "unpack": lambda path, new: streamxf.unpack(path, new / "new.safetensors"),
+}
+
+
+def refuse(call: Callable[[], Any]) -> None:
+    with pytest.raises(UnsupportedError, match="run `git lfs pull`") as failure:
+        call()
+    assert not is_damage(failure.value)
+
+
+@pytest.mark.parametrize("reader", ["inspect", "verify", "diff", "pack"])
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "weights.pt"])
+def test_single_files(tmp_path: Path, name: str, reader: str) -> None:
+    save_file(STATE, tmp_path / name)
+    (tmp_path / name).write_bytes(POINTER)
+    refuse(lambda: READERS[reader](tmp_path / name, tmp_path / "new"))
+
+
+@pytest.mark.parametrize("reader", ["inspect", "unpack"])
+def test_metadata(tmp_path: Path, reader: str) -> None:
+    dcp.save(STATE, storage_writer=streamxf.FileSystemWriter(tmp_path / "saved"))
+    (tmp_path / "saved" / ".metadata").write_bytes(POINTER)
+    refuse(lambda: READERS[reader](tmp_path / "saved", tmp_path))
+    assert "run `git lfs pull`" in str(streamxf.verify(tmp_path / "saved"))
+
+
+def test_data(tmp_path: Path) -> None:
+    dcp.save(STATE, storage_writer=streamxf.FileSystemWriter(tmp_path / "saved"))
+    (data,) = (tmp_path / "saved").glob("*.distcp")
+    data.write_bytes(POINTER)
+    with streamxf.Checkpoint(tmp_path / "saved") as checkpoint:
+        refuse(checkpoint["weight"].read)
+    refuse(lambda: READERS["unpack"](tmp_path / "saved", tmp_path))
+    report = streamxf.verify(tmp_path / "saved")
+    assert not report.ok
+    assert "run `git lfs pull`" in str(report)
