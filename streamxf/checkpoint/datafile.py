@@ -312,7 +312,7 @@ def write_files(save: Save, files: Mapping[str, Iterable[Entry]], threads: int) 
 def write_file(save: Save, path: str, entries: Iterable[Entry]) -> SavedFile:
     """Write items into a new file; after any error all other files of this save stop, too."""
     with located(file=path, doing="storing"):
-        with save.storage.create(path) as raw:
+        with save.create(path) as raw:
             file = DataFile(raw, path, save)
             try:
                 for part, content in entries:

@@ -287,6 +287,7 @@ def check_present(
 
 
 DAY = 86_400.0  # seconds: no save takes so long from its last byte to its publication, and no clocks differ so much
+HOUR = 3_600.0
 
 _SHOWN = 5
 
@@ -349,6 +350,24 @@ def files_of(storage: Storage, name: str) -> Collection[str]:
     except (StreamxfError, OSError):
         return ()  # it is damaged, or there is none
     return index.files.keys() if index is not None else ()
+
+
+def under_way(storage: Storage, names: Collection[str], age: float = HOUR) -> bool:
+    """Whether a process writes one of these data files, as their locks show; where there are none, whether one was
+    written to less than `age` seconds ago.
+    """
+    unlocked = []
+    for name in names:
+        try:
+            file = storage.lock_file(name)
+        except BlockingIOError:
+            return True
+        if file is not None:
+            file.close()
+        else:
+            unlocked.append(name)
+    written = storage.written(unlocked).values() if age and unlocked else ()
+    return any(at is not None and time.time() - at < age for at in written)
 
 
 def settled(storage: Storage, names: Collection[str], age: float) -> set[str]:

@@ -6,10 +6,11 @@ import errno
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any, Literal, Self
+from typing import IO, Any, Literal, Self
 
 from streamxf.buffers import Writable
 from streamxf.cached import cached_property
@@ -26,6 +27,7 @@ from streamxf.registry import BUILTINS, CodecRegistry
 from streamxf.report import Meter
 from streamxf.storage.disk import Mount
 from streamxf.storage.files import TO_NOTHING
+from streamxf.storage.lock import release
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage
 from streamxf.stream.encoder import ContainerEncoder, StreamWriter, block_log2_of
@@ -185,6 +187,8 @@ class Save:
         self.meter = Meter()
         self._needs: dict[str, tuple[tuple[str, ...], str]] = {}
         self.failures: list[BaseException] = []
+        self._files = count(1)
+        self._lock: IO[bytes] | None = None
 
     @classmethod
     def to(
@@ -224,9 +228,25 @@ class Save:
     def enter(self, *, links: bool = True) -> Storage:
         """Hold a local folder open, whatever is put in its place; AbortedError for a link that is not followed."""
         self.storage = self.storage.hold(links=links)
+        self._files = count()
         return self.storage
 
+    @contextmanager
+    def create(self, path: str) -> Iterator[IO[bytes]]:
+        """`Storage.create` of a data file. Where there are locks, the first one that is made between `enter` and
+        `leave` is locked until the latter: tools leave alone what lies beside it.
+        """
+        with self.storage.create(path) as raw:
+            if next(self._files) == 0:
+                with suppress(BlockingIOError):  # a tool looks at it just now
+                    self._lock = self.storage.lock_file(path, make=True)
+            yield raw
+
     def leave(self) -> None:
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            with lock:
+                release(lock)  # a forked child may still have the descriptor
         self.storage = self.storage.let_go()
 
     def file_name(self, rank: int, number: int) -> str:

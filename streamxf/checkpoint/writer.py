@@ -216,7 +216,7 @@ class CheckpointWriter:
         if self._file is None:
             self._path = path = self._save.file_name(0, 0)
             self._opened.enter_context(located(file=path, doing="storing"))
-            raw = self._opened.enter_context(self._save.storage.create(path))
+            raw = self._opened.enter_context(self._save.create(path))
             self._file = DataFile(raw, path, self._save)
         source = content.source
         if copy and isinstance(source, MemorySource) and source.size <= 1 << self._to.block_log2:

@@ -118,8 +118,8 @@ def clean(
     It lists these files, and asks first. The checkpoint's own files stay, and so do files that streamxf did not write.
     The next save removes leftovers, too. If the checkpoint is incomplete, nothing is removed.
 
-    Do not call it while a save to this folder is under way: until that is published, its files look like leftovers, and
-    the save fails without them.
+    While a save to this folder is under way, as its lock shows, all leftovers stay; where there are no locks, those
+    younger than a day.
 
     Examples:
     streamxf clean /checkpoints/step-1000 --dry-run

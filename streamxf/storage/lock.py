@@ -155,15 +155,25 @@ def try_lock_file(folder: int, name: str, make: bool) -> IO[bytes] | None:
     kind, posix = (fcntl.F_WRLCK, fcntl.LOCK_EX) if make else (fcntl.F_RDLCK, fcntl.LOCK_SH)
     file = io.FileIO(os.open(name, flags, 0o600, dir_fd=folder), "r+")
     try:
-        try:
-            fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, *[0] * 4))  # all of the file
-        except (BlockingIOError, PermissionError):
-            raise
-        except (AttributeError, OSError):
-            fcntl.lockf(file, posix | fcntl.LOCK_NB)
+        _set_lock(file, kind, posix)
     except OSError as error:
         file.close()
         if isinstance(error, BlockingIOError | PermissionError):
             raise BlockingIOError(*error.args) from None
         return None
     return file
+
+
+def release(file: IO[bytes]) -> None:
+    """Release the lock of such a file for all who have inherited it."""
+    with suppress(OSError):
+        _set_lock(file, fcntl.F_UNLCK, fcntl.LOCK_UN)
+
+
+def _set_lock(file: IO[bytes], kind: int, posix: int) -> None:
+    try:
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, *[0] * 4))  # all of the file
+    except (BlockingIOError, PermissionError):
+        raise
+    except (AttributeError, OSError):
+        fcntl.lockf(file, posix | fcntl.LOCK_NB)

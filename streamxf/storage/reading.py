@@ -12,7 +12,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from time import perf_counter
 from typing import IO, TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
@@ -247,7 +248,7 @@ class StoredFile:
     """A file that is open for reading.
 
     - `name`: for errors.
-    - `access`: to the file, by position; may be replaced by one that counts or measures.
+    - `access`: to the file, by position.
     - `fetched`: the file in an object store, below `access`; None of any other file.
     """
 
@@ -262,6 +263,12 @@ class StoredFile:
         if self.size in _POINTER_BYTES and self.read(0, len(_POINTER)) == _POINTER:
             text = "a Git LFS pointer stands in place of the file: run `git lfs pull` in the repository"
             raise UnsupportedError(text, file=self.name)
+
+    def through(self, access: PositionalFile) -> StoredFile:
+        """The same open file, read through `access`."""
+        file = copy(self)  # not made anew, which would look for a pointer by reading again
+        file.access = access
+        return file
 
     def slice(self, at: int, size: int) -> FileSlice:
         if at + size > self.size:
@@ -412,7 +419,7 @@ class OpenFiles:
             elif lent.stamp != _stamp_of(file):
                 stack.close()
                 raise ReplacedError(_REPLACED, file=file.name)
-            file = replace(file, access=lent)
+            file = file.through(lent)
         made = self._files[name] = _Opened(file, access, stack)
         return made
 

@@ -11,7 +11,7 @@ from typing import Any
 from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.metadata import metadata_files, no_metadata, resumable
-from streamxf.checkpoint.publish import DAY, RUN_FILE, leftovers, made_by_writers, settled
+from streamxf.checkpoint.publish import DAY, RUN_FILE, leftovers, made_by_writers, settled, under_way
 from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, PolicyError, UnsupportedError
 from streamxf.format.names import GLOBAL, rank_of
 from streamxf.formats.opening import contents_of
@@ -80,8 +80,8 @@ def clean(
     of unfinished uploads.
 
     The next save does the same, once it is published. Files that no writer makes stay. Call it when no save to the
-    folder is under way. On a local disk, such a save fails, and the published checkpoint stays intact. Elsewhere no
-    lock keeps the two apart, and the save might be published without its files; so files younger than a day stay there.
+    folder is under way. Where there are locks, a process that saves holds one until it has published, and no leftover
+    is removed meanwhile. Elsewhere files younger than a day stay.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def clean(
         ranks = None if names == [GLOBAL] else {rank_of(name) for name in names}
         found = [name for name in leftovers(files, named, None) if ranks is None or rank_of(name) in ranks]
         kept = sorted(name for name in files.keys() - named - set(found) if not RUN_FILE.fullmatch(name))
-        old = settled(storage, found, age)
+        old = set() if under_way(storage, found, 0) else settled(storage, found, age)
         if old and not alone and before is not None and _read(storage, access).metadata != before.metadata:
             raise MetadataError(
                 "the metadata was replaced meanwhile: another process saves to this folder. Nothing was removed; try "

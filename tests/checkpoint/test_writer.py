@@ -568,7 +568,7 @@ def test_without_a_copy_it_stays_in_use(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_number_that_two_items_have_is_never_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ties a container to its row in the index, and no reader would take either."""
-    monkeypatch.setattr("streamxf.checkpoint.saving.count", lambda: repeat(7))
+    monkeypatch.setattr("streamxf.checkpoint.saving.count", lambda *_: repeat(7))
     with pytest.raises(MetadataError, match="one writer and number"):
         written(tmp_path / "new", {"a": np.ones(5), "b": np.ones(5)}, chain="zstd")
     assert not (tmp_path / "new").exists()

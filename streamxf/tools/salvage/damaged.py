@@ -8,7 +8,6 @@ import io
 import re
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -165,7 +164,7 @@ class DamagedCheckpoint(Checkpoint):
         except FileNotFoundError as error:
             raise no_file(self.storage, place.file, copy[0]) from error
         share = self.shares.begin(place[:2])
-        source = replace(file, access=Counted(file.access, share.advance)).slice(place.at, place.size)
+        source = file.through(Counted(file.access, share.advance)).slice(place.at, place.size)
         blocks = opener.open_source(source, wanted)
         if place.crcs is not None or opener.in_container(source, place):
             return blocks

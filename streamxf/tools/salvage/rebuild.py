@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
 
 from streamxf import errors
 from streamxf.budget import Budget, check_whole, held_bytes, most
@@ -95,7 +94,7 @@ class _Files:
         found: list[Found | Gap] = []
         try:
             with self._storage.open(name) as opened:
-                file = replace(opened, access=Counted(opened.access, shares.begin(name).advance))
+                file = opened.through(Counted(opened.access, shares.begin(name).advance))
                 size = min(file.size, most(held_bytes(file.raw, file.size), self._times))
                 if size < file.size:  # a hole has no end, and nothing in it
                     found.append(Gap(size, file.size - size))

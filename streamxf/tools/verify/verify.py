@@ -22,6 +22,7 @@ from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import UNKNOWN_RANKS, Access, Codecs, Require, SaveIds
 from streamxf.checkpoint.metadata import Metadata, read_metadata, unfinished
 from streamxf.checkpoint.opening import ItemPart, streams_of
+from streamxf.checkpoint.publish import under_way
 from streamxf.engine import side_by_side
 from streamxf.errors import located
 from streamxf.format.limits import TRAILER_BYTES
@@ -44,6 +45,8 @@ _NO_METADATA = (
     "the metadata is missing, so the checkpoint's contents are unknown: it was lost, or no save to this folder was "
     "published yet"
 )
+_UNDER_WAY = "there is no checkpoint here yet: a save to this folder is under way, or was killed within the last hour"
+_CHANGED = "it was removed, replaced or written to while it was checked: verify it again"
 _AT_ONCE = 4  # files that fsspec reads: each by one thread, which waits for each request
 
 
@@ -140,7 +143,7 @@ def verify(
             report = _begin(Verification(storages[0], access, progress), named, fleet)
         return replace(report(), finished_here=fleet.lost if fleet else "")
     with located(file=storages[0].label() if len(storages) == 1 else None):
-        return _verify_parts(places, unchecked, access, progress, named, fleet)
+        return _verify_parts(places, storages, unchecked, access, progress, named, fleet)
 
 
 def _places(storages: Sequence[Storage], named: bool) -> tuple[dict[str, Storage], list[str]]:
@@ -166,6 +169,7 @@ def _places(storages: Sequence[Storage], named: bool) -> tuple[dict[str, Storage
 
 def _verify_parts(
     places: Mapping[str, Storage],
+    given: Sequence[Storage],
     unchecked: list[str],
     access: Access,
     progress: Progress | None,
@@ -188,6 +192,9 @@ def _verify_parts(
         except (errors.NoCheckpointError, errors.UnsupportedError) as error:
             found[part] = f"{part}: {error.message}"
         except (OSError, errors.ForeignError) as error:
+            if isinstance(error, FileNotFoundError) and places[part] not in given and not _is_listed(places[part]):
+                found[part] = f"{part}: {_CHANGED}"
+                return
             findings = Findings(places[part].name)
             findings.damage(error)
             found[part] = report_of([findings], begin)
@@ -215,6 +222,11 @@ def _verify_parts(
         unchecked.append(f"who wrote {some(unkeyed)}, which cannot be encrypted")
     report = together(reports, unchecked, perf_counter() - begin, folders)
     return report if fleet is None else replace(report, finished_here=fleet.lost)
+
+
+def _is_listed(place: Storage) -> bool:
+    above, name = place.parent()
+    return name in above.names(()) or name in above.folders()
 
 
 def _may_be_encrypted(place: Storage) -> bool:
@@ -284,13 +296,36 @@ def _steps(call: Verification, only_dcp: bool, part: tuple[int, int] = (0, 1)) -
     except FileNotFoundError:
         raise errors.NoCheckpointError("there is no checkpoint, and no file or folder", file=storage.label()) from None
     if is_folder and layout is None:
-        return (yield from _check_checkpoint(call, begin, part))
+        with _looking_again(call, partial(_state_of, storage)):
+            return (yield from _check_checkpoint(call, begin, part))
     if only_dcp:
         raise errors.ParameterError("options for checkpoints of DCP do not apply here (require, expect_save_id)")
-    with located(file=storage.label()):
+    look = storage.version if layout is None else lambda: huggingface.layout_of(storage.names(()))
+    with located(file=storage.label()), _looking_again(call, look):
         yield from check_file(call) if layout is None else check_folder(call, layout)
     _note_missing(call)
     return report_of(call.found, begin)
+
+
+@contextmanager
+def _looking_again(call: Verification, look: Callable[[], object]) -> Iterator[None]:
+    """Raise NoCheckpointError if there is damage, and what was there when the checks began is not there any more: a
+    job removes checkpoints, and saves to them.
+    """
+    before = look()
+    yield
+    if any(each.damaged for each in call.found):
+        call.storage.forget_listings()
+        with suppress(OSError, errors.ForeignError):
+            if look() != before:
+                raise errors.NoCheckpointError(_CHANGED, file=call.storage.label())
+
+
+def _state_of(storage: Storage) -> object:
+    """What differs once a checkpoint was removed or replaced: its metadata, or without it its data files."""
+    listed = storage.names(())
+    names = metadata_among(listed)
+    return (names, storage.version(names[0])) if names else {name for name in listed if name.endswith(".distcp")}
 
 
 def _check_checkpoint(call: Verification, begin: float, part: tuple[int, int]) -> _Steps:
@@ -299,6 +334,8 @@ def _check_checkpoint(call: Verification, begin: float, part: tuple[int, int]) -
     data = {name for name in listed if name.endswith(".distcp")}
     if not names:
         reason = unfinished(listed) if data else "there is no checkpoint: the folder has no .metadata"
+        if reason is None and under_way(call.storage, data):
+            reason = _UNDER_WAY
         if reason is not None:
             raise errors.NoCheckpointError(reason, file=call.storage.label())
         call.findings(GLOBAL).damage(errors.MetadataError(_NO_METADATA))

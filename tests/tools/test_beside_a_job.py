@@ -1,0 +1,126 @@
+"""Tools beside a job that saves, or whose rules remove: what is under way is left alone and is no damage."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+import streamxf
+from streamxf.errors import NoCheckpointError
+from tests.polling import wait_until
+
+STATE = {"weight": torch.arange(1000.0)}
+SAVES = """
+import sys, time, numpy as np, streamxf
+with streamxf.CheckpointWriter(sys.argv[1], overwrite=True) as writer:
+    writer["weight"] = np.arange(1000.0)
+    writer._file.settle()
+    print("written", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@contextmanager
+def save_under_way(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that has written data and waits, until it gets a line."""
+    command = [sys.executable, "-c", SAVES, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "written\n"
+            yield process
+        finally:
+            process.kill()
+
+
+class Meanwhile:
+    """A progress that does something as soon as it hears of any."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call = call
+
+    def expect(self, _: int) -> None:
+        self._call()
+
+    def advance(self, _: int) -> None:
+        """What is done is done."""
+
+
+def test_clean_leaves_a_save_alone_until_its_process_is_gone(tmp_path: Path) -> None:
+    folder = tmp_path / "step"
+    dcp.save(STATE, storage_writer=streamxf.FileSystemWriter(folder))
+    with save_under_way(folder) as process:
+        report = streamxf.clean(folder)
+        assert report.removed == ()
+        assert len(report.recent) == 1
+        process.communicate("\n")
+        assert process.returncode == 0
+    assert np.array_equal(streamxf.Checkpoint(folder)["weight"].read(), np.arange(1000.0))
+    with save_under_way(folder) as process:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert len(streamxf.clean(folder).removed) == 1
+
+
+def test_a_save_by_dcp_is_locked_until_it_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, kept = tmp_path / "step", list[bool]()
+    dcp.save(STATE, storage_writer=streamxf.FileSystemWriter(folder))
+    finish = streamxf.FileSystemWriter.finish
+
+    def cleaned_before(writer: streamxf.FileSystemWriter, **given: Any) -> None:
+        kept.append(not streamxf.clean(folder).removed)
+        finish(writer, **given)
+
+    monkeypatch.setattr(streamxf.FileSystemWriter, "finish", cleaned_before)
+    dcp.save(STATE, storage_writer=streamxf.FileSystemWriter(folder))
+    assert kept == [True]
+    child = os.fork()  # which inherits nothing that is locked
+    if not child:
+        os._exit(0 if streamxf.clean(folder).recent == () else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_verify_calls_a_first_save_under_way_no_damage(tmp_path: Path) -> None:
+    with (
+        save_under_way(tmp_path / "step"),
+        pytest.raises(NoCheckpointError, match="a save to this folder is under way"),
+    ):
+        streamxf.verify(tmp_path / "step")
+
+
+@pytest.mark.parametrize("change", ["removed", "replaced"])
+def test_verify_looks_again_before_it_calls_something_damaged(tmp_path: Path, change: str) -> None:
+    folder = tmp_path / "step"
+    dcp.save(STATE, storage_writer=streamxf.FileSystemWriter(folder))
+
+    def meanwhile() -> None:
+        if change == "removed":
+            shutil.rmtree(folder, ignore_errors=True)
+        elif len(list(folder.iterdir())) == 2:
+            dcp.save(STATE, storage_writer=streamxf.FileSystemWriter(folder))
+
+    with pytest.raises(NoCheckpointError, match="verify it again"):
+        streamxf.verify(folder, progress=Meanwhile(meanwhile))
+
+
+def test_verify_of_a_run_says_which_of_its_checkpoints_went_meanwhile(tmp_path: Path) -> None:
+    for step in range(3):
+        dcp.save(STATE, storage_writer=streamxf.FileSystemWriter(tmp_path / f"step-{step}"))
+    report = streamxf.verify(
+        tmp_path, progress=Meanwhile(lambda: shutil.rmtree(tmp_path / "step-2", ignore_errors=True))
+    )
+    assert report.ok, str(report)
+    wait_until(lambda: not (tmp_path / "step-2").exists())
+    assert any("step-2" in text for text in report.unchecked), report.unchecked
