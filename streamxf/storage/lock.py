@@ -8,6 +8,7 @@ import io
 import os
 import stat
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,14 +26,16 @@ _NO_LOCK = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ELOOP, errno.EISDIR, errno.ENXIO}
 )
 _LONGEST_PAUSE = 0.25
+_holders: dict[tuple[int, int], tuple[int, int]] = {}  # by the lock's file: the process and the thread
 
 
 @contextmanager
 def locked(storage: Storage, patience: float | None = None, *, links: bool = True) -> Iterator[bool]:
     """Hold the folder's advisory lock, once it is free; yields whether no other process can publish to it meanwhile: on
     a network file system the lock keeps apart the processes of one machine only. Raises AbortedError if another process
-    keeps it for longer than `patience` seconds, by default `PATIENCE`, and if the folder is a link, unless `links` are
-    followed: somebody may have put it there just now, and would choose where a file is made.
+    keeps it for longer than `patience` seconds, by default `PATIENCE`, at once if this thread does, and if the folder
+    is a link, unless `links` are followed: somebody may have put it there just now, and would choose where a file is
+    made.
 
     It is the lock of a file that only those can open who may write to the folder: anybody who may read the folder could
     hold that of the folder itself. The lock ends with the process that holds it, however that ends; the file goes with
@@ -67,6 +70,14 @@ def acquire(path: str, place: str | int, patience: float, links: bool) -> Callab
                 free = _try_lock(descriptor)
             if descriptor is None or free is None:
                 return None
+            if free:
+                _holders[_file_of(descriptor)] = _this_thread()
+            elif _holders.get(_file_of(descriptor)) == _this_thread():
+                raise AbortedError(
+                    f"this thread is itself publishing to {path}, or writing or cleaning up there, and would wait for "
+                    "itself: a handler that it runs, of a signal or of logs, saves there too. That save was not made; "
+                    "let the handler save into another folder, or ask for a save that is made later"
+                )
             if free and is_still(descriptor, LOCK, folder) and (place != path or is_still(folder, path, links=links)):
                 kept = True
                 return partial(_release, folder, descriptor, unlock=True)
@@ -81,6 +92,15 @@ def acquire(path: str, place: str | int, patience: float, links: bool) -> Callab
             )
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _file_of(descriptor: int) -> tuple[int, int]:
+    facts = os.fstat(descriptor)
+    return facts.st_dev, facts.st_ino
+
+
+def _this_thread() -> tuple[int, int]:
+    return os.getpid(), threading.get_ident()  # a forked child has the thread's number, too
 
 
 def _lock_file(folder: int) -> int | None:
@@ -122,6 +142,8 @@ def _release(folder: int, descriptor: int | None, unlock: bool) -> None:
     try:
         # not if the folder was removed, or cannot be written to by now: whoever comes next takes the file
         with suppress(OSError):
+            if unlock and descriptor is not None:
+                _holders.pop(_file_of(descriptor), None)
             if unlock and descriptor is not None and is_still(descriptor, LOCK, folder):
                 os.unlink(LOCK, dir_fd=folder)
     finally:

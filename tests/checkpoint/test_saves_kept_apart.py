@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -52,6 +54,31 @@ def test_a_lock_on_a_network_file_system_is_one_machines(folder: Path, monkeypat
         assert not alone
         with pytest.raises(AbortedError), lock.locked(open_storage(folder)):
             pass  # it is held all the same
+
+
+def test_a_handler_does_not_wait_for_its_own_thread(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "PATIENCE", 1.0)
+    refusals: list[str] = []
+
+    def save_as_well(*_: object) -> None:
+        with pytest.raises(AbortedError) as caught, lock.locked(open_storage(folder)):
+            pass
+        refusals.append(caught.value.message)
+
+    before = signal.signal(signal.SIGUSR1, save_as_well)
+    try:
+        with lock.locked(open_storage(folder)):
+            signal.raise_signal(signal.SIGUSR1)
+            other = Thread(target=save_as_well)
+            other.start()
+            other.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    by_handler, by_thread = refusals
+    assert by_handler.startswith("this thread is itself publishing")
+    assert by_thread.startswith("another process is publishing")
+    with lock.locked(open_storage(folder)) as alone:
+        assert alone
 
 
 def test_two_threads_wait_for_each_other(folder: Path) -> None:
