@@ -15,7 +15,7 @@ from streamxf.wording import RESTORE_METADATA, SALVAGE_DATA, printable, reason_o
 
 FINE = 0
 FAILED = 1  # damaged, different, or the work itself failed
-USAGE = 2  # it could not begin, because of what it was given
+USAGE = 2  # it could not begin, because of what it was given; nor compare
 INTERRUPTED = 130  # as shells have it for Ctrl-C, 143 for SIGTERM
 PIPE_CLOSED = 141  # and for SIGPIPE
 
@@ -46,9 +46,10 @@ _NEXT = {"distcp": f"; {SALVAGE_DATA}", "metadata": f"; {RESTORE_METADATA}"}
 """What to do about damage in a checkpoint's file, by the end of its name."""
 
 
-def exit_code(error: BaseException) -> int:
-    """The exit code for an error that ended a command."""
-    return USAGE if isinstance(error, _ASKED_WRONGLY) or getattr(error, "errno", None) == errno.EROFS else FAILED
+def exit_code(error: BaseException, command: str) -> int:
+    """The exit code for an error that ended a command. Of `diff`, 1 means "different" and nothing else."""
+    asked = isinstance(error, _ASKED_WRONGLY) or getattr(error, "errno", None) == errno.EROFS
+    return USAGE if asked or command == "streamxf diff" else FAILED
 
 
 def line_of(error: BaseException) -> str:

@@ -16,7 +16,7 @@ import typer
 import streamxf
 from streamxf.buffers import write_all
 from streamxf.cli import options, show
-from streamxf.cli.exits import FAILED, FINE, with_options
+from streamxf.cli.exits import FAILED, FINE, USAGE, with_options
 from streamxf.errors import ParameterError, PolicyError, UnsupportedError, located
 from streamxf.format.items import TensorItem
 from streamxf.format.limits import PLAIN_MAGIC
@@ -167,7 +167,8 @@ def diff(
     Otherwise only tensors and objects are compared, so a checkpoint equals the file that it was packed from; the report
     lists anything not compared. An item that cannot be read is listed with the reason.
 
-    Exit codes: 0 the same; 1 different, or damaged; 2 it could not start.
+    Exit codes: 0 the same; 1 different; 2 no difference was found, but something could not be read, or the command
+    could not start.
 
     Examples:
     streamxf diff /checkpoints/step-1000 /checkpoints/step-2000
@@ -203,7 +204,7 @@ def diff(
             for name, statistics in islice((each for each in counted if each[1]), top):
                 rows.add(name, statistics)
             rows.print()
-    return FINE if found.same else FAILED
+    return FINE if found.same else FAILED if found.differs else USAGE
 
 
 _STEP = 16 * 2**20  # bytes: as many blocks as keep the workers busy

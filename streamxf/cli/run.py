@@ -98,7 +98,7 @@ def _failed(command: str, error: BaseException, arguments: list[str]) -> int:
     text = exits.with_options(exits.line_of(error))
     if not isinstance(error, StreamxfError | OSError | MemoryError):
         text = f"{text}; this is an error of streamxf's own: {TRACEBACK}=1 shows where it was"
-    return _fail(command, text, type(error).__name__, exits.exit_code(error), arguments, error)
+    return _fail(command, text, type(error).__name__, exits.exit_code(error, command), arguments, error)
 
 
 def _fail(

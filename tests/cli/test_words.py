@@ -24,7 +24,7 @@ from tests.cli.command import Done, Run
 
 def test_a_load_that_fails_names_commands(run: Run, plain: Path, encrypted: Path, key_file: Path):
     done = run("diff", encrypted, plain, "--key", f"file:{key_file}")
-    assert done.code == 1
+    assert done.code == 2
     assert "leave the keys out" in done.err
     assert "keys=" not in done.err
     (plain / ".metadata").unlink()

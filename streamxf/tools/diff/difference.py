@@ -251,6 +251,11 @@ class Difference:
         """Whether every item that was compared is known to be the same."""
         return not (self.removed or self.added or self.changed or self.incomparable)
 
+    @property
+    def differs(self) -> bool:
+        """Whether a difference was found; if not, and it is not the same either, something could not be read."""
+        return bool(self.removed or self.added or self.changed)
+
     def __str__(self) -> str:
         return self.text()
 
@@ -264,8 +269,9 @@ class Difference:
         }
         counts = ", ".join(f"{many(len(entries), 'item')} {kind}" for kind, entries in kinds.items() if entries)
         same = "the same, as far as they were compared" if self.not_compared else "the same"
+        differ = "DIFFERENT" if self.differs else "NOT ALL COMPARED"
         lines = [
-            same if self.same else f"DIFFERENT: {counts}",
+            same if self.same else f"{differ}: {counts}",
             f"{many(self.equal, 'item')} the same; {self.differing:,} of {self.elements:,} compared elements differ",
             *(line for kind, entries in kinds.items() for line in listed(kind, entries, most=most)),
             *listed("not compared", self.not_compared),

@@ -86,8 +86,8 @@ def test_damage_to_one_item_leaves_the_others(run, tmp_path, writer):
     assert found.incomparable["w"].startswith("that of the second cannot be read: ")
     assert (found.same, found.equal, found.elements) == (False, 3, 101)
     done = run("diff", good, bad)
-    assert (done.code, done.err) == (1, "")
-    assert "DIFFERENT: 1 item not comparable" in done.out
+    assert (done.code, done.err) == (2, "")
+    assert ": NOT ALL COMPARED: 1 item not comparable" in done.out
     assert "not comparable: w: that of the second cannot be read: " in done.out
 
 
