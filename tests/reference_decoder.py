@@ -357,9 +357,10 @@ def parse_root(root: Any, rank: int | None, found: Sections, signed: bool) -> In
     check_depth(root["extra"], 128, "M1")
     if "run" in root:
         check_run(root["run"], rank)
-    check(root["rank"] == rank and (rank is None or rank < 1 << 31), "M10")
+    check(root["rank"] == rank and (rank is None or rank < (1 << 31) - 1), "M10")
     transforms, chain = ([parse_descriptor(text) for text in root[side]] for side in ("transforms", "chain"))
-    check(len(transforms + chain) <= 8, "C1: more than 8 descriptors")
+    bound = [*(f"!{d.text}" for d in transforms), *(d.text for d in chain)]
+    check(len(bound) <= 8 and len("\n".join(bound)) <= 1024, "C1: more than 8 descriptors, or too long")
     check(not any(d.name.startswith("streamxf.") for d in transforms), "D5")
     check(not any(d.fragment for d in chain if d.name == "streamxf.encrypt"), "M8: a wrapped key in a descriptor")
     keyed = any(d.name == "streamxf.encrypt" for d in chain)

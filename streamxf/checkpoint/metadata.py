@@ -18,7 +18,7 @@ from streamxf.checkpoint.access import Access, Renaming, renamed
 from streamxf.checkpoint.bare import placed
 from streamxf.format.index import File, Index
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
-from streamxf.format.limits import MAX_METADATA, MAX_RANK, TRAILER_BYTES
+from streamxf.format.limits import MAX_METADATA, NO_RANK, TRAILER_BYTES
 from streamxf.format.names import SLIP, metadata_among, rank_metadata_among, rank_of
 from streamxf.format.table import ItemTable
 from streamxf.format.tiling import overlap
@@ -113,7 +113,7 @@ def no_file(storage: Storage, path: str, metadata: Metadata) -> errors.StreamxfE
     return errors.MetadataError("the file that holds the item is missing from the checkpoint", file=storage.label(path))
 
 
-SLIP_RANK = MAX_RANK
+SLIP_RANK = NO_RANK
 """Of a slip, which has metadata of a rank that there is not: renamed, it describes no checkpoint."""
 
 _TAIL = 2**16  # bytes that are read first: all that matters of most

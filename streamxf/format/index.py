@@ -145,12 +145,13 @@ class _Root:
     def index(self, lazy: bool) -> Index:
         content = self._content
         save_id = fields.digits(content["save_id"], 32, "save_id")
-        rank = None if content["rank"] is None else fields.integer(content["rank"], "rank", limits.MAX_RANK)
+        rank = None if content["rank"] is None else fields.integer(content["rank"], "rank", limits.NO_RANK)
         self._keyed = False  # unless a descriptor says so
         transforms, chain = self._read_descriptors("transforms"), self._read_descriptors("chain")
         descriptors = (*(f"!{text}" for text in transforms), *chain)
-        if len(descriptors) > limits.MAX_CODECS:
-            fields.bad("there are too many descriptors")
+        bound = sum(len(text.partition("#")[0]) + 1 for text in descriptors) - 1  # joined, as in headers
+        if len(descriptors) > limits.MAX_CODECS or bound > limits.MAX_CHAIN:
+            fields.bad("there are too many descriptors, or they are too long")
         dtypes = fields.array(content["dtypes"], "dtypes")
         if len(dtypes) > limits.MAX_DTYPES or not all(map(is_dtype_name, dtypes)):
             fields.bad("dtypes")

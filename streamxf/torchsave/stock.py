@@ -102,14 +102,18 @@ def _size(numbers: object = ()) -> Size:
     return Size(numbers) if type(numbers) in (tuple, list) else _bad("a Size")  # type: ignore[arg-type]
 
 
+def _valued(kind: type) -> Callable[[object], _Value]:
+    return lambda value: _Value(value) if type(value) is kind else _bad(f"something is not called with {kind.__name__}")
+
+
 _CALLS: dict[tuple[str, str], Callable[..., Any]] = {
     **{("torch", dtype): lambda: None for dtype in _DTYPES},
     ("torch", "Size"): _size,
-    ("torch.serialization", "_get_layout"): _Value,
-    (_DCP, "_MEM_FORMAT_ENCODING"): _Value,
-    (_SHARDED, "MEM_FORMAT_ENCODING"): _Value,
+    ("torch.serialization", "_get_layout"): _valued(str),
+    (_DCP, "_MEM_FORMAT_ENCODING"): _valued(int),
+    (_SHARDED, "MEM_FORMAT_ENCODING"): _valued(int),
     ("collections", "OrderedDict"): lambda: {},
-    (_PLANNER, "WriteItemType"): _Value,
+    (_PLANNER, "WriteItemType"): _valued(int),
     **{  # the folder's name, which torch's writers store as a path; Python 3.13 has a module of their own for these
         (module, name): lambda *parts: StandIn()
         for module in ("pathlib", "pathlib._local")
@@ -274,9 +278,7 @@ def _properties(record: object) -> tuple[str, dict[str, bool | str]]:
     dtype, layout, requires_grad, memory_format, pin_memory = state[:5]
     properties: dict[str, bool | str] = {}
     if type(layout) is _Value:
-        if type(layout.value) is not str:
-            _bad("a layout")
-        name = layout.value.removeprefix("torch.")
+        name = str(layout.value).removeprefix("torch.")
         if name != "strided":
             properties["layout"] = name[:32]
     if requires_grad is True:

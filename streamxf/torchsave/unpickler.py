@@ -147,6 +147,11 @@ class Unpickler(_Unpickler):  # type: ignore[misc]
         self.steps.spend(steps)
         _Unpickler.dispatch[opcode](self)
 
+    def _frame(self) -> None:
+        """As C's unpickler, which has the whole frame there, and lets opcodes cross its end."""
+        if int.from_bytes(self.read(8), "little") > len(self._file.getbuffer()) - self.position:
+            raise NotSavedByTorch("its pickle has a frame that ends behind it")
+
     def _put(self) -> None:
         place = int.from_bytes(self.read(4), "little")
         if place > len(self.memo) + _FREE_PLACES:
@@ -233,7 +238,7 @@ _WEIGHTS = {
 ACTIONS: Actions = {
     **{opcode: _Unpickler.dispatch[opcode] for opcode in _OPCODES},
     **{opcode: partial(Unpickler._weigh, opcode=opcode, steps=steps) for opcode, steps in _WEIGHTS.items()},
-    pickle.FRAME[0]: lambda unpickler: unpickler.read(8),
+    pickle.FRAME[0]: Unpickler._frame,
     pickle.LONG_BINPUT[0]: Unpickler._put,
     pickle.MEMOIZE[0]: Unpickler._memoize,
     pickle.REDUCE[0]: Unpickler._reduce,

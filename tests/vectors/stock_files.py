@@ -52,6 +52,14 @@ def inert(*arguments: Any) -> Record:
     return Record()
 
 
+def called_with(kind: type) -> Any:
+    def make(value: Any) -> Record:
+        check(type(value) is kind, "F1: a call")
+        return Record()
+
+    return make
+
+
 NAMES = "Metadata TensorStorageMetadata BytesStorageMetadata ChunkStorageMetadata MetadataIndex StorageMeta"
 PLANNER = "torch.distributed.checkpoint.planner"
 SHARDED = "torch.distributed._shard.sharded_tensor.metadata"
@@ -66,13 +74,9 @@ KNOWN: dict[tuple[str, str], Any] = {
     (SHARDED, "TensorProperties"): RECORDS["TensorProperties"],
     ("torch", "Size"): size_of,
     ("collections", "OrderedDict"): lambda: {},
-    **dict.fromkeys(
-        [
-            ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
-            *[(SHARDED, "MEM_FORMAT_ENCODING"), (PLANNER, "WriteItemType"), ("torch.serialization", "_get_layout")],
-        ],
-        lambda value: Record(),
-    ),
+    ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"): called_with(int),
+    **dict.fromkeys([(SHARDED, "MEM_FORMAT_ENCODING"), (PLANNER, "WriteItemType")], called_with(int)),
+    ("torch.serialization", "_get_layout"): called_with(str),
     **{
         (module, name): inert
         for module in ("pathlib", "pathlib._local")
@@ -89,8 +93,20 @@ def reduce_(unpickler: Any) -> None:
     pickle._Unpickler.dispatch[pickle.REDUCE[0]](unpickler)  # type: ignore[attr-defined]
 
 
+def frame(unpickler: Any) -> None:
+    left = unpickler.file.getbuffer()[unpickler.file.tell() + 8 :]
+    check(int.from_bytes(unpickler.read(8), "little") <= len(left), "F1: a frame that is longer than what follows")
+
+
 class Unpickler(pickle._Unpickler):  # type: ignore[misc, name-defined]
-    dispatch = {**pickle._Unpickler.dispatch, pickle.REDUCE[0]: reduce_}  # type: ignore[attr-defined]  # noqa: RUF012
+    dispatch = {  # noqa: RUF012
+        **pickle._Unpickler.dispatch,  # type: ignore[attr-defined]
+        **{pickle.REDUCE[0]: reduce_, pickle.FRAME[0]: frame},
+    }
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.file = file
 
     def find_class(self, module: str, name: str) -> Any:
         module = module.replace("torch.distributed._shard.checkpoint.", "torch.distributed.checkpoint.")

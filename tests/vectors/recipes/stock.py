@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint import metadata
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -104,6 +105,7 @@ def pickles() -> dict[str, Any]:
     """F1: the pickle itself."""
 
     getpid, system = os.getpid, os.system
+    memory_format, layout = metadata._MEM_FORMAT_ENCODING, torch.serialization._get_layout
 
     class Calls:
         def __init__(self, function: Any, *arguments: Any) -> None:
