@@ -9,7 +9,7 @@ from heapq import nlargest
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from streamxf.cached import cached_property
-from streamxf.format.items import ITEMSIZES, Item, ObjectItem, TensorItem
+from streamxf.format.items import ITEMSIZES, WITHOUT_ELEMENTS, Item, ObjectItem, TensorItem
 from streamxf.formats.contents import Contents, Format
 from streamxf.registry import short_name
 from streamxf.wording import many
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _K = TypeVar("_K")
 
 LARGEST = 10
+
+_WIDTHS: dict[str, float] = dict.fromkeys(WITHOUT_ELEMENTS, 1) | {"qint32": 4, "bits16": 2, "bcomplex32": 4} | ITEMSIZES
+_WIDTHS |= {"quint4x2": 0.5, "quint2x4": 0.25}  # several share a byte
 
 
 @dataclass(slots=True)
@@ -64,7 +67,7 @@ class ItemTotals:
         elements = sum(math.prod(chunk.shape) for chunk in chunks)
         self.tensors += 1
         self.elements += elements
-        self.raw_bytes += elements * ITEMSIZES.get(item.dtype, 0)
+        self.raw_bytes += math.ceil(elements * _WIDTHS.get(item.dtype, 0))
         self.stored_bytes += sum(chunk.place.size for chunk in chunks)
 
     def merge(self, other: ItemTotals) -> None:

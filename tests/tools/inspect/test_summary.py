@@ -40,6 +40,14 @@ def test_totals_and_dtypes() -> None:
     assert found.total.items == 5
 
 
+@pytest.mark.parametrize(("dtype", "size"), [("qint8", 4), ("quint8", 4), ("qint32", 16), ("quint4x2", 2)])
+def test_quantized_tensors_have_the_size_of_their_codes(dtype: str, size: int) -> None:
+    assert (
+        Summary.of(contents([TensorItem("w", dtype, (1, 4), (chunk((0, 0), (1, 4), 9, CHAIN),))])).total.raw_bytes
+        == size
+    )
+
+
 def test_a_tensor_in_parts_of_several_chains() -> None:
     chunks = (chunk((0, 0), (2, 3), 10, CHAIN), chunk((2, 0), (1, 3), 20, PLAIN))
     found = Summary.of(contents([TensorItem("w", "float32", (3, 3), chunks)]))
