@@ -231,7 +231,8 @@ def _conversion(
         return Content(MemorySource(flat_view(data if isinstance(data, bytes) else data.data)), wanted.kind)
 
     items = [_in_one_piece(checkpoint, name, opaque) for name in found.loaded]
-    return Conversion(items, None, identity.hexdigest(), checkpoint, read, run=_run_of(checkpoint))
+    extra = next((each.index.extra for each in checkpoint.metadata if each.index is not None), {})
+    return Conversion(items, None, identity.hexdigest(), checkpoint, read, extra, run=_run_of(checkpoint))
 
 
 def _run_of(checkpoint: DamagedCheckpoint) -> RunFacts | None:

@@ -191,3 +191,12 @@ def test_a_part_that_is_lost_after_the_report_is_no_zero_in_the_copy(
     with pytest.raises(MetadataError, match=r"verified a moment ago, and no longer does.*item x"):
         salvage(path, copied, partial=True)
     assert not (copied / ".metadata").exists()
+
+
+def test_integer_keys_and_empty_dicts_come_along(tmp_path: Path) -> None:
+    state = {"state": {0: torch.ones(3), 1: torch.zeros(400)}, "nothing": {}}
+    dcp.save(dict(state), storage_writer=streamxf.FileSystemWriter(tmp_path / "saved", thread_count=1))
+    (place,) = streamxf.Checkpoint(tmp_path / "saved").stored["state.1"].places
+    flip(tmp_path / "saved" / place.file, place.at + place.size - 30)
+    assert salvage(tmp_path / "saved", tmp_path / "copied")[0].lost == ("state.1",)
+    assert_same(streamxf.load_intact(tmp_path / "copied").state_dict, {"state": {0: torch.ones(3)}, "nothing": {}})
