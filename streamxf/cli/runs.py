@@ -154,7 +154,7 @@ def latest(
 
 
 _COUNTED = ("last", "best", "hourly", "daily", "weekly", "monthly", "yearly")
-_RULES = {**dict.fromkeys(_COUNTED, units.count), "within": units.seconds, "every": units.number, "step": units.number}
+_RULES = {**dict.fromkeys(_COUNTED, units.count), "every": units.number, "step": units.number}
 
 
 def _checked(texts: Sequence[str]) -> Sequence[str]:
@@ -185,9 +185,8 @@ def forget(
         "RULES",
         "What to keep, such as last=3,every=1000; repeatable. last=N: the newest N, by step. hourly=N: the newest of "
         "each of the last N hours (UTC) with checkpoints, and the oldest checkpoint while there are fewer; daily, "
-        "weekly (from Monday), monthly and yearly likewise. within=TIME: saved within this time before the newest, "
-        "such as 30m, 2h, 7d. best=N: the N best by --metric. every=K: steps divisible by K, permanently; step=N: this "
-        "step, permanently. N may be unlimited.",
+        "weekly (from Monday), monthly and yearly likewise. best=N: the N best by --metric. every=K: steps divisible "
+        "by K, permanently; step=N: this step, permanently. N may be unlimited.",
         callback=_checked,
     ),
     metric: str | None = options.value(

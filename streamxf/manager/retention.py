@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from streamxf.errors import ParameterError
 from streamxf.manager.record import Record
-from streamxf.wording import time_text
 
 # In UTC, so that neither a machine's time zone nor daylight saving decides; weeks begin on Mondays.
 _CALENDAR: dict[str, Callable[[datetime], Hashable]] = {
@@ -52,8 +51,6 @@ class Retention:
         Keep the newest of each of the last N hours, days and so on that have checkpoints, in UTC, as restic's
         ``--keep-hourly`` and others do. While there are fewer, the oldest checkpoint stays too, so that the history
         goes back as far as possible.
-    within : float or str, optional
-        Keep those saved at most this long before the newest: seconds, or ``"90m"``, ``"12h"``, ``"7d"``.
     steps : sequence of int
         Keep these steps, permanently.
     max_bytes : int, optional
@@ -61,8 +58,9 @@ class Retention:
         last, the worst of them first, and before them those whose metric is unknown. The newest stays, and so do the
         permanent ones of `every` and `steps`. A checkpoint whose size is unknown counts as 0.
     max_age : float or str, optional
-        Remove those saved longer than this before the newest, with the same exceptions. A checkpoint whose time is
-        unknown, or contradicts those of later steps, stays under all rules of time.
+        Remove those saved longer than this before the newest, seconds or ``"90m"``, ``"12h"``, ``"7d"``, with the same
+        exceptions. A checkpoint whose time is unknown, or contradicts those of later steps, stays under all rules of
+        time.
     extras : {"keep", "remove"}
         What happens to other regular files in the folder of a removed checkpoint, if only the manager saved there.
 
@@ -82,7 +80,6 @@ class Retention:
     weekly: int | None = None
     monthly: int | None = None
     yearly: int | None = None
-    within: float | str | None = None
     steps: Sequence[int] = ()
     max_bytes: int | None = None
     max_age: float | str | None = None
@@ -97,8 +94,7 @@ class Retention:
             raise _refused("every", self.every, "a number of steps, from 1")
         if not _is_whole(self.max_bytes, 1):
             raise _refused("max_bytes", self.max_bytes, "a number of bytes, from 1")
-        for name in ("within", "max_age"):
-            object.__setattr__(self, name, _seconds(name, getattr(self, name)))
+        object.__setattr__(self, "max_age", _seconds("max_age", self.max_age))
         if isinstance(self.steps, str) or not isinstance(self.steps, Sequence) or not all(map(_is_step, self.steps)):
             raise _refused("steps", self.steps, "a list of steps, whole numbers from 0")
         if self.mode not in ("min", "max"):
@@ -185,10 +181,6 @@ class Retention:
             yield from (("its metrics are unknown", record) for record in records if not record.knows(self.metric))
         for name, bucket in _CALENDAR.items():
             yield from _newest_of_each(name, bucket, getattr(self, name), records)
-        if self.within is not None and records:
-            newest, within = records[0].time, float(self.within)
-            word = f"within {time_text(within)}"
-            yield from ((word, each) for each in records if None in (each.time, newest) or each.time >= newest - within)  # type: ignore[operator]
         if any(getattr(self, name) is not None for name in _CALENDAR):
             yield from (("its time is unknown", record) for record in records if record.time is None)
         yield from ((f"step {record.step:,}", record) for record in records if record.step in self.steps)

@@ -635,7 +635,7 @@ def test_tuples_and_numbers_of_other_kinds_are_stored() -> None:
         {"time": math.nan},
         {"time": math.inf},
         {"time": None},
-        {"rules": {"within": 1.5}},
+        {"rules": {"max_age": 1.5}},
         {"rules": {"last": None}},
         {"rules": {"keep": object()}},
         {"metrics": {"loss": 10**400}},

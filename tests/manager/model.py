@@ -55,8 +55,6 @@ def keep(saved: list[Saved], rules: dict[str, Any]) -> set[int]:
         stay |= {one.step for one in first(wanted, list(by_bucket.values()))}
         if wanted == -1 or wanted > len(by_bucket):
             stay.add(newest_first[-1].step)
-    if "within" in rules:
-        stay |= {one.step for one in newest_first if not is_older(one, newest, rules["within"])}
     stay |= {one.step for one in saved if is_for_ever(one, rules)}
     if "max_age" in rules:
         old = {one.step for one in newest_first if is_older(one, newest, rules["max_age"])}

@@ -321,7 +321,7 @@ def test_the_second_of_two_jobs_by_mistake_is_told_of_the_first_and_may_save_onc
 def test_a_clock_that_is_wrong_removes_nothing_that_the_rules_keep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: float
 ) -> None:
-    keep = Retention(last=2, daily=7, within="7d")
+    keep = Retention(last=2, daily=7)
     saved_run(tmp_path, 1, 2, keep=keep)
     now = time.time
     with monkeypatch.context() as patched:
@@ -343,7 +343,7 @@ def test_a_time_from_the_future_ages_nothing(tmp_path: Path) -> None:
     writer.run_facts = made
     dcp.save(state_at(3), storage_writer=writer)
     assert kinds(tmp_path)["step-3"] == "own"
-    report = forget(tmp_path, Retention(max_age="1d", within="1h"))
+    report = forget(tmp_path, Retention(max_age="1d"))
     assert report.removed == ()
     assert resumed(tmp_path) == 3
 

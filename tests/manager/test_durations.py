@@ -23,7 +23,7 @@ from streamxf.manager.retention import Retention, duration
 def test_a_time_as_people_write_it(text: str, seconds: float):
     assert duration(text) == seconds
     if seconds:
-        assert Retention(within=text) == Retention(within=seconds)
+        assert Retention(max_age=text) == Retention(max_age=seconds)
 
 
 @pytest.mark.parametrize("text", ["", "d", "soon", "-1d", "1e3", "1 2", "7 days", "1y"])

@@ -178,7 +178,7 @@ def told_by(of: str, run: str) -> list[Any]:
 
 
 def test_rules_of_any_form_are_refused() -> None:
-    for rules in ({"best": 1, "metric": {"a": 1}}, {"unknown": 1}, {"within": "1e400d"}):
+    for rules in ({"best": 1, "metric": {"a": 1}}, {"unknown": 1}, {"max_age": "1e400d"}):
         with pytest.raises(ParameterError):
             Retention.of_json(rules)
 
