@@ -248,7 +248,8 @@ def parse_json(data: bytes, where: str = "index", rule: str = "M1") -> Any:
         check(len(dict(pairs)) == len(pairs), f"{rule}: a name stands twice")
         return dict(pairs)
 
-    with refusing(f"{where}: no JSON in ASCII", ValueError, RecursionError):
+    # how deep json reads depends on the Python, and deeper than it reads is deeper than any rule allows
+    with refusing(f"{rule}: the depth", RecursionError), refusing(f"{where}: no JSON in ASCII", ValueError):
         numbers = {"parse_int": natural, "parse_float": natural, "parse_constant": natural}
         value = json.loads(data.decode("ascii"), object_pairs_hook=unique, **numbers)
     with refusing(f"{rule}: a lone surrogate", UnicodeEncodeError, RecursionError):

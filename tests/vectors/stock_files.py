@@ -94,8 +94,8 @@ def reduce_(unpickler: Any) -> None:
 
 
 def frame(unpickler: Any) -> None:
-    left = unpickler.file.getbuffer()[unpickler.file.tell() + 8 :]
-    check(int.from_bytes(unpickler.read(8), "little") <= len(left), "F1: a frame that is longer than what follows")
+    size, left = int.from_bytes(unpickler.read(8), "little"), len(unpickler.file.getbuffer()) - unpickler.file.tell()
+    check(size <= left, "F1: a frame that is longer than what follows")
 
 
 class Unpickler(pickle._Unpickler):  # type: ignore[misc, name-defined]
