@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -51,6 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(RowTable())
     config.pluginmanager.register(Exhaustive())
     config.pluginmanager.register(Skips())
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells have it for what they run in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)

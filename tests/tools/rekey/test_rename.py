@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -310,8 +311,9 @@ def test_a_folder_that_another_process_holds_is_left_alone(tmp_path: Path, monke
     save(STATE, tmp_path)
     monkeypatch.setattr(lock, "PATIENCE", 0.0)
     before = (tmp_path / ".metadata").read_bytes()
-    with lock.locked(open_storage(tmp_path)), pytest.raises(AbortedError, match="another process"):
-        streamxf.rename(tmp_path, NAMES, keys=KEY)
+    with lock.locked(open_storage(tmp_path)), ThreadPoolExecutor(1) as pool:
+        with pytest.raises(AbortedError, match="another process"):
+            pool.submit(streamxf.rename, tmp_path, NAMES, keys=KEY).result()
     assert (tmp_path / ".metadata").read_bytes() == before
     assert streamxf.rename(tmp_path, NAMES, keys=KEY) == DONE
 
