@@ -9,19 +9,12 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self, TypeVar
 
+from streamxf import errors
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import _open
 from streamxf.checkpoint.publish import made_by_writers
 from streamxf.codecs.encrypt import Encrypt
-from streamxf.errors import (
-    DescriptorError,
-    KeyServiceError,
-    MetadataError,
-    PolicyError,
-    StreamxfError,
-    UnsupportedError,
-)
 from streamxf.format import fields
 from streamxf.format.fields import check_plain, pack_json, parse_json
 from streamxf.format.index import Index
@@ -52,7 +45,7 @@ def seal_note(content: Any, encryption: Encrypt | None = None) -> bytes:
         keys = pack_keys(fresh.wrapped, fresh.vouch(digest))
     made = pack(b"", b"", frame, keys)
     if len(made) > MAX_NOTE:
-        raise MetadataError(f"the note would have {len(made)} bytes, {MAX_NOTE} are allowed; {_CURE}")
+        raise errors.MetadataError(f"the note would have {len(made)} bytes, {MAX_NOTE} are allowed; {_CURE}")
     return made
 
 
@@ -82,7 +75,7 @@ class Note:
         if self._lines is not None:
             _open(self.sections, self._lines, access)
         elif access.require is not None:
-            raise PolicyError(
+            raise errors.PolicyError(
                 "the note is not authenticated: it has no MAC, and that of an encrypted checkpoint has one"
             )
 
@@ -95,7 +88,7 @@ class Note:
         try:
             return make(self.content)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise MetadataError(f"the note is malformed ({type(error).__name__}: {error})") from None
+            raise errors.MetadataError(f"the note is malformed ({type(error).__name__}: {error})") from None
 
     def signed_by(self, trust: Iterable[VerifyKey]) -> bool:
         """As `Metadata.signed_by`."""
@@ -107,17 +100,17 @@ def parse_note(data: bytes, most: int = MAX_NOTE) -> Note:
     before `check`. Raises MetadataError if it is damaged.
     """
     if len(data) > most:
-        raise MetadataError(f"the note has {len(data)} bytes, {most} are allowed")
+        raise errors.MetadataError(f"the note has {len(data)} bytes, {most} are allowed")
     trailer = Trailer.parse(data, len(data))
     if trailer is None or trailer.size != len(data) or trailer.head_digest != hashlib.sha256().digest():
-        raise MetadataError("this is not a note: it was cut, or something else was put in its place")
+        raise errors.MetadataError("this is not a note: it was cut, or something else was put in its place")
     sections = trailer.split(data, NOTE_LABEL)
     lines = sections.key_lines()
     if lines is not None:
         try:
             Envelope.parse(lines[0]), Vouchers.parse(lines[1])
-        except DescriptorError as error:
-            raise MetadataError(f"the note's keys are malformed: {error.message}") from None
+        except errors.DescriptorError as error:
+            raise errors.MetadataError(f"the note's keys are malformed: {error.message}") from None
     return Note(sections, lines, most)
 
 
@@ -270,7 +263,7 @@ def check_uncommitted(storage: Storage, files: Collection[str], access: Access) 
         with nullcontext() if place is storage else suppress(PermissionError):  # of credentials for this folder alone
             commit = _said(place, COMMIT, Commit.of_json, access)
         if commit is not None and any(f"{prefix}{file}" in commit.files for file in files):
-            raise UnsupportedError(
+            raise errors.UnsupportedError(
                 "a framework saved this for a CheckpointManager, whose commit record has the sizes of its files, so "
                 "it cannot be rewritten here: copy it to another folder (`streamxf transcode`), and change the copy",
                 file=place.label(COMMIT),
@@ -282,7 +275,7 @@ def _said(storage: Storage, file: str, make: Callable[[Any], T], access: Access)
     data = read_small(storage, file, MAX_NOTE)
     try:
         return None if data is None else parse_note(data).said(make, access)
-    except KeyServiceError:
+    except errors.KeyServiceError:
         raise
-    except StreamxfError:
+    except errors.StreamxfError:
         return None

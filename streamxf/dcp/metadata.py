@@ -12,17 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from torch.distributed.checkpoint import filesystem
-from torch.distributed.checkpoint.metadata import (
-    STORAGE_TYPES,
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 
@@ -59,7 +49,7 @@ _MADE = {"state_dict_metadata", PLANNER_DATA, "storage_data", "_found"}
 # -- from DCP --------------------------------------------------------------------------------------------------
 
 
-def extra_of(content: Metadata, paths: Mapping[str, Path]) -> dict[str, Any]:
+def extra_of(content: metadata.Metadata, paths: Mapping[str, Path]) -> dict[str, Any]:
     """What planners put into the metadata besides: planner data that is not `paths`, and attributes of their own.
     Raises UnsupportedError if something of it is not plain data.
     """
@@ -69,14 +59,14 @@ def extra_of(content: Metadata, paths: Mapping[str, Path]) -> dict[str, Any]:
     return plain_members(found, "the planner has")
 
 
-def paths_of(content: Metadata) -> dict[str, Path]:
+def paths_of(content: metadata.Metadata) -> dict[str, Path]:
     """The planner data, if it says where items stand in a nested state dict, and nothing else."""
     data = content.planner_data
     known = isinstance(data, dict) and data.keys() <= content.state_dict_metadata.keys()
     return data if known and all(map(is_path, data.values())) else {}
 
 
-def stored_properties(properties: TensorProperties) -> dict[str, bool | str]:
+def stored_properties(properties: metadata.TensorProperties) -> dict[str, bool | str]:
     """What is not as in a plain tensor."""
     found: dict[str, bool | str] = {name: True for name in _FLAGS if getattr(properties, name)}
     if properties.layout != torch.strided:
@@ -121,7 +111,9 @@ def records_in(results: Iterable[Sequence[WriteResult]]) -> list[FileRecord]:
 
 
 @collector_paused()
-def items_of(content: Metadata, paths: Mapping[str, Path], results: list[list[WriteResult]]) -> dict[str, Item]:
+def items_of(
+    content: metadata.Metadata, paths: Mapping[str, Path], results: list[list[WriteResult]]
+) -> dict[str, Item]:
     """The items of a save that is about to be published, from the planner's `content`, its `paths`, and the results of
     all ranks. Raises UnsupportedError if something has no place in the index, or was not stored.
     """
@@ -134,7 +126,7 @@ def items_of(content: Metadata, paths: Mapping[str, Path], results: list[list[Wr
     items: dict[str, Item] = {}
     for name, entry in content.state_dict_metadata.items():
         path, chunks = paths.get(name), _chunks(name, entry, stored.get(name, []))
-        if isinstance(entry, BytesStorageMetadata):
+        if isinstance(entry, metadata.BytesStorageMetadata):
             items[name] = ObjectItem(name, chunks[0].place, path)
             continue
         dtype, properties = dtype_name(entry.properties.dtype), stored_properties(entry.properties)
@@ -172,7 +164,7 @@ def _chunks(name: str, entry: Any, own: ChunkColumns | Sequence[WriteResult]) ->
         offsets: Iterable[Any] = [()]
     else:
         found, offsets = {each.index.offset: each.storage_data[0] for each in own}, [None]
-    if not isinstance(entry, BytesStorageMetadata):
+    if not isinstance(entry, metadata.BytesStorageMetadata):
         offsets = (tuple(chunk.offsets) for chunk in entry.chunks)
     try:
         return tuple(map(found.__getitem__, offsets))
@@ -185,12 +177,12 @@ def _chunks(name: str, entry: Any, own: ChunkColumns | Sequence[WriteResult]) ->
         ) from None
 
 
-def complete(content: Metadata, index: Index, storage: Storage) -> None:
+def complete(content: metadata.Metadata, index: Index, storage: Storage) -> None:
     """Put into `content` what torch's own writers do, once `index` is published in `storage`. Planners may keep
     `content` for the next save.
     """
-    content.storage_meta = StorageMeta(redacted(storage.location()), index.save_id, modules=[*index.modules])
-    if type(content) not in (Metadata, StoredMetadata):  # a planner's own class crosses ranks in its own way
+    content.storage_meta = metadata.StorageMeta(redacted(storage.location()), index.save_id, modules=[*index.modules])
+    if type(content) not in (metadata.Metadata, StoredMetadata):  # a planner's own class crosses ranks in its own way
         content.storage_data = _storage_data(index.items)
         return
     content.__class__ = StoredMetadata
@@ -202,14 +194,14 @@ def complete(content: Metadata, index: Index, storage: Storage) -> None:
 # -- to DCP ----------------------------------------------------------------------------------------------------
 
 
-class StoredMetadata(Metadata):
+class StoredMetadata(metadata.Metadata):
     """DCP's metadata of a published save, each part of which is made when it is first used.
 
     The planner of the rank that published has made some parts. torch then sends the whole to all other ranks, which for
     a million chunks takes longer than the save: what arrives there is where it is published.
     """
 
-    storage_meta: Any = cached_property(lambda self: StorageMeta(modules=[*self._found.modules]))
+    storage_meta: Any = cached_property(lambda self: metadata.StorageMeta(modules=[*self._found.modules]))
     version: Any = cached_property(lambda self: _DCP_VERSION if self._found else None)
 
     @classmethod
@@ -242,10 +234,10 @@ class StoredMetadata(Metadata):
 
     @cached_property
     @collector_paused()
-    def state_dict_metadata(self) -> dict[str, STORAGE_TYPES]:  # type: ignore[override]
+    def state_dict_metadata(self) -> dict[str, metadata.STORAGE_TYPES]:  # type: ignore[override]
         items = self._found.items.items()
         return {
-            name: LazyTensor.of(item) if isinstance(item, TensorItem) else BytesStorageMetadata()
+            name: LazyTensor.of(item) if isinstance(item, TensorItem) else metadata.BytesStorageMetadata()
             for name, item in items
         }
 
@@ -255,14 +247,14 @@ class StoredMetadata(Metadata):
         return _extra(self._found).get(PLANNER_DATA, paths or None)
 
     @cached_property
-    def storage_data(self) -> dict[MetadataIndex, StorageInfo]:
+    def storage_data(self) -> dict[metadata.MetadataIndex, StorageInfo]:
         """Where everything is, without descriptors: streamxf's readers need none of it."""
         return _storage_data(self._found.items)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         kept = {key: value for key, value in vars(self).items() if key not in (*_MADE, FOUND)}
         if _PUBLISHED not in kept:  # what was read crosses whole, as an object of torch's, and readers read it anew
-            return Metadata, tuple(getattr(self, each.name) for each in fields(Metadata)), kept
+            return metadata.Metadata, tuple(getattr(self, each.name) for each in fields(metadata.Metadata)), kept
         place, name = kept[_PUBLISHED]
         kept[_PUBLISHED] = redacted(place.location()) if isinstance(place, Storage) else place, name
         return __newobj__, (type(self),), kept
@@ -287,7 +279,7 @@ def _extra(found: stored_metadata.Metadata) -> dict[str, Any]:
     return members_of(found.index.extra) if found.index is not None and found.index.extra else {}
 
 
-class LazyTensor(TensorStorageMetadata):
+class LazyTensor(metadata.TensorStorageMetadata):
     """A tensor of a checkpoint. Its list of chunks, which may be long, is made when it is first asked for."""
 
     item: TensorItem
@@ -300,27 +292,27 @@ class LazyTensor(TensorStorageMetadata):
         return made
 
     @cached_property
-    def properties(self) -> TensorProperties:  # type: ignore[override]
+    def properties(self) -> metadata.TensorProperties:  # type: ignore[override]
         return _torch_properties(self.item, self._dtype)
 
     @cached_property
-    def chunks(self) -> list[ChunkStorageMetadata]:  # type: ignore[override]
+    def chunks(self) -> list[metadata.ChunkStorageMetadata]:  # type: ignore[override]
         chunks, size = self.item.chunks, torch.Size
         spans = chunks.spans() if isinstance(chunks, StoredChunks) else chunks
         if len(chunks) < _FEW:
-            return [ChunkStorageMetadata(size(offset), size(shape)) for offset, shape, *_ in spans]
+            return [metadata.ChunkStorageMetadata(size(offset), size(shape)) for offset, shape, *_ in spans]
         return torch_chunks(spans)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, TensorStorageMetadata):
+        if not isinstance(other, metadata.TensorStorageMetadata):
             return NotImplemented
         return (self.properties, self.size, self.chunks) == (other.properties, other.size, other.chunks)
 
     def __reduce__(self) -> Any:
-        return TensorStorageMetadata, (self.properties, self.size, self.chunks)
+        return metadata.TensorStorageMetadata, (self.properties, self.size, self.chunks)
 
 
-class PlannedTensor(TensorStorageMetadata):
+class PlannedTensor(metadata.TensorStorageMetadata):
     """A tensor that is about to be saved. Its list of chunks is made when it is first asked for, by their offsets."""
 
     boxes: Boxes
@@ -333,18 +325,18 @@ class PlannedTensor(TensorStorageMetadata):
         return inside and Boxes(self.boxes.offsets[full], self.boxes.sizes[full]).is_grid(self.size)
 
     @cached_property
-    def chunks(self) -> list[ChunkStorageMetadata]:  # type: ignore[override]
+    def chunks(self) -> list[metadata.ChunkStorageMetadata]:  # type: ignore[override]
         return torch_chunks(self.boxes.spans())
 
     __eq__, __reduce__ = LazyTensor.__eq__, LazyTensor.__reduce__
 
 
-def planned_entries(items: Merged) -> dict[str, STORAGE_TYPES]:
+def planned_entries(items: Merged) -> dict[str, metadata.STORAGE_TYPES]:
     """What all ranks together are about to save."""
-    entries: dict[str, STORAGE_TYPES] = {}
+    entries: dict[str, metadata.STORAGE_TYPES] = {}
     for name, data, boxes, _ in items.spans():
         if data is None:
-            entries[name] = BytesStorageMetadata()
+            entries[name] = metadata.BytesStorageMetadata()
             continue
         entries[name] = made = PlannedTensor.__new__(PlannedTensor)
         (made.properties, made.size, _), made.boxes = data, boxes
@@ -352,18 +344,18 @@ def planned_entries(items: Merged) -> dict[str, STORAGE_TYPES]:
 
 
 @collector_paused()
-def torch_chunks(spans: Iterable[Sequence[Any]]) -> list[ChunkStorageMetadata]:
+def torch_chunks(spans: Iterable[Sequence[Any]]) -> list[metadata.ChunkStorageMetadata]:
     size = cache(torch.Size)
-    return [ChunkStorageMetadata(size(offset), size(shape)) for offset, shape, *_ in spans]
+    return [metadata.ChunkStorageMetadata(size(offset), size(shape)) for offset, shape, *_ in spans]
 
 
 @collector_paused()
-def _storage_data(items: Mapping[str, Item]) -> dict[MetadataIndex, StorageInfo]:
+def _storage_data(items: Mapping[str, Item]) -> dict[metadata.MetadataIndex, StorageInfo]:
     stored = {}
     for name, item in items.items():
         offsets = [chunk.offset for chunk in item.chunks] if isinstance(item, TensorItem) else [None]
         for number, (offset, place) in enumerate(zip(offsets, item.places, strict=True)):
-            index = MetadataIndex(name, offset, None if offset is None else number)
+            index = metadata.MetadataIndex(name, offset, None if offset is None else number)
             stored[index] = StorageInfo(place.file, place.at, place.size)
     return stored
 
@@ -375,8 +367,8 @@ def _torch_dtype(name: str, item: str | None = None) -> torch.dtype:
     return dtype
 
 
-def _torch_properties(item: TensorItem, dtype: torch.dtype) -> TensorProperties:
-    properties = TensorProperties(dtype)
+def _torch_properties(item: TensorItem, dtype: torch.dtype) -> metadata.TensorProperties:
+    properties = metadata.TensorProperties(dtype)
     for name, value in item.properties.items():
         if name == "memory_format":
             properties.memory_format = _FORMATS.get(str(value), torch.contiguous_format)

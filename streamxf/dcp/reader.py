@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
+from streamxf import errors
 from streamxf.budget import MAX_EXPANSION
 from streamxf.buffers import collector_paused
 from streamxf.cached import cached_property
@@ -37,17 +38,6 @@ from streamxf.dcp.once import reading as once
 from streamxf.dcp.once.host import SharedFile
 from streamxf.dcp.once.transfer import Transfer
 from streamxf.dcp.targets import check_filled, check_placed, empty_text, left_out
-from streamxf.errors import (
-    DAMAGE,
-    IdentityError,
-    MetadataError,
-    ParameterError,
-    StreamxfError,
-    UnsupportedError,
-    add_note,
-    escaped,
-    notes_of,
-)
 from streamxf.format.names import GLOBAL, metadata_name
 from streamxf.format.table import ItemTable
 from streamxf.keys import KeysLike, TrustLike
@@ -96,9 +86,9 @@ class ChainReaderMixin(StorageMixin):
         **kwargs: Any,
     ) -> None:
         if read not in ("each", "once"):
-            raise ParameterError(f"read={read!r:.80}: it is 'each' or 'once'")
+            raise errors.ParameterError(f"read={read!r:.80}: it is 'each' or 'once'")
         if _extension_registry is not None and not isinstance(_extension_registry, ExtensionRegistry):
-            raise ParameterError(
+            raise errors.ParameterError(
                 f"_extension_registry is a torch ExtensionRegistry, not {type(_extension_registry).__name__}; "
                 "keys are passed by name: keys=key"
             )
@@ -130,7 +120,7 @@ class ChainReaderMixin(StorageMixin):
         Raises ParameterError if that contradicts this reader's own ``require=None``.
         """
         if chain.encryption is not None and len(self._access.keys) and self._access.require is None:
-            raise ParameterError(
+            raise errors.ParameterError(
                 "require=None accepts unencrypted checkpoints, and the chain encrypts; make a FileSystemReader of your "
                 "own for that"
             )
@@ -163,13 +153,13 @@ class ChainReaderMixin(StorageMixin):
             content.storage_meta = StorageMeta(self.path, load_id=self.load_id, modules=[*found.modules])
         except FileNotFoundError:  # one more in its chain would only make DCP's warnings longer
             raise FileNotFoundError(errno.ENOENT, _why_missing(storage, rank), path) from None
-        except StreamxfError as error:
-            if not isinstance(error, IdentityError):  # which says here that it is another save's
+        except errors.StreamxfError as error:
+            if not isinstance(error, errors.IdentityError):  # which says here that it is another save's
                 note_damage(storage, self.save_id, RESTORE_METADATA, error)
             return StoredMetadata.of(error.locate(file=path))
         except Exception as error:  # which says nothing about the checkpoint
             known = known_error(error, path)
-            add_note(known, f"while {path!r} was read")
+            errors.add_note(known, f"while {path!r} was read")
             return StoredMetadata.of(sendable(known))
         if self.save_id is not None:
             content.storage_meta.save_id = self.save_id
@@ -210,7 +200,7 @@ class ChainReaderMixin(StorageMixin):
         found = {rank: vars(plan)[_SAVE] for rank, plan in enumerate(plans) if _SAVE in vars(plan)}
         if len({save_id for save_id, _ in found.values()}) > 1:
             folders = some((f"rank {rank} in {folder}" for rank, (_, folder) in found.items()), most=16)
-            raise MetadataError(
+            raise errors.MetadataError(
                 f"the ranks found the metadata of different saves: {folders}. Let all load from one folder, and no "
                 "other process save to it meanwhile"
             )
@@ -240,7 +230,7 @@ class ChainReaderMixin(StorageMixin):
                 if self._facts is not None:
                     shared = once.read_once(plan, self._facts, loader, planner, self._storage, progress)
                 loader.run(plan.items, shared.read if isinstance(shared, Transfer) else ())
-            except StreamxfError as error:
+            except errors.StreamxfError as error:
                 note_damage(self._storage, used.index.save_id if used.index is not None else None, SALVAGE_DATA, error)
                 raise
         report = LoadReport.of(loader.meter, perf_counter() - begin)
@@ -265,7 +255,7 @@ class ChainReaderMixin(StorageMixin):
     @property
     def _used(self) -> stored_metadata.Metadata:
         if self._metadata is None:
-            raise UnsupportedError("DCP calls read_metadata and set_up_storage_reader first")
+            raise errors.UnsupportedError("DCP calls read_metadata and set_up_storage_reader first")
         return self._metadata
 
 
@@ -342,8 +332,8 @@ _ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 def _explain(storage: Storage, save_id: str | None, path: str, error: Exception) -> None:
     """What is added to an error of an index that is read while a planner asks, which must reach all ranks, too."""
-    if not isinstance(error, StreamxfError):
-        add_note(error, f"while {path!r} was read")
+    if not isinstance(error, errors.StreamxfError):
+        errors.add_note(error, f"while {path!r} was read")
     note_damage(storage, save_id, RESTORE_METADATA, error)
     if (made := sendable(error)) is not error:
         raise made from error
@@ -353,13 +343,13 @@ def note_damage(storage: Storage, save_id: str | None, advice: str, error: BaseE
     """`suspect` the checkpoint if an error says that its data is damaged, and add what to do unless that is said; where
     no note can be left, also how to do without.
     """
-    if not isinstance(error, DAMAGE) or any(note.startswith("next:") for note in notes_of(error)):
+    if not isinstance(error, errors.DAMAGE) or any(note.startswith("next:") for note in errors.notes_of(error)):
         return
-    add_note(error, advice)
-    if not isinstance(error, IdentityError) and suspect(storage, save_id) is False:
+    errors.add_note(error, advice)
+    if not isinstance(error, errors.IdentityError) and suspect(storage, save_id) is False:
         name = storage.parent()[1]
         text = f"next: set STREAMXF_SKIP={name} to resume from another checkpoint; the run's folder takes no note of it"
-        add_note(error, escaped(text))
+        errors.add_note(error, errors.escaped(text))
 
 
 def suspect(storage: Storage, save_id: str | None) -> bool | None:

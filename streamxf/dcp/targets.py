@@ -16,19 +16,13 @@ import torch
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from streamxf import torch_private
 from streamxf.checkpoint.elements import Array
 from streamxf.checkpoint.sources import array_of, check_memory
 from streamxf.checkpoint.staging import DeviceMemory, Staging
 from streamxf.errors import MetadataError, UnsupportedError
 from streamxf.format.items import TensorItem
 from streamxf.format.tiling import Span, check_tiles, overlap
-from streamxf.torch_private import (
-    create_chunk_list,
-    indices_here,
-    is_cow_tensor,
-    is_traceable_wrapper_subclass,
-    is_view,
-)
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +67,7 @@ class Target:
             and tensor.dtype == dtype
             and not (dtype.is_complex and tensor.is_conj())
             and not tensor.is_neg()
-            and not is_cow_tensor(tensor)
+            and not torch_private.is_cow_tensor(tensor)
         )
         if not fits:
             return None
@@ -127,7 +121,7 @@ def check_kind(target: torch.Tensor, wanted: torch.Tensor, *, whole: bool) -> No
     if wanted.is_quantized != target.is_quantized:
         raise UnsupportedError(f"the stored tensor is of {wanted.dtype}, the target of {target.dtype}")
     if wanted.is_quantized:
-        own = whole and not is_view(target) and target.untyped_storage().nbytes() <= target.nbytes
+        own = whole and not torch_private.is_view(target) and target.untyped_storage().nbytes() <= target.nbytes
         if not (_alike(_scale(wanted), _scale(target)) or (own and wanted.qscheme() == target.qscheme())):
             raise UnsupportedError(
                 "the stored tensor is quantized by another scale, zero point or axis than the target, which is a part "
@@ -152,7 +146,7 @@ def _scale(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def _context(tensor: Any) -> Any:
     """What a tensor of a subclass has besides tensors."""
-    return tensor.__tensor_flatten__()[1] if is_traceable_wrapper_subclass(tensor) else vars(tensor)
+    return tensor.__tensor_flatten__()[1] if torch_private.is_traceable_wrapper_subclass(tensor) else vars(tensor)
 
 
 def _alike(one: Any, other: Any) -> bool:
@@ -251,7 +245,7 @@ def check_box(name: str, value: DTensor, count: int) -> None:
     if value.device_mesh.get_coordinate() is None:  # it lies on other ranks
         return
     strange = not all(type(each) in (Shard, Replicate) for each in value.placements)
-    for indices in (indices_here(value, dim) for dim in range(value.dim())) if strange else ():
+    for indices in (torch_private.indices_here(value, dim) for dim in range(value.dim())) if strange else ():
         if len(indices) and int(indices[-1]) - int(indices[0]) >= len(indices):
             raise UnsupportedError(
                 f"with the placements {value.placements} this rank has pieces of the tensor that are apart, where DCP "
@@ -330,7 +324,7 @@ def _wanted(planner: LoadPlanner, items: Mapping[str, Any]) -> dict[_Part, torch
             continue
         if isinstance(value, DTensor) and value.device_mesh.get_coordinate() is None:
             continue  # it lies on other ranks
-        for chunk in create_chunk_list(value):
+        for chunk in torch_private.create_chunk_list(value):
             sizes[name, chunk.offsets] = chunk.sizes
     return sizes
 

@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
+from streamxf import torch_private
 from streamxf.chain import Chain, ChainLike
 from streamxf.checkpoint.datafile import write_files
 from streamxf.checkpoint.publish import check_free, publish, remove_unpublished
@@ -57,16 +58,6 @@ from streamxf.keys import KeyRing, KeysLike
 from streamxf.report import SaveReport
 from streamxf.storage.opening import Location
 from streamxf.stream.encoder import block_log2_of
-from streamxf.torch_private import (
-    StreamTransformExtension,
-    create_chunk_list,
-    future_of_async_save,
-    future_of_the_save_in_this_thread,
-    in_the_process_that_saves,
-    split_by_size_and_type,
-    state_of_the_save,
-    state_on_the_way,
-)
 
 _log = logging.getLogger(__name__)
 
@@ -191,7 +182,7 @@ class ChainWriterMixin(StorageMixin):
         """Begin a save: draw the writer id, and whatever the chain draws for each save."""
         self._join_background()
         self._give_up()
-        if in_the_process_that_saves():
+        if torch_private.in_the_process_that_saves():
             settle_in(self.deaf)
         super().set_up_storage_writer(is_coordinator)  # type: ignore[misc]  # before torch 2.9 it takes nothing else
         self.rank = kwargs.get("rank", rank_here())  # torch before 2.9 does not say
@@ -213,7 +204,7 @@ class ChainWriterMixin(StorageMixin):
             text = f"Detected an existing checkpoint in {storage.label()}: this save replaces it"
             warnings.warn(f"{text}. Pass overwrite=False to refuse that", stacklevel=3)
         save.enter(links=self.run_facts is None)  # in a run's folder nobody names links, and others may make some
-        nesting = nesting_of(state_of_the_save()) if plan.planner_data else {}
+        nesting = nesting_of(torch_private.state_of_the_save()) if plan.planner_data else {}
         if self.use_collectives:
             return note_room(plan, storage, save.writer_id, nesting)
         save.nesting = merged([nesting])
@@ -251,7 +242,11 @@ class ChainWriterMixin(StorageMixin):
             )
         storage = save.enter()
         one = self.single_file_per_rank
-        buckets = split_by_size_and_type(self.thread_count, plan.items) if one else [[item] for item in plan.items]
+        buckets = (
+            torch_private.split_by_size_and_type(self.thread_count, plan.items)
+            if one
+            else [[item] for item in plan.items]
+        )
         files = {
             save.file_name(self.rank or 0, number): sorted(items, key=lambda item: item.type != WriteItemType.BYTE_IO)
             for number, items in enumerate(filter(None, buckets))
@@ -308,7 +303,7 @@ class ChainWriterMixin(StorageMixin):
                 save.discard({record.path for record in records}, error)
                 raise
             run = self.run_facts if rank is None else None
-            if in_the_process_that_saves():
+            if torch_private.in_the_process_that_saves():
                 check_parent()
             index = publish(save, items, records, save_id, rank=rank, extra=extra, run=run)
         finally:
@@ -322,7 +317,7 @@ class ChainWriterMixin(StorageMixin):
         it need not know of them, and perhaps cannot be pickled.
         """
         self._note_background()  # this may be on the way to a process that saves
-        check_copies(state_on_the_way())
+        check_copies(torch_private.state_on_the_way())
         own = {"_save": None, "_coming": None, "_background": None, "report": None}
         return {**self.__dict__, **own, "_progress": self._progress is True}
 
@@ -339,11 +334,11 @@ class ChainWriterMixin(StorageMixin):
 
     def synchronize_staging(self) -> None:
         """Have a failure logged, also one that comes before the writer is asked: a state that cannot be pickled."""
-        self._log_failure_of(future_of_async_save())
+        self._log_failure_of(torch_private.future_of_async_save())
 
     def _note_background(self) -> None:
         """If this thread makes a save in the background, have its failure logged."""
-        self._log_failure_of(future_of_the_save_in_this_thread())
+        self._log_failure_of(torch_private.future_of_the_save_in_this_thread())
 
     def _log_failure_of(self, future: futures.Future[Any] | None) -> None:
         ours = object()
@@ -356,7 +351,7 @@ class ChainWriterMixin(StorageMixin):
         stage the second into the memory of the first.
         """
         earlier = None if self._background is None else self._background()
-        if earlier is not None and earlier is not future_of_the_save_in_this_thread():
+        if earlier is not None and earlier is not torch_private.future_of_the_save_in_this_thread():
             futures.wait([earlier])
         self._note_background()
 
@@ -431,14 +426,14 @@ def extensions_of(extensions: Iterable[Any] | str | Codec) -> Extensions:
         extensions = Chain.parse(extensions)
     if isinstance(extensions, Chain):
         return Extensions((), extensions)
-    if isinstance(extensions, Codec | StreamTransformExtension):
+    if isinstance(extensions, Codec | torch_private.StreamTransformExtension):
         extensions = (extensions,)
-    foreign: list[StreamTransformExtension] = []
+    foreign: list[torch_private.StreamTransformExtension] = []
     codecs: list[Codec] = []
     for extension in extensions:
         if isinstance(extension, Codec):
             codecs.append(extension)
-        elif not isinstance(extension, StreamTransformExtension):
+        elif not isinstance(extension, torch_private.StreamTransformExtension):
             raise UnsupportedError(f"{extension!r} is neither a streamxf codec nor a torch StreamTransformExtension")
         elif codecs:
             raise ChainError(
@@ -491,7 +486,7 @@ def check_copies(state: Any, copied: Any = None, name: str = "") -> None:
     elif isinstance(state, torch.Tensor) and _says_more(state.to_local() if isinstance(state, DTensor) else state):
         copied = state.detach() if copied is None else copied
         foreign = type(state) not in _PLAIN and type(state) is not type(copied) and vars(state)
-        alike = all(of(state) == of(copied) for of in (whole_size, create_chunk_list))
+        alike = all(of(state) == of(copied) for of in (whole_size, torch_private.create_chunk_list))
         if foreign or not alike:  # also on ranks whose part is the first one: all raise, or others would wait for them
             raise UnsupportedError(
                 f"{', '.join(vars(state)) or type(state).__name__} of this tensor would be lost: torch's copy for a "

@@ -13,20 +13,12 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
+from streamxf import errors
 from streamxf.budget import Budget
 from streamxf.cached import cached_property
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.elements import Elements, itemsize_of, strided_elements
 from streamxf.checkpoint.reading import BoxReader
-from streamxf.errors import (
-    ContainerError,
-    MetadataError,
-    ObjectError,
-    ParameterError,
-    PolicyError,
-    StreamxfError,
-    located,
-)
 from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem
 from streamxf.storage.reading import OpenFiles, StoredFile
 from streamxf.storage.storage import Storage
@@ -145,7 +137,7 @@ class _Loaded:
     file: str
     value: Any = None
     unknown: Collection[str] = ()
-    error: StreamxfError | None = None
+    error: errors.StreamxfError | None = None
     named: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     known: dict[int, bool] = field(default_factory=dict)
 
@@ -158,7 +150,7 @@ class _Loaded:
                 value = self.named[id(value)]
             value = value[step]
         if self.unknown and absent(value, self.known):
-            raise PolicyError(
+            raise errors.PolicyError(
                 f"it needs what is not allowed, of which this file has {some(sorted(self.unknown))}: if you trust it, "
                 "load it with torch.load(..., weights_only=False), and save plain data"
             )
@@ -179,7 +171,7 @@ def sizes_of(names: Iterable[str], listed: Mapping[str, int | None], open_file: 
     for name in names:
         size = listed.get(name)
         if size is None:  # in a folder below, a link, as in the hub's cache, or not there
-            with suppress(FileNotFoundError, MetadataError), open_file(name) as file:
+            with suppress(FileNotFoundError, errors.MetadataError), open_file(name) as file:
                 size = file.size
         if size is not None:
             sizes[name] = size
@@ -245,12 +237,12 @@ class FileReader(BoxReader):
     def load_object(self, name: str) -> Any:
         item = self.stored[name]
         if not isinstance(item, ObjectItem):
-            raise ParameterError("this item is a tensor", item=name)
+            raise errors.ParameterError("this item is a tensor", item=name)
         file = item.place.file
         objects = self.shards[file].objects
         if name in objects:
             return objects[name]
-        with located(file=self.label(file), item=name):
+        with errors.located(file=self.label(file), item=name):
             if self._loaded is None or self._loaded.file != file:
                 self._loaded = self._load(file)
             if self._loaded.error is not None:
@@ -263,8 +255,8 @@ class FileReader(BoxReader):
             archive = open_archive(opened.raw, opened.size, MAX_RECORDS)
             return _Loaded(file, *self.access.objects.load_around(archive, opened.size, self.shards[file].records))
         except NotSavedByTorch as error:  # it was altered since it was opened
-            raise ContainerError(f"this is not an intact file of torch.save: {error}") from None
-        except (PolicyError, MetadataError, ObjectError) as error:  # of all objects alike
+            raise errors.ContainerError(f"this is not an intact file of torch.save: {error}") from None
+        except (errors.PolicyError, errors.MetadataError, errors.ObjectError) as error:  # of all objects alike
             return _Loaded(file, error=error)
 
     def part(self, items: Mapping[str, Item]) -> Callable[[Access], FileReader]:

@@ -15,19 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from streamxf import errors
 from streamxf.budget import MAX_EXPANSION, Budget, check_expansion, most
 from streamxf.buffers import flat_view
-from streamxf.errors import (
-    MetadataError,
-    NotAllowedError,
-    ObjectError,
-    ParameterError,
-    PolicyError,
-    UnsupportedError,
-    is_exhausted,
-    shorten,
-    text_of,
-)
 from streamxf.format.items import Chunk, TensorItem
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 from streamxf.torchsave.calls import STORAGES, StoredTensor
@@ -54,11 +44,11 @@ class Objects:
         self, weights_only: bool = True, safe_globals: Sequence[Any] = (), max_expansion: int = MAX_EXPANSION
     ) -> None:
         if not isinstance(weights_only, bool):
-            raise ParameterError(f"weights_only is True or False, not {weights_only!r}")
+            raise errors.ParameterError(f"weights_only is True or False, not {weights_only!r}")
         if isinstance(safe_globals, str) or not isinstance(safe_globals, Sequence):
-            raise ParameterError("safe_globals is a list of classes and functions")
+            raise errors.ParameterError("safe_globals is a list of classes and functions")
         if safe_globals and not weights_only:
-            raise ParameterError("weights_only=False allows everything, so safe_globals= would mean nothing")
+            raise errors.ParameterError("weights_only=False allows everything, so safe_globals= would mean nothing")
         self._allowed = by_name(safe_globals)
         self.weights_only = weights_only
         self.max_expansion = check_expansion(max_expansion)
@@ -90,14 +80,14 @@ class Objects:
         try:
             made, _ = self._made(Archive(io.BytesIO(data), len(data)), stored, device)
         except (NotSavedByTorch, NotAllowed) as error:
-            kind = NotAllowedError if isinstance(error, NotAllowed) else PolicyError
+            kind = errors.NotAllowedError if isinstance(error, NotAllowed) else errors.PolicyError
             raise kind(
                 f"the object was not loaded: {error}. If you trust it, name the classes and functions that it needs, "
                 "safe_globals=[...] (streamxf.unsafe_globals lists those of a whole checkpoint); weights_only=False "
                 "unpickles everything, which lets whoever wrote the checkpoint run code here"
             ) from None
         if isinstance(made, getattr(sys.modules.get("torch"), "Tensor", ())):
-            raise MetadataError("the item holds a tensor, the metadata says an object")
+            raise errors.MetadataError("the item holds a tensor, the metadata says an object")
         return made
 
     def load_tensor(self, file: Any, size: int, stored: int) -> torch.Tensor:
@@ -110,17 +100,19 @@ class Objects:
         try:
             tensor, _ = self._made(Archive(file, size), stored, "cpu")
         except NotSavedByTorch as error:
-            raise MetadataError(f"the item holds no tensor that torch.save wrote: {error}") from None
+            raise errors.MetadataError(f"the item holds no tensor that torch.save wrote: {error}") from None
         except NotAllowed as error:
-            raise NotAllowedError(
+            raise errors.NotAllowedError(
                 f"the tensor was not loaded: {error}. If you trust it, import the package that defines it, or name the "
                 "classes and functions that it needs, safe_globals=[...]"
             ) from None
         if not isinstance(tensor, torch.Tensor):
-            raise MetadataError(f"the item holds a {type(tensor).__name__}, the metadata says a tensor")
+            raise errors.MetadataError(f"the item holds a {type(tensor).__name__}, the metadata says a tensor")
         if tensor.is_nested or tensor.layout != torch.strided or tensor.device.type == "meta":
             kind = "nested" if tensor.is_nested else "meta" if tensor.device.type == "meta" else str(tensor.layout)
-            raise MetadataError(f"the stored tensor is of a kind that DCP does not save ({kind}): it was altered")
+            raise errors.MetadataError(
+                f"the stored tensor is of a kind that DCP does not save ({kind}): it was altered"
+            )
         return tensor
 
     def unknown_in(self, file: Any, size: int, stored: int) -> list[str]:
@@ -132,7 +124,7 @@ class Objects:
             archive.check_crcs()
             return sorted(self._followed(archive, stored)[0].unknown)
         except NotSavedByTorch as error:
-            raise MetadataError(f"the item holds no tensor that torch.save wrote: {error}") from None
+            raise errors.MetadataError(f"the item holds no tensor that torch.save wrote: {error}") from None
 
     def _followed(self, archive: Archive, stored: int) -> tuple[Check, Any]:
         check = Check(archive.pickled, archive.sizes, stored, lambda: self._allowed | chosen())
@@ -146,7 +138,7 @@ class Objects:
         try:
             return self._made(archive, stored, "cpu", records)
         except (NotSavedByTorch, NotAllowed) as error:
-            raise PolicyError(f"the object was not loaded: {error}") from None
+            raise errors.PolicyError(f"the object was not loaded: {error}") from None
 
     def _made(
         self, archive: Archive, stored: int, device: str | None, records: Collection[str] | None = None
@@ -249,17 +241,17 @@ class _Making:
 
     def refusal(self, error: Exception) -> Exception:
         """What it means that it could not be made. On the CPU, torch's own functions fail by what is stored alone."""
-        text = f"{type(error).__name__}: {shorten(text_of(error), 300)}"
-        if is_exhausted(error):
+        text = f"{type(error).__name__}: {errors.shorten(errors.text_of(error), 300)}"
+        if errors.is_exhausted(error):
             return MemoryError(f"there is no room to make the object: {text}")
         try:
             self._archive.check_crcs()
         except NotSavedByTorch as damage:
-            return MetadataError(f"the object cannot be made: {text}, and {damage}")
+            return errors.MetadataError(f"the object cannot be made: {text}, and {damage}")
         own = sorted(name for name, allowed in self._check.names.items() if allowed is not None)
         if not own and not getattr(self._device, "used", False) and not isinstance(error, ImportError):
-            return MetadataError(f"torch cannot make what is stored: {text}")
-        return ObjectError(f"the object cannot be made here, by the code of {some(own or ['torch'])}: {text}")
+            return errors.MetadataError(f"torch cannot make what is stored: {text}")
+        return errors.ObjectError(f"the object cannot be made here, by the code of {some(own or ['torch'])}: {text}")
 
 
 def _saved(made: Any) -> bytes:
@@ -271,8 +263,8 @@ def _saved(made: Any) -> bytes:
     except MemoryError:
         raise
     except Exception as error:  # whatever classes of the caller's raise
-        raise ObjectError(
-            f"the object cannot be serialized again: {type(error).__name__}: {shorten(str(error), 300)}"
+        raise errors.ObjectError(
+            f"the object cannot be serialized again: {type(error).__name__}: {errors.shorten(str(error), 300)}"
         ) from error
     return file.getvalue()
 
@@ -307,7 +299,7 @@ def find_framed(stream: Any, size: int, dtype: str, shape: tuple[int, ...]) -> F
         archive = Archive(stream, size, _RECORDS)
         found = read_outline(archive.pickled, archive.sizes)
         if not isinstance(found, StoredTensor) or not archive.little:
-            raise UnsupportedError(
+            raise errors.UnsupportedError(
                 "the item is more than the elements of a tensor: only torch and its class can make it, and only whole, "
                 "as dcp.load and streamxf.Checkpoint(...)[name].read() do"
             )
@@ -315,7 +307,7 @@ def find_framed(stream: Any, size: int, dtype: str, shape: tuple[int, ...]) -> F
         begin, crc = archive.find(found.record) if found.extent else (0, 0)
         whole = found.extent == archive.sizes[found.record]
     except NotSavedByTorch as error:
-        raise MetadataError(f"the item is not what torch.save writes: {error}") from None
+        raise errors.MetadataError(f"the item is not what torch.save writes: {error}") from None
     start = begin + found.start if found.extent else 0  # a view without elements may begin beyond the end
     return Framed(found, start, crc if whole else 0)
 
@@ -332,7 +324,7 @@ def load_framed(objects: Objects, stream: Any, size: int, item: TensorItem, chun
 
 def _check_same(found_dtype: str, found_shape: tuple[int, ...], dtype: str, shape: tuple[int, ...]) -> None:
     if (found_dtype, found_shape) != (dtype, shape):
-        raise MetadataError(
+        raise errors.MetadataError(
             f"the stored tensor is {found_dtype} of shape {found_shape}, the metadata says {dtype} of shape {shape}: "
             "one of them was altered, or comes from another save"
         )
@@ -347,4 +339,4 @@ def check_records(stream: Any, size: int) -> Archive | None:
         archive = Archive(stream, size)
         return archive if archive.check_crcs() else None
     except NotSavedByTorch as error:
-        raise MetadataError(f"the item is not as torch.save wrote it: {error}") from None
+        raise errors.MetadataError(f"the item is not as torch.save wrote it: {error}") from None

@@ -15,21 +15,11 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
+from streamxf import errors
 from streamxf.budget import MAX_EXPANSION
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.elements import Elements
-from streamxf.errors import (
-    MetadataError,
-    NoCheckpointError,
-    ObjectError,
-    ParameterError,
-    PolicyError,
-    StreamxfError,
-    UnsupportedError,
-    located,
-    shorten,
-)
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, contiguous_strides, elements_size
 from streamxf.formats import huggingface, safetensors, torchfile
 from streamxf.formats.contents import SUFFIXES, Contents, FileReader, Format, Shard, whole_tensor
@@ -119,19 +109,19 @@ def open_packed(tree: manifest.FileTree, max_expansion: int = MAX_EXPANSION) -> 
         opened = open_source(storage)
         assert isinstance(opened, FileReader)  # a DCP checkpoint is a folder
         if not manifest.is_inside(storage.name):
-            raise UnsupportedError("the name of the file could not be restored: rename it", file=storage.label())
+            raise errors.UnsupportedError("the name of the file could not be restored: rename it", file=storage.label())
         main, kind = opened, opened.contents.format
     refused = _refused(main) if main is not None else {}
     if refused:
         reasons = list(dict.fromkeys(refused.values()))[:_REASONS]
         objects = f"{many(len(refused), 'object')} only as bytes of the file, from which unpack restores it"
-        notes.append(f"kept {objects}: {some(map(shorten, refused))}; {'; '.join(reasons)}")
+        notes.append(f"kept {objects}: {some(map(errors.shorten, refused))}; {'; '.join(reasons)}")
     packing = _Packing(tree, main, refused)
     for path in tree.files:
         packing.add(path)
     if not packing.of_checkpoint:
         kind_of(storage)  # raises what names the checkpoints in the folders of a run
-        raise NoCheckpointError(f"the folder holds no checkpoint; looked for {LOOKED_FOR}", file=storage.label())
+        raise errors.NoCheckpointError(f"the folder holds no checkpoint; looked for {LOOKED_FOR}", file=storage.label())
     if packing.unread:
         files = many(len(packing.unread), "file")
         notes.append(f"no tensors could be read from {files}, packed as bytes: {some(packing.unread)}")
@@ -166,7 +156,7 @@ def _model(tree: manifest.FileTree, notes: list[str]) -> FileReader | None:
         if found is None or not (elsewhere := found.shards.keys() - tree.files.keys()):
             return found
         reason = f"{printable(min(elsewhere))} is not in the folder itself"
-    except (UnsupportedError, PolicyError) as error:
+    except (errors.UnsupportedError, errors.PolicyError) as error:
         reason = error.message
     notes.append(f"names of the model's tensors begin with the names of their files: {reason}")
     return None
@@ -181,7 +171,7 @@ def _refused(main: FileReader) -> dict[str, str]:
                 value = main.load_object(name)
                 if isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ())):
                     refused[name] = "only torch can make a tensor that is more than its elements"
-            except (PolicyError, MetadataError, ObjectError) as error:
+            except (errors.PolicyError, errors.MetadataError, errors.ObjectError) as error:
                 refused[name] = error.message
     return refused
 
@@ -204,7 +194,7 @@ class _Packing:
         stored = main.stored if main is not None else {}
         self._take({name: item for name, item in stored.items() if name not in refused})
         for folder in (path.removesuffix(_METADATA) for path in tree.files if path.endswith(_METADATA)):
-            with suppress(StreamxfError, OSError):  # then its files are packed as bytes
+            with suppress(errors.StreamxfError, OSError):  # then its files are packed as bytes
                 checkpoint = Checkpoint.at(tree.storage.child(folder), Access(), listing=True)
                 for item in checkpoint.stored.values():
                     for chunk in item.chunks if isinstance(item, TensorItem) else ():
@@ -217,7 +207,7 @@ class _Packing:
             return
         place = self._tree.place(path)
         self.shards[path] = Shard({})
-        with located(file=place.label()), place.open(random=True) as file:
+        with errors.located(file=place.label()), place.open(random=True) as file:
             found: Shard | None = None
             try:
                 kind = None if path in self._stored else format_of(file, path)
@@ -227,7 +217,7 @@ class _Packing:
                     found = torchfile.read(file, path)
                 elif kind is Format.SAFETENSORS:
                     found = safetensors.read(file, path)
-            except StreamxfError:
+            except errors.StreamxfError:
                 if path.endswith(tuple(SUFFIXES)):
                     self.unread.append(path)
                     self.of_checkpoint = True
@@ -248,11 +238,11 @@ class _Packing:
     def _take(self, items: Mapping[str, Item]) -> None:
         for name in items:
             if manifest.is_kept(name):
-                raise ParameterError(
+                raise errors.ParameterError(
                     f"the checkpoint has an item {printable(name)!r}, a name that is reserved for pack"
                 )
             if name in self.items:
-                raise UnsupportedError(
+                raise errors.UnsupportedError(
                     f"two tensors would have the name {printable(name)!r}: rename the file",
                     file=self._tree.storage.label(),
                 )
@@ -263,7 +253,7 @@ def _shards_in(file: StoredFile, path: str, stored: Iterable[tuple[TensorItem, C
     """The shards of a DCP checkpoint that are in one of its files without any codec, row-major."""
     items: dict[str, Item] = {}
     for item, chunk in stored:
-        with suppress(StreamxfError):
+        with suppress(errors.StreamxfError):
             blocks = BareBlocks(file.slice(chunk.place.at, chunk.place.size))
             found = find_framed(StreamReader(blocks), blocks.size, item.dtype, chunk.shape)
             if found.tensor.is_row_major:
