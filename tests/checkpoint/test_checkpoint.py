@@ -22,34 +22,11 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
 
 import streamxf
-from streamxf import Checkpoint, Checksum, Encrypt, FloatZip, ZStandard
-from streamxf.errors import (
-    ContainerError,
-    IdentityError,
-    KeyMissingError,
-    MetadataError,
-    NoCheckpointError,
-    ParameterError,
-    PolicyError,
-    StreamxfError,
-    UnsupportedError,
-    WrongKeyError,
-)
+from streamxf import Checkpoint, Checksum, Encrypt, FloatZip, ZStandard, errors
 from streamxf.format.items import ObjectItem, TensorItem
 from streamxf.format.table import ItemTable
 from tests.altered import flip
-from tests.dcp.helpers import (
-    KEY,
-    OTHER_KEY,
-    Watched,
-    assert_same,
-    data_files,
-    full_chain,
-    refused,
-    rewrite_index,
-    save,
-    small_state,
-)
+from tests.dcp import helpers
 from tests.dcp.shards import rows, save_shards
 
 DTYPES = [
@@ -75,11 +52,11 @@ def value_at(state: Any, path: tuple[str | int, ...]) -> Any:
 
 
 def of_streamxf(path: Path, state: dict[str, Any]) -> None:
-    save(state, path, [FloatZip(), Checksum()])
+    helpers.save(state, path, [FloatZip(), Checksum()])
 
 
 def without_chain(path: Path, state: dict[str, Any]) -> None:
-    save(state, path, [])
+    helpers.save(state, path, [])
 
 
 def of_torch(path: Path, state: dict[str, Any]) -> None:
@@ -111,7 +88,7 @@ def test_a_checkpoint_is_a_mapping_of_handles(tmp_path: Path) -> None:
         assert isinstance(one, Mapping)
         assert list(one.keys()) == list(one.stored) == ["a", "step"]
         assert {name: handle.name for name, handle in one.items()} == {"a": "a", "step": "step"}
-        assert_same({name: handle.read() for name, handle in dict(one).items()}, state)
+        helpers.assert_same({name: handle.read() for name, handle in dict(one).items()}, state)
         assert [handle.name for handle in one.values()] == ["a", "step"]
         assert one.get("b") is None
         assert one == one
@@ -121,7 +98,7 @@ def test_a_checkpoint_is_a_mapping_of_handles(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_everything_that_was_saved(writer: Callable[[Path, dict[str, Any]], None], tmp_path: Path) -> None:
-    state = small_state()
+    state = helpers.small_state()
     writer(tmp_path / "a", state)
     with Checkpoint(tmp_path / "a") as checkpoint:
         assert {name: item.path for name, item in checkpoint.stored.items()} == FLAT
@@ -130,7 +107,7 @@ def test_everything_that_was_saved(writer: Callable[[Path, dict[str, Any]], None
         assert "other" not in checkpoint
         for name, path in FLAT.items():
             wanted = value_at(state, path)
-            assert_same(checkpoint[name].read(), wanted, name)
+            helpers.assert_same(checkpoint[name].read(), wanted, name)
             assert isinstance(checkpoint.stored[name], TensorItem if isinstance(wanted, torch.Tensor) else ObjectItem)
         handle = checkpoint["weight"]
         assert (handle.dtype, handle.shape, len(handle)) == ("float32", (7, 5), 7)
@@ -150,11 +127,11 @@ def test_every_dtype(writer: Any, framework: Any, dtype: torch.dtype, tmp_path: 
     with Checkpoint(tmp_path, framework=framework) as checkpoint:
         handle = checkpoint["w"]
         if framework == "torch":
-            assert_same(handle.read(), wanted)
-            assert_same(handle[1:, ::2, -1], wanted[1:, ::2, -1])
+            helpers.assert_same(handle.read(), wanted)
+            helpers.assert_same(handle[1:, ::2, -1], wanted[1:, ::2, -1])
         elif (dtype.itemsize == 1 and dtype.is_floating_point) or dtype == torch.bfloat16:
             if importlib.util.find_spec("ml_dtypes") is None:
-                with pytest.raises(UnsupportedError, match="install ml_dtypes"):
+                with pytest.raises(errors.UnsupportedError, match="install ml_dtypes"):
                     handle.read()
                 return
             assert str(handle.read().dtype) == str(dtype).removeprefix("torch.")
@@ -204,14 +181,14 @@ def test_what_is_not_an_index(sharded: tuple[Checkpoint, torch.Tensor], key: Any
 
 def test_a_handle_is_iterated_by_rows(sharded: tuple[Checkpoint, torch.Tensor]) -> None:
     checkpoint, tensor = sharded
-    assert_same(torch.stack(list(checkpoint["w"])), tensor)
+    helpers.assert_same(torch.stack(list(checkpoint["w"])), tensor)
 
 
 def test_a_tensor_without_dimensions(tmp_path: Path) -> None:
-    save({"scalar": torch.tensor(7.5), "empty": torch.ones(0, 3)}, tmp_path)
-    with Checkpoint(tmp_path, keys=KEY) as checkpoint:
-        assert_same(checkpoint["scalar"].read(), torch.tensor(7.5))
-        assert_same(checkpoint["empty"][:, 1:], torch.ones(0, 2))
+    helpers.save({"scalar": torch.tensor(7.5), "empty": torch.ones(0, 3)}, tmp_path)
+    with Checkpoint(tmp_path, keys=helpers.KEY) as checkpoint:
+        helpers.assert_same(checkpoint["scalar"].read(), torch.tensor(7.5))
+        helpers.assert_same(checkpoint["empty"][:, 1:], torch.ones(0, 2))
         with pytest.raises(TypeError, match="no length"):
             len(checkpoint["scalar"])
 
@@ -219,13 +196,13 @@ def test_a_tensor_without_dimensions(tmp_path: Path) -> None:
 def test_a_slice_reads_the_blocks_that_it_needs(tmp_path: Path) -> None:
     """Damage elsewhere does not concern it."""
     tensor = torch.randn(1024, 256)
-    save({"w": tensor}, tmp_path, [Checksum()], block_size=2**16)
-    (file,) = data_files(tmp_path)
+    helpers.save({"w": tensor}, tmp_path, [Checksum()], block_size=2**16)
+    (file,) = helpers.data_files(tmp_path)
     flip(file)
     with Checkpoint(tmp_path) as checkpoint:
-        assert_same(checkpoint["w"][:300, 7], tensor[:300, 7])
-        assert_same(checkpoint["w"][-300:], tensor[-300:])
-        with pytest.raises(StreamxfError) as caught:
+        helpers.assert_same(checkpoint["w"][:300, 7], tensor[:300, 7])
+        helpers.assert_same(checkpoint["w"][-300:], tensor[-300:])
+        with pytest.raises(errors.StreamxfError) as caught:
             checkpoint["w"].read()
     assert (caught.value.file, caught.value.item) == (str(file), "w")
     assert caught.value.block is not None
@@ -243,18 +220,24 @@ def test_transposed_and_repeated_tensors_of_torch(tmp_path: Path) -> None:
 
 def test_objects_are_limited_to_what_is_safe(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="timedelta"):
-        save({"time": timedelta(3)}, tmp_path)
-    with Checkpoint(tmp_path, keys=KEY) as checkpoint, pytest.raises(PolicyError, match="timedelta") as caught:
+        helpers.save({"time": timedelta(3)}, tmp_path)
+    with (
+        Checkpoint(tmp_path, keys=helpers.KEY) as checkpoint,
+        pytest.raises(errors.PolicyError, match="timedelta") as caught,
+    ):
         checkpoint["time"].read()
     assert caught.value.item == "time"
     for options in ({"safe_globals": [timedelta]}, {"weights_only": False}):
-        with Checkpoint(tmp_path, keys=KEY, **options) as checkpoint:
+        with Checkpoint(tmp_path, keys=helpers.KEY, **options) as checkpoint:
             assert checkpoint["time"].read() == timedelta(3)
 
 
 def test_a_tensor_is_no_object(tmp_path: Path) -> None:
-    save(small_state(), tmp_path)
-    with Checkpoint(tmp_path, keys=KEY) as checkpoint, pytest.raises(ParameterError, match="tensor") as caught:
+    helpers.save(helpers.small_state(), tmp_path)
+    with (
+        Checkpoint(tmp_path, keys=helpers.KEY) as checkpoint,
+        pytest.raises(errors.ParameterError, match="tensor") as caught,
+    ):
         checkpoint.load_object("half")
     assert caught.value.item == "half"
 
@@ -266,14 +249,14 @@ def test_a_tensor_is_no_object(tmp_path: Path) -> None:
 def test_anywhere(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     place = {"local": tmp_path / "a", "relative": "a", "file": (tmp_path / "a").as_uri()}.get(url, url)
-    state = small_state()
+    state = helpers.small_state()
     if "://" in str(place):
-        writer: Any = streamxf.FsspecWriter(str(place), chain=full_chain())
+        writer: Any = streamxf.FsspecWriter(str(place), chain=helpers.full_chain())
     else:
-        writer = streamxf.FileSystemWriter(place, chain=full_chain())
+        writer = streamxf.FileSystemWriter(place, chain=helpers.full_chain())
     dcp.save(state, storage_writer=writer)
-    with Checkpoint(place, keys=KEY) as checkpoint:
-        assert_same(checkpoint["weight"][2:4], state["weight"][2:4])
+    with Checkpoint(place, keys=helpers.KEY) as checkpoint:
+        helpers.assert_same(checkpoint["weight"][2:4], state["weight"][2:4])
         assert checkpoint["step"].read() == 17
         assert checkpoint.save_ids == (writer.save_id,)
         assert checkpoint.authenticated
@@ -281,38 +264,38 @@ def test_anywhere(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_storage_options_are_fsspecs(tmp_path: Path) -> None:
     pytest.importorskip("fsspec")
-    state = small_state()
-    save(state, tmp_path / "a")
+    state = helpers.small_state()
+    helpers.save(state, tmp_path / "a")
     options = {"target_protocol": "file", "cache_storage": str(tmp_path / "cache")}
-    with Checkpoint(f"filecache://{tmp_path}/a", keys=KEY, storage_options=options) as checkpoint:
-        assert_same(checkpoint["weight"].read(), state["weight"])
+    with Checkpoint(f"filecache://{tmp_path}/a", keys=helpers.KEY, storage_options=options) as checkpoint:
+        helpers.assert_same(checkpoint["weight"].read(), state["weight"])
     assert (tmp_path / "cache").is_dir()
 
 
 def test_keys(tmp_path: Path) -> None:
-    state = small_state()
-    save(state, tmp_path / "a")
-    save(state, tmp_path / "plain", [])
-    with pytest.raises(KeyMissingError):
+    state = helpers.small_state()
+    helpers.save(state, tmp_path / "a")
+    helpers.save(state, tmp_path / "plain", [])
+    with pytest.raises(errors.KeyMissingError):
         Checkpoint(tmp_path / "a")
-    with pytest.raises((WrongKeyError, KeyMissingError)):
-        Checkpoint(tmp_path / "a", keys=OTHER_KEY)
-    with pytest.raises(PolicyError, match="not encrypted"):
-        Checkpoint(tmp_path / "plain", keys=KEY)
-    with pytest.raises(ParameterError):
+    with pytest.raises((errors.WrongKeyError, errors.KeyMissingError)):
+        Checkpoint(tmp_path / "a", keys=helpers.OTHER_KEY)
+    with pytest.raises(errors.PolicyError, match="not encrypted"):
+        Checkpoint(tmp_path / "plain", keys=helpers.KEY)
+    with pytest.raises(errors.ParameterError):
         Checkpoint(tmp_path / "plain", require="published")
-    with Checkpoint(tmp_path / "a", keys=[OTHER_KEY, KEY]) as checkpoint:
+    with Checkpoint(tmp_path / "a", keys=[helpers.OTHER_KEY, helpers.KEY]) as checkpoint:
         assert checkpoint.authenticated
-        assert_same(checkpoint["half"].read(), state["half"])
+        helpers.assert_same(checkpoint["half"].read(), state["half"])
 
 
 def test_torchs_own_encrypted_checkpoint(tmp_path: Path) -> None:
-    state = small_state()
-    dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path, _extensions=full_chain()))
-    with pytest.raises(PolicyError, match="does not end in an index"):
-        Checkpoint(tmp_path, keys=KEY)
-    with Checkpoint(tmp_path, keys=KEY, require="encrypted") as checkpoint:
-        assert_same(checkpoint["weight"].read(), state["weight"])
+    state = helpers.small_state()
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path, _extensions=helpers.full_chain()))
+    with pytest.raises(errors.PolicyError, match="does not end in an index"):
+        Checkpoint(tmp_path, keys=helpers.KEY)
+    with Checkpoint(tmp_path, keys=helpers.KEY, require="encrypted") as checkpoint:
+        helpers.assert_same(checkpoint["weight"].read(), state["weight"])
         assert checkpoint["step"].read() == 17
         assert checkpoint.save_ids == ()
 
@@ -320,12 +303,12 @@ def test_torchs_own_encrypted_checkpoint(tmp_path: Path) -> None:
 def test_signed_checkpoints(tmp_path: Path) -> None:
     private, signing = streamxf.PrivateKey.generate(), streamxf.SigningKey.generate()
     chain = [ZStandard(), Encrypt(private.public, signer=signing)]
-    state = small_state()
-    save(state, tmp_path, chain)
-    with pytest.raises(PolicyError):
+    state = helpers.small_state()
+    helpers.save(state, tmp_path, chain)
+    with pytest.raises(errors.PolicyError):
         Checkpoint(tmp_path, keys=private)
     with Checkpoint(tmp_path, keys=private, trust=signing.verify_key) as checkpoint:
-        assert_same(checkpoint["weight"].read(), state["weight"])
+        helpers.assert_same(checkpoint["weight"].read(), state["weight"])
 
 
 def test_the_expected_save(tmp_path: Path) -> None:
@@ -333,27 +316,27 @@ def test_the_expected_save(tmp_path: Path) -> None:
     dcp.save({"w": torch.ones(3)}, storage_writer=writer)
     with Checkpoint(tmp_path, expect_save_id=writer.save_id) as checkpoint:
         assert checkpoint.save_ids == (writer.save_id,)
-    with pytest.raises(IdentityError):
+    with pytest.raises(errors.IdentityError):
         Checkpoint(tmp_path, expect_save_id="0" * 32)
 
 
 def test_ranks_with_metadata_of_their_own(tmp_path: Path) -> None:
     tensor = torch.randn(9, 4)
     states = [{"w": rows(tensor, rank, 3), "b": torch.full((2,), float(rank)), "step": rank} for rank in range(3)]
-    ids = save_shards(tmp_path, states, lambda: [Encrypt(KEY)], use_collectives=False)
-    with Checkpoint(tmp_path, keys=KEY) as checkpoint:
-        assert_same(checkpoint["w"][2:8], tensor[2:8])  # shards of all ranks
+    ids = save_shards(tmp_path, states, lambda: [Encrypt(helpers.KEY)], use_collectives=False)
+    with Checkpoint(tmp_path, keys=helpers.KEY) as checkpoint:
+        helpers.assert_same(checkpoint["w"][2:8], tensor[2:8])  # shards of all ranks
         assert set(checkpoint) == {
             *("w", "b", "step"),
             *(f"{name} (rank {rank})" for name in ("b", "step") for rank in (1, 2)),
         }
-        assert_same(checkpoint["b (rank 2)"].read(), torch.full((2,), 2.0))
+        helpers.assert_same(checkpoint["b (rank 2)"].read(), torch.full((2,), 2.0))
         assert checkpoint["step (rank 1)"].read() == 1
         assert checkpoint.save_ids == tuple(ids)
-    with Checkpoint(tmp_path, keys=KEY, rank=1) as checkpoint:
+    with Checkpoint(tmp_path, keys=helpers.KEY, rank=1) as checkpoint:
         assert checkpoint["step"].read() == 1
-        assert_same(checkpoint["w"][3:6], tensor[3:6])
-        with pytest.raises(MetadataError, match="not stored here"):
+        helpers.assert_same(checkpoint["w"][3:6], tensor[3:6])
+        with pytest.raises(errors.MetadataError, match="not stored here"):
             checkpoint["w"].read()
 
 
@@ -362,25 +345,28 @@ def test_ranks_with_metadata_of_their_own(tmp_path: Path) -> None:
 
 def test_where_there_is_no_checkpoint(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(NoCheckpointError):
+        with pytest.raises(errors.NoCheckpointError):
             Checkpoint(path)
-    save({"w": torch.ones(3)}, tmp_path / "a")
+    helpers.save({"w": torch.ones(3)}, tmp_path / "a")
     (tmp_path / "a" / ".metadata").unlink()
-    with pytest.raises(MetadataError, match="no metadata at all"):
+    with pytest.raises(errors.MetadataError, match="no metadata at all"):
         Checkpoint(tmp_path / "a")
-    with pytest.raises(ParameterError, match="framework"):
+    with pytest.raises(errors.ParameterError, match="framework"):
         Checkpoint(tmp_path, framework="jax")  # type: ignore[arg-type]
 
 
 def test_a_file_that_is_gone_or_cut(tmp_path: Path) -> None:
-    save({"w": torch.ones(3000)}, tmp_path, [])
-    (file,) = data_files(tmp_path)
+    helpers.save({"w": torch.ones(3000)}, tmp_path, [])
+    (file,) = helpers.data_files(tmp_path)
     whole = file.read_bytes()
     file.unlink()
-    with Checkpoint(tmp_path) as checkpoint, pytest.raises(MetadataError, match="missing from the checkpoint"):
+    with Checkpoint(tmp_path) as checkpoint, pytest.raises(errors.MetadataError, match="missing from the checkpoint"):
         checkpoint["w"].read()
     file.write_bytes(whole[:-1])
-    with Checkpoint(tmp_path) as checkpoint, pytest.raises(ContainerError, match="truncated or appended to") as caught:
+    with (
+        Checkpoint(tmp_path) as checkpoint,
+        pytest.raises(errors.ContainerError, match="truncated or appended to") as caught,
+    ):
         checkpoint["w"].read()
     assert caught.value.file == str(file)
 
@@ -417,7 +403,7 @@ def test_torch_need_not_be_there(writer: str, keyed: bool, tmp_path: Path) -> No
     state = {"a": torch.arange(4.0), "b": torch.arange(6).reshape(3, 2), "step": 17, "text": "x"}
     path = tmp_path / "checkpoint"
     if writer == "streamxf":
-        save(state, path, full_chain() if keyed else [FloatZip()])
+        helpers.save(state, path, helpers.full_chain() if keyed else [FloatZip()])
     else:
         of_torch(path, state)
     root = str(Path(streamxf.__file__).parents[1])
@@ -451,33 +437,33 @@ def test_a_file_that_cannot_be_read_is_not_damaged_below_a_stream_transform(
             checkpoint["w"].read()
 
 
-@pytest.mark.parametrize("chain", [[ZStandard()], [ZStandard(), Encrypt(KEY)]], ids=["plain", "keyed"])
+@pytest.mark.parametrize("chain", [[ZStandard()], [ZStandard(), Encrypt(helpers.KEY)]], ids=["plain", "keyed"])
 def test_no_codec_is_looked_up_before_the_table_has_passed(tmp_path: Path, chain: list[Any]) -> None:
     """R5 of the format: code of third parties is imported only then."""
     with streamxf.CheckpointWriter(tmp_path, chain) as writer:
         writer["weight"] = np.arange(100.0)
-    (file,) = data_files(tmp_path)
+    (file,) = helpers.data_files(tmp_path)
     flip(file, -10)  # in the CRC of table and footer
-    codecs = Watched()
+    codecs = helpers.Watched()
     with (
-        Checkpoint(tmp_path, keys=KEY if len(chain) > 1 else None, codecs=codecs) as checkpoint,
-        pytest.raises(ContainerError, match="table and footer"),
+        Checkpoint(tmp_path, keys=helpers.KEY if len(chain) > 1 else None, codecs=codecs) as checkpoint,
+        pytest.raises(errors.ContainerError, match="table and footer"),
     ):
         checkpoint["weight"].read()
     assert codecs.built == []
 
 
 def test_bare_elements_of_a_dtype_that_has_none_are_refused(tmp_path: Path) -> None:
-    save({"a": torch.zeros(100)}, tmp_path, [Checksum()])
-    rewrite_index(tmp_path, lambda index: index["items"]["a"].update(dtype="quint8"))
-    with refused(MetadataError, "a kind that it cannot have"), Checkpoint(tmp_path) as checkpoint:
+    helpers.save({"a": torch.zeros(100)}, tmp_path, [Checksum()])
+    helpers.rewrite_index(tmp_path, lambda index: index["items"]["a"].update(dtype="quint8"))
+    with helpers.refused(errors.MetadataError, "a kind that it cannot have"), Checkpoint(tmp_path) as checkpoint:
         checkpoint["a"].read()
 
 
 def test_to_open_one_with_a_large_index_reads_no_item(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamxf.format.index._SMALL", 0)
-    save(small_state(), tmp_path)
-    with Checkpoint(tmp_path, keys=KEY) as checkpoint:
+    helpers.save(helpers.small_state(), tmp_path)
+    with Checkpoint(tmp_path, keys=helpers.KEY) as checkpoint:
         (metadata,) = checkpoint.metadata
         assert isinstance(metadata.items, ItemTable)
         assert not metadata.items.parts._known

@@ -15,36 +15,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from streamxf import Checksum, ZStandard
+from streamxf import Checksum, ZStandard, errors
 from streamxf.chain import Chain
-from streamxf.errors import (
-    BlockError,
-    ChainError,
-    ContainerError,
-    DescriptorError,
-    IdentityError,
-    MetadataError,
-    ParameterError,
-    PolicyError,
-    UnsupportedError,
-)
 from streamxf.format.bare import CRC_BYTES, MAX_BARE, PIECE, PieceCrcs, pieces_of, raw_descriptor
 from streamxf.format.index import File, Index
 from streamxf.format.items import ITEMSIZES, Chunk, Place, TensorItem
 from tests import reference_decoder
-from tests.dcp.helpers import (
-    KEY,
-    assert_same,
-    blank,
-    data_files,
-    index_of,
-    load,
-    load_with,
-    raw_bytes,
-    refused,
-    rewrite_index,
-    save,
-)
+from tests.dcp import helpers
 from tests.dcp.shards import rows, save_as_ranks, save_shards
 from tests.reference_codecs import Refused
 from tests.reference_keys import Reader
@@ -71,29 +48,29 @@ def state() -> dict[str, Any]:
 @pytest.fixture
 def raw(tmp_path: Path) -> Path:
     path = tmp_path / "raw"
-    save(state(), path, "raw")  # type: ignore[arg-type]
+    helpers.save(state(), path, "raw")  # type: ignore[arg-type]
     return path
 
 
 def test_a_load_and_slices_give_what_was_saved(raw: Path) -> None:
-    assert_same(load(state(), raw, None), state())
+    helpers.assert_same(helpers.load(state(), raw, None), state())
     with streamxf.Checkpoint(raw) as checkpoint:
-        assert_same(checkpoint["rows"][100:900:7, 3], state()["rows"][100:900:7, 3])
-        assert_same(checkpoint["big"][PIECE - 5 : PIECE + 5], state()["big"][PIECE - 5 : PIECE + 5])
+        helpers.assert_same(checkpoint["rows"][100:900:7, 3], state()["rows"][100:900:7, 3])
+        helpers.assert_same(checkpoint["big"][PIECE - 5 : PIECE + 5], state()["big"][PIECE - 5 : PIECE + 5])
         assert checkpoint["step"].read() == 17
 
 
 def test_tensors_are_bare_and_aligned(raw: Path) -> None:
-    [file] = data_files(raw)
+    [file] = helpers.data_files(raw)
     data = file.read_bytes()
-    for name, item in index_of(raw).items.items():
+    for name, item in helpers.index_of(raw).items.items():
         [place] = item.places
         assert place.crcs is not None
         assert len(place.crcs) == CRC_BYTES * pieces_of(place.size)
         if not isinstance(item, TensorItem) or not place.size:
             continue
         wanted = {**state(), "nested.list.0": state()["nested"]["list"][0]}[name]
-        assert data[place.at : place.at + place.size] == bytes(raw_bytes(wanted).numpy())
+        assert data[place.at : place.at + place.size] == bytes(helpers.raw_bytes(wanted).numpy())
         assert place.at % (4096 if place.size >= PIECE else 64) == 0
 
 
@@ -105,25 +82,25 @@ def test_every_dtype(tmp_path: Path, dtype: str) -> None:
     tensor = elements.view(getattr(torch, dtype))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch, about complex32
-        save({"t": tensor}, tmp_path, "raw")  # type: ignore[arg-type]
+        helpers.save({"t": tensor}, tmp_path, "raw")  # type: ignore[arg-type]
         with streamxf.Checkpoint(tmp_path) as checkpoint:
-            assert_same(checkpoint["t"].mmap(), tensor)
-            assert_same(checkpoint["t"].read(), tensor)
+            helpers.assert_same(checkpoint["t"].mmap(), tensor)
+            helpers.assert_same(checkpoint["t"].read(), tensor)
 
 
 def test_framed_tensors_and_objects_are_as_torch_saves_them(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch, about quantized tensors
         quantized = torch.quantize_per_tensor(torch.arange(4.0), 0.5, 0, torch.qint8)
-        save({"q": quantized, "o": [1, 2]}, tmp_path, "raw")  # type: ignore[arg-type]
-    [file] = data_files(tmp_path)
-    for item in index_of(tmp_path).items.values():
+        helpers.save({"q": quantized, "o": [1, 2]}, tmp_path, "raw")  # type: ignore[arg-type]
+    [file] = helpers.data_files(tmp_path)
+    for item in helpers.index_of(tmp_path).items.values():
         place = item.places[0]
         assert file.read_bytes()[place.at : place.at + 4] == b"PK\x03\x04"
     assert streamxf.verify(tmp_path).ok
     with streamxf.Checkpoint(tmp_path) as checkpoint:
         assert checkpoint["o.0"].read() == 1 if "o.0" in checkpoint else checkpoint["o"].read() == [1, 2]
-        with pytest.raises(UnsupportedError):
+        with pytest.raises(errors.UnsupportedError):
             checkpoint["q"].mmap()  # type: ignore[union-attr]
 
 
@@ -148,16 +125,16 @@ def test_numpy_gets_a_read_only_memmap(raw: Path) -> None:
 
 
 def test_a_torch_tensor_is_a_private_map(raw: Path) -> None:
-    [file] = data_files(raw)
+    [file] = helpers.data_files(raw)
     before = file.read_bytes()
     with streamxf.Checkpoint(raw) as checkpoint:
         for name in ("rows", "half", "scalar", "none", "turned"):
             found: Any = checkpoint[name].mmap()
-            assert_same(found, state()[name])
+            helpers.assert_same(found, state()[name])
             found.zero_()
             assert not found.any()
-        assert_same(checkpoint["rows"].mmap(), state()["rows"])  # another map has its own memory
-        assert_same(checkpoint["rows"].read(), state()["rows"])
+        helpers.assert_same(checkpoint["rows"].mmap(), state()["rows"])  # another map has its own memory
+        helpers.assert_same(checkpoint["rows"].read(), state()["rows"])
     assert file.read_bytes() == before
 
 
@@ -166,12 +143,12 @@ def test_shards_are_mapped_one_by_one(tmp_path: Path) -> None:
     save_shards(tmp_path, [{"w": rows(whole, rank, 3)} for rank in range(3)], lambda: "raw")  # type: ignore[arg-type, return-value]
     with streamxf.Checkpoint(tmp_path) as checkpoint:
         handle: Any = checkpoint["w"]
-        with pytest.raises(UnsupportedError, match=r"3 chunks.*\.chunks\[0\]\.mmap"):
+        with pytest.raises(errors.UnsupportedError, match=r"3 chunks.*\.chunks\[0\]\.mmap"):
             handle.mmap()
-        assert_same(torch.cat([chunk.mmap() for chunk in handle.chunks]), whole)
+        helpers.assert_same(torch.cat([chunk.mmap() for chunk in handle.chunks]), whole)
         assert [chunk.offset for chunk in handle.chunks] == [(0, 0), (4, 0), (8, 0)]
         assert pickle.loads(pickle.dumps(handle.chunks)) == checkpoint.stored["w"].chunks  # type: ignore[union-attr]
-        assert_same(handle[3:9, 1], whole[3:9, 1])
+        helpers.assert_same(handle[3:9, 1], whole[3:9, 1])
 
 
 def test_what_cannot_be_mapped_says_why(tmp_path: Path) -> None:
@@ -179,10 +156,10 @@ def test_what_cannot_be_mapped_says_why(tmp_path: Path) -> None:
         ("zip", [ZStandard()], "zstd"),
         ("stock", [], "torch.save's frame"),
     ):
-        save({"t": torch.ones(3)}, tmp_path / name, chain)  # type: ignore[arg-type]
+        helpers.save({"t": torch.ones(3)}, tmp_path / name, chain)  # type: ignore[arg-type]
         with (
             streamxf.Checkpoint(tmp_path / name) as checkpoint,
-            pytest.raises(UnsupportedError, match=words) as caught,
+            pytest.raises(errors.UnsupportedError, match=words) as caught,
         ):
             checkpoint["t"].mmap()  # type: ignore[union-attr]
         assert "raw" in str(caught.value)
@@ -194,8 +171,8 @@ def test_remote_files_are_not_mapped() -> None:
     with streamxf.CheckpointWriter(url, "raw", overwrite=True) as writer:
         writer["t"] = torch.ones(3)
     with streamxf.Checkpoint(url) as checkpoint:
-        assert_same(checkpoint["t"].read(), torch.ones(3))
-        with pytest.raises(UnsupportedError, match="local"):
+        helpers.assert_same(checkpoint["t"].read(), torch.ones(3))
+        with pytest.raises(errors.UnsupportedError, match="local"):
             checkpoint["t"].mmap()  # type: ignore[union-attr]
 
 
@@ -205,21 +182,24 @@ def test_elements_between_their_places_are_not_mapped(raw: Path) -> None:
     def shift(index: Any) -> None:
         index["items"]["half"]["chunks"][0]["at"] += 1
 
-    rewrite_index(raw, shift)
+    helpers.rewrite_index(raw, shift)
     for framework in ("torch", "numpy"):
-        with streamxf.Checkpoint(raw, framework=framework) as checkpoint, refused(UnsupportedError, "half", "aligned"):
+        with (
+            streamxf.Checkpoint(raw, framework=framework) as checkpoint,
+            helpers.refused(errors.UnsupportedError, "half", "aligned"),
+        ):
             checkpoint["half"].mmap()  # type: ignore[union-attr]
 
 
 def test_a_file_that_was_cut_is_not_mapped(raw: Path) -> None:
-    [file] = data_files(raw)
+    [file] = helpers.data_files(raw)
     file.write_bytes(file.read_bytes()[:-1])
-    with streamxf.Checkpoint(raw) as checkpoint, pytest.raises(ContainerError, match="truncated"):
+    with streamxf.Checkpoint(raw) as checkpoint, pytest.raises(errors.ContainerError, match="truncated"):
         checkpoint["weight"].mmap()  # type: ignore[union-attr]
 
 
 def test_a_file_that_is_cut_while_it_is_mapped(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    [file] = data_files(raw)
+    [file] = helpers.data_files(raw)
     memmap = np.memmap
 
     def cut_before(*arguments: Any) -> Any:
@@ -227,36 +207,36 @@ def test_a_file_that_is_cut_while_it_is_mapped(raw: Path, monkeypatch: pytest.Mo
         return memmap(*arguments)
 
     monkeypatch.setattr(np, "memmap", cut_before)
-    with streamxf.Checkpoint(raw) as checkpoint, pytest.raises(ContainerError, match="it was cut just now"):
+    with streamxf.Checkpoint(raw) as checkpoint, pytest.raises(errors.ContainerError, match="it was cut just now"):
         checkpoint["weight"].mmap()  # type: ignore[union-attr]
 
 
 def test_keys_refuse_what_is_not_encrypted(raw: Path) -> None:
-    with refused(PolicyError, "not encrypted"):
-        load(state(), raw, KEY)
-    with pytest.raises(PolicyError):
-        streamxf.Checkpoint(raw, keys=KEY)
+    with helpers.refused(errors.PolicyError, "not encrypted"):
+        helpers.load(state(), raw, helpers.KEY)
+    with pytest.raises(errors.PolicyError):
+        streamxf.Checkpoint(raw, keys=helpers.KEY)
 
 
 # -- damage ----------------------------------------------------------------------------------------
 
 
 def flip(path: Path, name: str, at: int) -> None:
-    [file] = data_files(path)
+    [file] = helpers.data_files(path)
     data = bytearray(file.read_bytes())
-    data[index_of(path).items[name].places[0].at + at] ^= 1
+    data[helpers.index_of(path).items[name].places[0].at + at] ^= 1
     file.write_bytes(data)
 
 
 def test_a_flipped_bit_shows_wherever_its_mib_is_read(raw: Path) -> None:
     flip(raw, "big", 2 * PIECE + 9)
-    with refused(BlockError, "CRC", "block 2", "big"):
-        load(state(), raw, None)
+    with helpers.refused(errors.BlockError, "CRC", "block 2", "big"):
+        helpers.load(state(), raw, None)
     with streamxf.Checkpoint(raw) as checkpoint:
-        with pytest.raises(BlockError, match="CRC"):
+        with pytest.raises(errors.BlockError, match="CRC"):
             checkpoint["big"][2 * PIECE + 5 : 2 * PIECE + 7]
-        assert_same(checkpoint["big"][: 2 * PIECE], state()["big"][: 2 * PIECE])
-        assert_same(checkpoint["big"][3 * PIECE :], state()["big"][3 * PIECE :])
+        helpers.assert_same(checkpoint["big"][: 2 * PIECE], state()["big"][: 2 * PIECE])
+        helpers.assert_same(checkpoint["big"][3 * PIECE :], state()["big"][3 * PIECE :])
         mapped: Any = checkpoint["big"].mmap()
     assert int((mapped != state()["big"]).sum()) == 1
     report = streamxf.verify(raw)
@@ -266,38 +246,38 @@ def test_a_flipped_bit_shows_wherever_its_mib_is_read(raw: Path) -> None:
 @pytest.mark.parametrize("name", ["step", "nested.text", "weight", "scalar"])
 def test_objects_and_small_tensors_have_crcs_too(raw: Path, name: str) -> None:
     flip(raw, name, 1)
-    with refused(BlockError, "CRC", name):
-        load(state(), raw, None)
+    with helpers.refused(errors.BlockError, "CRC", name):
+        helpers.load(state(), raw, None)
     assert {damage.item for damage in streamxf.verify(raw).damaged} == {name}
 
 
 def test_an_empty_chain_is_compared_as_well(tmp_path: Path) -> None:
-    save(state(), tmp_path, [])
-    assert_same(load(state(), tmp_path, None), state())
+    helpers.save(state(), tmp_path, [])
+    helpers.assert_same(helpers.load(state(), tmp_path, None), state())
     flip(tmp_path, "weight", 700)
-    with refused(BlockError, "CRC", "weight"):
-        load(state(), tmp_path, None)
+    with helpers.refused(errors.BlockError, "CRC", "weight"):
+        helpers.load(state(), tmp_path, None)
 
 
 def test_swapped_raw_tensors_show(tmp_path: Path) -> None:
     """They have no headers; their CRCs differ unless they are the same."""
-    save({"a": torch.zeros(16), "b": torch.ones(16)}, tmp_path, "raw")  # type: ignore[arg-type]
-    places = [item.places[0] for item in index_of(tmp_path).items.values()]
-    [file] = data_files(tmp_path)
+    helpers.save({"a": torch.zeros(16), "b": torch.ones(16)}, tmp_path, "raw")  # type: ignore[arg-type]
+    places = [item.places[0] for item in helpers.index_of(tmp_path).items.values()]
+    [file] = helpers.data_files(tmp_path)
     data = bytearray(file.read_bytes())
     first, second = (data[place.at : place.at + place.size] for place in places)
     for place, content in zip(places, (second, first), strict=True):
         data[place.at : place.at + place.size] = content
     file.write_bytes(data)
-    with refused(BlockError, "CRC"):
-        load({"a": torch.zeros(16), "b": torch.zeros(16)}, tmp_path, None)
+    with helpers.refused(errors.BlockError, "CRC"):
+        helpers.load({"a": torch.zeros(16), "b": torch.zeros(16)}, tmp_path, None)
 
 
 def test_salvage_saves_the_rest(raw: Path, tmp_path: Path) -> None:
     flip(raw, "weight", 4)
     found = streamxf.load_intact(raw)
     assert [damage.item for damage in found.damaged] == ["weight"]
-    assert_same(found.state_dict["rows"], state()["rows"])
+    helpers.assert_same(found.state_dict["rows"], state()["rows"])
     done = streamxf.salvage(raw, tmp_path / "saved")
     assert done
     assert "rows" in streamxf.Checkpoint(tmp_path / "saved")
@@ -305,9 +285,9 @@ def test_salvage_saves_the_rest(raw: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rest", [{}, {"step": 1}])
 def test_without_metadata_nobody_knows_what_it_holds(tmp_path: Path, rest: dict[str, Any]) -> None:
-    save({"w": torch.ones(20), **rest}, tmp_path, "raw")  # type: ignore[arg-type]
+    helpers.save({"w": torch.ones(20), **rest}, tmp_path, "raw")  # type: ignore[arg-type]
     (tmp_path / ".metadata").unlink()
-    with pytest.raises(MetadataError, match=r"raw, do not say what they are"):
+    with pytest.raises(errors.MetadataError, match=r"raw, do not say what they are"):
         streamxf.load_intact(tmp_path, without_metadata=True)
 
 
@@ -325,21 +305,21 @@ LONG: dict[str, Callable[[str], str]] = {
 def test_the_reference_decoder_agrees_on_several_mib(tmp_path: Path, change: str) -> None:
     """Which are too long for tests/vectors."""
     tensor = state()["big"]
-    save({"big": tensor}, tmp_path, "raw")  # type: ignore[arg-type]
+    helpers.save({"big": tensor}, tmp_path, "raw")  # type: ignore[arg-type]
 
     def alter(index: Any) -> None:
         [chunk] = index["items"]["big"]["chunks"]
         chunk["crc32c"] = LONG[change](chunk["crc32c"])
 
-    rewrite_index(tmp_path, alter)
+    helpers.rewrite_index(tmp_path, alter)
     if change == "right":
         assert reference_decoder.load(tmp_path, Reader())["big"].data == bytes(tensor.numpy())  # type: ignore[union-attr]
-        assert_same(load({"big": tensor}, tmp_path, None)["big"], tensor)
+        helpers.assert_same(helpers.load({"big": tensor}, tmp_path, None)["big"], tensor)
         return
     with pytest.raises(Refused, match=r"B2|M16"):
         reference_decoder.load(tmp_path, Reader())
-    with refused(BlockError if change in ("second", "exchanged") else MetadataError):
-        load({"big": tensor}, tmp_path, None)
+    with helpers.refused(errors.BlockError if change in ("second", "exchanged") else errors.MetadataError):
+        helpers.load({"big": tensor}, tmp_path, None)
 
 
 # -- other readers and tools -------------------------------------------------------------------------
@@ -347,26 +327,26 @@ def test_the_reference_decoder_agrees_on_several_mib(tmp_path: Path, change: str
 
 def test_stock_torch_loads_it_with_our_registry(raw: Path) -> None:
     reader = dcp.FileSystemReader(raw, _extension_registry=streamxf.Registry())
-    assert_same(load_with(state(), reader), state())
-    with refused(Exception, "streamxf.raw"):
-        load_with(state(), dcp.FileSystemReader(raw))
+    helpers.assert_same(helpers.load_with(state(), reader), state())
+    with helpers.refused(Exception, "streamxf.raw"):
+        helpers.load_with(state(), dcp.FileSystemReader(raw))
 
 
 def test_installed_readers_load_it(raw: Path, tmp_path: Path) -> None:
     with streamxf.install("raw"):
         dcp.save(state(), checkpoint_id=tmp_path / "installed")
-        target = blank(state())
+        target = helpers.blank(state())
         dcp.load(target, checkpoint_id=tmp_path / "installed")
-    assert_same(target, state())
-    item = index_of(tmp_path / "installed").items["weight"]
+    helpers.assert_same(target, state())
+    item = helpers.index_of(tmp_path / "installed").items["weight"]
     assert isinstance(item, TensorItem)
     assert item.chunks[0].raw
 
 
 def test_attached_readers_load_it(raw: Path) -> None:
-    assert_same(load_with(state(), streamxf.attach(dcp.FileSystemReader(raw))), state())
-    with refused(PolicyError, "not encrypted"):
-        load_with({"weight": state()["weight"]}, streamxf.attach(dcp.FileSystemReader(raw), keys=KEY))
+    helpers.assert_same(helpers.load_with(state(), streamxf.attach(dcp.FileSystemReader(raw))), state())
+    with helpers.refused(errors.PolicyError, "not encrypted"):
+        helpers.load_with({"weight": state()["weight"]}, streamxf.attach(dcp.FileSystemReader(raw), keys=helpers.KEY))
 
 
 def test_the_pickle_says_what_stock_readers_are_not_given(raw: Path) -> None:
@@ -393,7 +373,7 @@ def test_the_pickle_says_what_stock_readers_are_not_given(raw: Path) -> None:
     ],
 )
 def test_other_descriptors_are_refused(text: str) -> None:
-    with pytest.raises(DescriptorError):
+    with pytest.raises(errors.DescriptorError):
         streamxf.Registry().from_descriptor_list([text])
 
 
@@ -401,27 +381,27 @@ def test_stock_torch_notices_other_sizes(raw: Path) -> None:
     import io
 
     [extension] = streamxf.Registry().from_descriptor_list([raw_descriptor("float32", (3,))])
-    with pytest.raises(IdentityError, match="other bytes"):
+    with pytest.raises(errors.IdentityError, match="other bytes"):
         extension.transform_from(io.BytesIO(bytes(11)))  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("chain", ["", "zstd", "floatzip+checksum"])
 def test_transcode_to_raw_and_from_it(raw: Path, tmp_path: Path, chain: str) -> None:
     streamxf.transcode(raw, tmp_path / "other", chain)
-    assert_same(load(state(), tmp_path / "other", None), state())
+    helpers.assert_same(helpers.load(state(), tmp_path / "other", None), state())
     streamxf.transcode(tmp_path / "other", tmp_path / "back", "raw", file_size=2**20)
-    assert_same(load(state(), tmp_path / "back", None), state())
+    helpers.assert_same(helpers.load(state(), tmp_path / "back", None), state())
     assert streamxf.verify(tmp_path / "back").ok
     assert streamxf.diff(raw, tmp_path / "back").same
     with streamxf.Checkpoint(tmp_path / "back") as checkpoint:
-        assert_same(checkpoint["rows"].mmap(), state()["rows"])
+        helpers.assert_same(checkpoint["rows"].mmap(), state()["rows"])
 
 
 def test_damage_does_not_go_into_a_copy(raw: Path, tmp_path: Path) -> None:
     flip(raw, "big", PIECE + 1)
-    with pytest.raises(BlockError, match="CRC"):
+    with pytest.raises(errors.BlockError, match="CRC"):
         streamxf.transcode(raw, tmp_path / "copy", "zstd")
-    with pytest.raises(BlockError, match="CRC"):
+    with pytest.raises(errors.BlockError, match="CRC"):
         streamxf.transcode(raw, tmp_path / "copy", "zstd", block_size=1 << 16)
 
 
@@ -429,7 +409,7 @@ def test_pack_and_inspect(tmp_path: Path) -> None:
     torch.save({"w": torch.arange(6.0)}, tmp_path / "model.pt")
     streamxf.pack(tmp_path / "model.pt", tmp_path / "packed", "raw")
     with streamxf.Checkpoint(tmp_path / "packed") as checkpoint:
-        assert_same(checkpoint["w"].mmap(), torch.arange(6.0))
+        helpers.assert_same(checkpoint["w"].mmap(), torch.arange(6.0))
     chains = streamxf.inspect(tmp_path / "packed").as_dict()["by_chain"]
     assert "raw" in {each["chain"] for each in chains}
 
@@ -438,7 +418,7 @@ def test_each_rank_writes_and_maps(tmp_path: Path) -> None:
     wanted = save_as_ranks(2, tmp_path, lambda: "raw")  # type: ignore[arg-type, return-value]
     with streamxf.Checkpoint(tmp_path) as checkpoint:
         for name, tensor in wanted.items():
-            assert_same(checkpoint[name].mmap(), tensor)
+            helpers.assert_same(checkpoint[name].mmap(), tensor)
 
 
 def test_a_writer_without_dcp(tmp_path: Path) -> None:
@@ -463,22 +443,22 @@ def test_raw_is_a_chain_of_its_own() -> None:
     assert chain.renew().raw
     assert not Chain.parse("").raw
     for text in ("raw+zstd", "zstd+raw"):
-        with pytest.raises(ChainError, match="own"):
+        with pytest.raises(errors.ChainError, match="own"):
             Chain.parse(text)
-    with pytest.raises(ChainError, match="own"):
+    with pytest.raises(errors.ChainError, match="own"):
         Chain([Checksum()], raw=True)
-    with pytest.raises(ChainError, match="own"):
-        streamxf.CheckpointWriter("nowhere", "raw+encrypt", recipients=KEY)
-    with pytest.raises(ParameterError):
-        streamxf.CheckpointWriter("nowhere", "raw", recipients=KEY)
+    with pytest.raises(errors.ChainError, match="own"):
+        streamxf.CheckpointWriter("nowhere", "raw+encrypt", recipients=helpers.KEY)
+    with pytest.raises(errors.ParameterError):
+        streamxf.CheckpointWriter("nowhere", "raw", recipients=helpers.KEY)
 
 
 def test_what_has_no_tensors_is_not_raw(tmp_path: Path) -> None:
-    with pytest.raises(ChainError, match="raw"):
+    with pytest.raises(errors.ChainError, match="raw"):
         streamxf.encode(b"data", "raw")
-    with pytest.raises(ChainError, match="raw"), streamxf.open(tmp_path / "file", "wb", chain="raw") as file:
+    with pytest.raises(errors.ChainError, match="raw"), streamxf.open(tmp_path / "file", "wb", chain="raw") as file:
         file.write(b"data")
-    with pytest.raises(UnsupportedError, match="raw"):
+    with pytest.raises(errors.UnsupportedError, match="raw"):
         streamxf.attach(dcp.FileSystemWriter(tmp_path), Chain.parse("raw"))
 
 
@@ -503,7 +483,7 @@ def test_what_the_index_cannot_hold_is_refused_before_it_is_written(tmp_path: Pa
     allowed = f"{MAX_BARE:,} can be stored raw; nothing of it was written"
     for planned in (True, False):
         path = tmp_path / str(planned)
-        with refused(MetadataError, "a shard has 1,099,511,627,776 bytes", allowed):
+        with helpers.refused(errors.MetadataError, "a shard has 1,099,511,627,776 bytes", allowed):
             if planned:
                 state = {"small": torch.ones(3), "huge": torch.zeros(1, dtype=torch.uint8).expand(HUGE)}
                 dcp.save(state, storage_writer=streamxf.FileSystemWriter(path, chain="raw"))

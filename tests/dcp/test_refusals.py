@@ -15,14 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import streamxf
-from streamxf import Checksum, Encrypt, ZStandard
-from streamxf.errors import (
-    ChainError,
-    KeyMissingError,
-    ParameterError,
-    UnknownCodecError,
-    UnsupportedError,
-)
+from streamxf import Checksum, Encrypt, ZStandard, errors
 
 from .helpers import KEY, OTHER_KEY, Xor, assert_same, load, load_with, refused, rewrite_index, save, since
 
@@ -42,7 +35,7 @@ from .helpers import KEY, OTHER_KEY, Xor, assert_same, load, load_with, refused,
 def test_foreign_beside_codecs_in_the_stock_writer(
     checkpoint: Path, state: dict[str, Any], extensions: list[Any]
 ) -> None:
-    with refused(UnsupportedError, "beside streamxf codecs", "streamxf.FileSystemWriter"):
+    with refused(errors.UnsupportedError, "beside streamxf codecs", "streamxf.FileSystemWriter"):
         dcp.save(state, storage_writer=dcp.FileSystemWriter(checkpoint, _extensions=extensions))
     assert not (checkpoint / ".metadata").exists()
 
@@ -53,20 +46,20 @@ def test_foreign_after_a_codec(checkpoint: Path, foreign: Any) -> None:
         lambda: streamxf.FileSystemWriter(checkpoint, _extensions=[ZStandard(), foreign, Checksum()]),
         lambda: streamxf.attach(dcp.FileSystemWriter(checkpoint), [ZStandard(), foreign]),
     ):
-        with refused(ChainError, type(foreign).__name__, "before the first codec"):
+        with refused(errors.ChainError, type(foreign).__name__, "before the first codec"):
             make()
 
 
 def test_a_chain_that_breaks_the_rules_of_order(checkpoint: Path, state: dict[str, Any]) -> None:
     wrong = [Encrypt(KEY), ZStandard()]
-    with refused(ChainError, "put it before Encrypt"):
+    with refused(errors.ChainError, "put it before Encrypt"):
         streamxf.FileSystemWriter(checkpoint, _extensions=wrong)
-    with refused(ChainError, "put it before Encrypt"):
+    with refused(errors.ChainError, "put it before Encrypt"):
         dcp.save(state, storage_writer=dcp.FileSystemWriter(checkpoint, _extensions=wrong))
 
 
 def test_something_that_is_no_extension(checkpoint: Path) -> None:
-    with refused(UnsupportedError, "neither a streamxf codec nor"):
+    with refused(errors.UnsupportedError, "neither a streamxf codec nor"):
         streamxf.FileSystemWriter(checkpoint, _extensions=["zstd"])
 
 
@@ -83,21 +76,21 @@ def safetensors() -> Any:
 
 def test_safetensors_in_the_own_writers(checkpoint: Path, safetensors: Any) -> None:
     for make in (streamxf.FileSystemWriter, streamxf.FsspecWriter):
-        with refused(UnsupportedError, "SAFETENSORS", "past the extensions"):
+        with refused(errors.UnsupportedError, "SAFETENSORS", "past the extensions"):
             make(str(checkpoint), serialization_format=safetensors)
 
 
 def test_safetensors_in_the_stock_writer(checkpoint: Path, safetensors: Any) -> None:
     # one thread: with more, torch's writer loses the errors of all but one
     writer = dcp.FileSystemWriter(checkpoint, _extensions=[ZStandard()], serialization_format=safetensors)
-    with refused(UnsupportedError, "SAFETENSORS", "corrupt"):
+    with refused(errors.UnsupportedError, "SAFETENSORS", "corrupt"):
         dcp.save({"w": torch.ones(3)}, storage_writer=writer)
     assert not (checkpoint / ".metadata").exists()
 
 
 def test_safetensors_in_a_writer_that_is_attached_to(checkpoint: Path, safetensors: Any) -> None:
     stock = dcp.FileSystemWriter(checkpoint, serialization_format=safetensors)
-    with refused(UnsupportedError, "safetensors files"):
+    with refused(errors.UnsupportedError, "safetensors files"):
         streamxf.attach(stock, [ZStandard()])
 
 
@@ -109,22 +102,22 @@ def test_hugging_face_writers_and_readers(checkpoint: Path) -> None:
         """A subclass under another name."""
 
     for target in (HuggingFaceStorageWriter(str(checkpoint)), Theirs(str(checkpoint))):
-        with refused(UnsupportedError, "safetensors files"):
+        with refused(errors.UnsupportedError, "safetensors files"):
             streamxf.attach(target, [ZStandard()])
-    with refused(UnsupportedError, "safetensors files"):
+    with refused(errors.UnsupportedError, "safetensors files"):
         streamxf.attach(HuggingFaceStorageReader(str(checkpoint)))
 
 
 def test_attach_says_what_it_takes(checkpoint: Path) -> None:
-    with refused(UnsupportedError, "streamxf's own"):
+    with refused(errors.UnsupportedError, "streamxf's own"):
         streamxf.attach(streamxf.FileSystemWriter(checkpoint), [ZStandard()])
-    with refused(UnsupportedError, "streamxf's own"):
+    with refused(errors.UnsupportedError, "streamxf's own"):
         streamxf.attach(streamxf.FileSystemReader(checkpoint), keys=KEY)
-    with refused(UnsupportedError, "does not derive"):
+    with refused(errors.UnsupportedError, "does not derive"):
         streamxf.attach(object(), [ZStandard()])
-    with refused(ParameterError, "extensions="):
+    with refused(errors.ParameterError, "extensions="):
         streamxf.attach(dcp.FileSystemWriter(checkpoint), keys=KEY)
-    with refused(ParameterError, "codecs=, keys= and require="):
+    with refused(errors.ParameterError, "codecs=, keys= and require="):
         streamxf.attach(dcp.FileSystemReader(checkpoint), [ZStandard()])
 
 
@@ -137,16 +130,16 @@ def stock_save(state: dict[str, Any], path: Path, extensions: list[Any] | None) 
 
 def test_another_key(checkpoint: Path, state: dict[str, Any]) -> None:
     save(state, checkpoint)
-    with refused(KeyMissingError, KEY.id, OTHER_KEY.id):
+    with refused(errors.KeyMissingError, KEY.id, OTHER_KEY.id):
         load(state, checkpoint, OTHER_KEY)
-    with refused(KeyMissingError, KEY.id, OTHER_KEY.id):
+    with refused(errors.KeyMissingError, KEY.id, OTHER_KEY.id):
         registry = streamxf.Registry(keys=OTHER_KEY)
         load_with(state, dcp.FileSystemReader(checkpoint, _extension_registry=registry))
     assert_same(load(state, checkpoint, [OTHER_KEY, KEY]), state)
 
 
 def test_a_key_that_is_no_key(checkpoint: Path) -> None:
-    with refused(ParameterError, "32 bytes"):
+    with refused(errors.ParameterError, "32 bytes"):
         streamxf.FileSystemReader(checkpoint, keys=b"short")
 
 
@@ -159,14 +152,14 @@ def test_require_needs_keys_and_a_known_word(checkpoint: Path) -> None:
         lambda **options: streamxf.FsspecReader(str(checkpoint), **options),
         lambda **options: streamxf.attach(dcp.FileSystemReader(checkpoint), **options),
     ):
-        with refused(ParameterError, "needs keys"):
+        with refused(errors.ParameterError, "needs keys"):
             make(require="bound")
-        with refused(ParameterError, "'published', 'bound', 'encrypted'"):
+        with refused(errors.ParameterError, "'published', 'bound', 'encrypted'"):
             make(keys=KEY, require="anything")
 
 
 def test_an_attached_reader_cannot_require_what_it_cannot_see(checkpoint: Path) -> None:
-    with refused(ParameterError, "does not see the index", "require='bound'"):
+    with refused(errors.ParameterError, "does not see the index", "require='bound'"):
         streamxf.attach(dcp.FileSystemReader(checkpoint), keys=KEY, require="published")
 
 
@@ -183,7 +176,7 @@ def test_a_shard_without_the_others_is_not_published(tmp_path: Path) -> None:
         half = distribute_tensor(
             torch.ones(8, 6), init_device_mesh("cpu", (2,)), [Shard(0)], src_data_rank=None
         )  # of which this is rank 0, and nobody is rank 1
-        with refused(UnsupportedError, "incomplete", "no_dist=False", "use_collectives=False"):
+        with refused(errors.UnsupportedError, "incomplete", "no_dist=False", "use_collectives=False"):
             dcp.save({"w": half}, storage_writer=streamxf.FileSystemWriter(tmp_path), no_dist=True)
     finally:
         dist.destroy_process_group()
@@ -198,12 +191,12 @@ def test_an_unknown_codec_is_named_with_its_package(checkpoint: Path, state: dic
         name = "acme.shuffle"
 
     save(state, checkpoint, [ZStandard(), Shuffle()])
-    with refused(UnknownCodecError, "acme.shuffle", "does not say which package"):
+    with refused(errors.UnknownCodecError, "acme.shuffle", "does not say which package"):
         load(state, checkpoint, None)
     rewrite_index(checkpoint, lambda index: index.update(modules=["acme.shuffle=acme-codecs==2.1", "nonsense"]))
-    with refused(UnknownCodecError, "acme.shuffle", "acme-codecs==2.1"):
+    with refused(errors.UnknownCodecError, "acme.shuffle", "acme-codecs==2.1"):
         load(state, checkpoint, None)
-    with refused(UnknownCodecError, "acme.shuffle"):
+    with refused(errors.UnknownCodecError, "acme.shuffle"):
         load_with(state, dcp.FileSystemReader(checkpoint, _extension_registry=streamxf.Registry()))
 
 
@@ -214,7 +207,7 @@ def test_a_version_that_nobody_has(checkpoint: Path, state: dict[str, Any]) -> N
     for info in metadata.storage_data.values():
         info.transform_descriptors = ["streamxf.zstd/2"]
     reader.read_metadata = lambda *args, **kwargs: metadata  # type: ignore[method-assign]
-    with refused(UnknownCodecError, "version 2"):
+    with refused(errors.UnknownCodecError, "version 2"):
         load_with(state, reader)
 
 
@@ -223,10 +216,10 @@ def test_urls_are_for_other_classes(checkpoint: Path) -> None:
     for url in ("s3://bucket/x", "file:///bucket/x", "simplecache::s3://bucket/x"):
         for cls in (streamxf.FileSystemWriter, streamxf.FileSystemReader):
             other = cls.__name__.replace("FileSystem", "Fsspec")
-            with pytest.raises(ParameterError, match=f"'{url}' is a URL.* streamxf.{other}"):
+            with pytest.raises(errors.ParameterError, match=f"'{url}' is a URL.* streamxf.{other}"):
                 cls(url)
             made = cls(checkpoint)
-            with pytest.raises(ParameterError, match=other):
+            with pytest.raises(errors.ParameterError, match=other):
                 made.reset(url)
             made.reset(str(checkpoint / "a:b"))
             assert made.path == checkpoint / "a:b"

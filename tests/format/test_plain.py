@@ -11,16 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf.errors import ContainerError
+from streamxf.format import plain
 from streamxf.format.limits import MAX_KEY_LINE
-from streamxf.format.plain import (
-    contents_digest,
-    pack_prefix,
-    pack_seal,
-    parse_prefix,
-    parse_seal,
-    prefix_size,
-    seal_size,
-)
 from tests.forge import prefix_of, seal_of
 
 texts = st.text(st.characters(max_codepoint=127), max_size=300)
@@ -28,24 +20,26 @@ texts = st.text(st.characters(max_codepoint=127), max_size=300)
 
 @given(text=texts)
 def test_the_prefix(text: str) -> None:
-    packed = pack_prefix(text)
+    packed = plain.pack_prefix(text)
     assert packed == prefix_of(text)
-    assert prefix_size(packed[:16]) == len(packed)
-    assert parse_prefix(packed) == (text, bytes([1, 1, 0, 0]))
-    flagged = pack_prefix(text, bytes([1, 1, 0, 9]))
+    assert plain.prefix_size(packed[:16]) == len(packed)
+    assert plain.parse_prefix(packed) == (text, bytes([1, 1, 0, 0]))
+    flagged = plain.pack_prefix(text, bytes([1, 1, 0, 9]))
     assert flagged == prefix_of(text, bytes([1, 1, 0, 9]))
-    assert parse_prefix(flagged) == (text, bytes([1, 1, 0, 9]))
+    assert plain.parse_prefix(flagged) == (text, bytes([1, 1, 0, 9]))
 
 
 @given(text=texts.filter(bool))
 def test_the_seal(text: str) -> None:
-    packed = pack_seal(text)
+    packed = plain.pack_seal(text)
     assert packed == seal_of(text)
-    assert seal_size(packed[-16:]) == len(packed)
-    assert parse_seal(packed) == text
+    assert plain.seal_size(packed[-16:]) == len(packed)
+    assert plain.parse_seal(packed) == text
 
 
-@pytest.mark.parametrize(("packed", "parse"), [(pack_prefix("dek"), parse_prefix), (pack_seal("mac"), parse_seal)])
+@pytest.mark.parametrize(
+    ("packed", "parse"), [(plain.pack_prefix("dek"), plain.parse_prefix), (plain.pack_seal("mac"), plain.parse_seal)]
+)
 def test_whatever_changes_is_found(packed: bytes, parse: Callable[[bytes], object]) -> None:
     for bit in range(8 * len(packed)):
         changed = bytearray(packed)
@@ -59,14 +53,14 @@ def test_whatever_changes_is_found(packed: bytes, parse: Callable[[bytes], objec
 
 def test_lengths_beyond_the_limit() -> None:
     start = prefix_of()[:12]
-    assert prefix_size(start + struct.pack("<I", MAX_KEY_LINE)) == MAX_KEY_LINE + 20
+    assert plain.prefix_size(start + struct.pack("<I", MAX_KEY_LINE)) == MAX_KEY_LINE + 20
     with pytest.raises(ContainerError, match="32769 bytes of keys"):
-        prefix_size(start + struct.pack("<I", MAX_KEY_LINE + 1))
+        plain.prefix_size(start + struct.pack("<I", MAX_KEY_LINE + 1))
     end = seal_of("x")[-12:]
-    assert seal_size(struct.pack("<I", MAX_KEY_LINE) + end) == MAX_KEY_LINE + 16
+    assert plain.seal_size(struct.pack("<I", MAX_KEY_LINE) + end) == MAX_KEY_LINE + 16
     for size in (0, MAX_KEY_LINE + 1):
         with pytest.raises(ContainerError, match=f"{size} bytes of vouchers"):
-            seal_size(struct.pack("<I", size) + end)
+            plain.seal_size(struct.pack("<I", size) + end)
 
 
 @pytest.mark.parametrize("format_bytes", [(0, 1, 0, 0), (2, 1, 0, 0), (1, 0, 0, 0), (1, 2, 0, 0), (1, 1, 1, 0)])
@@ -74,17 +68,17 @@ def test_format_bytes_that_this_version_does_not_read(format_bytes: tuple[int, .
     version, suite, critical, _ = format_bytes
     found = f"version {version}, suite {suite} and critical flags {critical}; this streamxf reads version 1, suite 1"
     with pytest.raises(ContainerError, match=found):
-        parse_prefix(prefix_of(b"", bytes(format_bytes)))
+        plain.parse_prefix(prefix_of(b"", bytes(format_bytes)))
 
 
 def test_what_is_not_ascii() -> None:
     with pytest.raises(ContainerError, match="not ASCII"):
-        parse_prefix(prefix_of(b"dek=\x80"))
+        plain.parse_prefix(prefix_of(b"dek=\x80"))
     with pytest.raises(ContainerError, match="not ASCII"):
-        parse_seal(seal_of(b"mac=\x80"))
+        plain.parse_seal(seal_of(b"mac=\x80"))
 
 
 def test_the_digest_that_is_vouched_for() -> None:
     for flags in (b"\0", b"\7"):
         covered = b"streamxf/1 plain" + bytes([1, 1, 0]) + flags + bytes(32)
-        assert contents_digest(bytes(32), bytes([1, 1, 0]) + flags) == hashlib.sha256(covered).digest()
+        assert plain.contents_digest(bytes(32), bytes([1, 1, 0]) + flags) == hashlib.sha256(covered).digest()

@@ -11,16 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf.errors import ContainerError
-from streamxf.format.container import (
-    Footer,
-    Table,
-    entry_size,
-    lone_block,
-    pack_head,
-    pack_tail,
-    stage_limit,
-    table_digest,
-)
+from streamxf.format import container
 from streamxf.format.header import Header
 from tests.forge import crc_of
 from tests.samples import BLOCK
@@ -33,7 +24,7 @@ DIGEST = PLAIN.digest
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[list[int], list[bytes], int]:
     """Lengths, hashes, and the size of the stream."""
-    lengths = draw(st.lists(st.integers(1, stage_limit(BLOCK)), min_size=1, max_size=50))
+    lengths = draw(st.lists(st.integers(1, container.stage_limit(BLOCK)), min_size=1, max_size=50))
     hashed = draw(st.booleans())
     hashes = [hashlib.sha256(b"%d" % length).digest() for length in lengths] if hashed else []
     whole = (len(lengths) - 1) * BLOCK
@@ -44,14 +35,14 @@ def tables(draw: st.DrawFn) -> tuple[list[int], list[bytes], int]:
 def test_round_trip(table: tuple[list[int], list[bytes], int], step: int) -> None:
     lengths, hashes, raw_size = table
     header = HASHED if hashes else PLAIN
-    tail = pack_tail(header.digest, lengths, hashes, raw_size)
-    digest = table_digest(header.digest, tail)
+    tail = container.pack_tail(header.digest, lengths, hashes, raw_size)
+    digest = container.table_digest(header.digest, tail)
     ends = [START + 8 * number + length for number, length in enumerate(accumulate(lengths), 1)]
-    footer = Footer.parse(tail[-20:])
+    footer = container.Footer.parse(tail[-20:])
     assert (footer.raw_size, footer.blocks(header)) == (raw_size, len(lengths))
-    assert footer.tail_size(header) == len(tail) == entry_size(header) * len(lengths) + 20
-    read = Table(header)
-    step *= entry_size(header)
+    assert footer.tail_size(header) == len(tail) == container.entry_size(header) * len(lengths) + 20
+    read = container.Table(header)
+    step *= container.entry_size(header)
     for at in range(0, len(tail) - 20, step):
         read.feed(tail[:-20][at : at + step])
     read.finish(footer, ends[-1] + len(tail))
@@ -66,10 +57,10 @@ def tail_of(lengths: list[int], raw_size: int) -> bytes:
     return covered + crc_of(DIGEST[:16] + covered) + b"\n\x1a\r\nFXS\xd3"
 
 
-def read_tail(tail: bytes, size: int, header: Header = PLAIN) -> Footer:
-    table = Table(header)
+def read_tail(tail: bytes, size: int, header: Header = PLAIN) -> container.Footer:
+    table = container.Table(header)
     table.feed(tail[:-20])
-    footer = Footer.parse(tail[-20:])
+    footer = container.Footer.parse(tail[-20:])
     table.finish(footer, size)
     return footer
 
@@ -77,7 +68,7 @@ def read_tail(tail: bytes, size: int, header: Header = PLAIN) -> Footer:
 LENGTHS = [1, 984, 8]
 SIZE = START + 24 + sum(LENGTHS) + 12 + 20
 RAW = 2 * BLOCK + 5
-MOST = stage_limit(BLOCK)
+MOST = container.stage_limit(BLOCK)
 
 
 def test_the_tail_of_these_tests_is_right() -> None:
@@ -86,13 +77,13 @@ def test_the_tail_of_these_tests_is_right() -> None:
 
 def test_an_entry_that_cannot_be_is_refused_before_the_footer_is_known() -> None:
     for wrong in (0, MOST + 1):
-        table = Table(PLAIN)
+        table = container.Table(PLAIN)
         table.feed(struct.pack("<I", 7))
         with pytest.raises(ContainerError, match="malformed"):
             table.feed(struct.pack("<I", wrong))
-    Table(PLAIN).feed(bytes(4))  # an empty stream's, as far as is known
+    container.Table(PLAIN).feed(bytes(4))  # an empty stream's, as far as is known
     with pytest.raises(ContainerError, match="malformed"):
-        Table(HASHED).feed(bytes(72))
+        container.Table(HASHED).feed(bytes(72))
 
 
 @pytest.mark.parametrize("size", [SIZE - 1, SIZE + 1, 0])
@@ -118,32 +109,32 @@ def test_another_containers_table() -> None:
 @pytest.mark.parametrize("size", [0, 19, 21])
 def test_a_footer_of_another_size(size: int) -> None:
     with pytest.raises(ContainerError, match="truncated"):
-        Footer.parse(bytes(size))
+        container.Footer.parse(bytes(size))
 
 
 @pytest.mark.parametrize("raw_size", [0, 1, BLOCK])
 def test_a_stream_of_one_block(raw_size: int) -> None:
     length = min(1, raw_size)
-    tail = pack_tail(DIGEST, [length], [], raw_size)
+    tail = container.pack_tail(DIGEST, [length], [], raw_size)
     assert read_tail(tail, START + 8 + length + len(tail)).raw_size == raw_size
 
 
 def test_a_footer_of_the_most_blocks() -> None:
     """Whether they are there is seen by the container's size."""
     sizes = struct.pack("<Q", 2**48)
-    footer = Footer.parse(sizes + crc_of(sizes) + b"\n\x1a\r\nFXS\xd3")
+    footer = container.Footer.parse(sizes + crc_of(sizes) + b"\n\x1a\r\nFXS\xd3")
     assert footer.blocks(PLAIN) == 2**32
 
 
 def lone(payload: bytes, raw_size: int, header: Header = PLAIN) -> bytes:
-    head = pack_head(header.digest, 0, True, memoryview(payload))
+    head = container.pack_head(header.digest, 0, True, memoryview(payload))
     hashes = [hashlib.sha256(head + payload).digest()] if header.hashed else []
-    return header.pack() + head + payload + pack_tail(header.digest, [len(payload)], hashes, raw_size)
+    return header.pack() + head + payload + container.pack_tail(header.digest, [len(payload)], hashes, raw_size)
 
 
 @pytest.mark.parametrize(("payload", "raw_size"), [(b"payload", 9), (b"", 0), (bytes(MOST), BLOCK)])
 def test_one_block_is_taken_at_a_glance(payload: bytes, raw_size: int) -> None:
-    assert lone_block(memoryview(lone(payload, raw_size)), PLAIN) == (payload, raw_size)
+    assert container.lone_block(memoryview(lone(payload, raw_size)), PLAIN) == (payload, raw_size)
 
 
 @pytest.mark.parametrize(
@@ -153,16 +144,16 @@ def test_one_block_is_taken_at_a_glance(payload: bytes, raw_size: int) -> None:
     ids=len,
 )
 def test_what_is_no_such_container(stored: bytes) -> None:
-    assert lone_block(memoryview(stored), PLAIN) is None
+    assert container.lone_block(memoryview(stored), PLAIN) is None
 
 
 def test_hashed_blocks_are_not_taken_at_a_glance() -> None:
-    assert lone_block(memoryview(lone(b"payload", 9, HASHED)), HASHED) is None
+    assert container.lone_block(memoryview(lone(b"payload", 9, HASHED)), HASHED) is None
 
 
 def test_no_flipped_bit_is_overlooked_at_a_glance() -> None:
     stored = bytearray(lone(b"payload", 9))
     for bit in range(8 * START, 8 * len(stored)):
         stored[bit // 8] ^= 1 << bit % 8
-        assert lone_block(memoryview(stored), PLAIN) is None
+        assert container.lone_block(memoryview(stored), PLAIN) is None
         stored[bit // 8] ^= 1 << bit % 8

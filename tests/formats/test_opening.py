@@ -15,15 +15,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from streamxf.errors import (
-    ContainerError,
-    KeyMissingError,
-    MetadataError,
-    NoCheckpointError,
-    PolicyError,
-    UnsupportedError,
-    WrongKeyError,
-)
+from streamxf import errors
 from streamxf.formats.contents import Format
 from streamxf.storage.opening import open_storage
 from tests.dcp.helpers import KEY, OTHER_KEY, assert_same
@@ -173,18 +165,18 @@ BAD: dict[str, tuple[Callable[[Path], Path], type[Exception], str]] = {
     "nothing": (nothing, FileNotFoundError, "no such file or folder"),
     "a link to nothing": (link_to_nothing, FileNotFoundError, "no such file or folder"),
     "below a file": (below_a_file, NotADirectoryError, "Not a directory"),
-    "an empty folder": (empty_folder, NoCheckpointError, "model.safetensors.index.json"),
-    "a folder of other things": (folder_of_others, NoCheckpointError, "looked for"),
-    "a text": (text, NoCheckpointError, "begins neither as"),
-    "an empty file": (empty_file, NoCheckpointError, "begins neither as"),
-    "a part of a checkpoint": (part, NoCheckpointError, "name the folder that it lies in"),
-    "a pickle": (pickle, NoCheckpointError, "begins neither as"),
-    "a compressed file": (compressed_file, NoCheckpointError, "begins neither as"),
-    "a plain file of streamxf": (plain_file, UnsupportedError, "Read it with streamxf.open"),
-    "a pipe": (pipe, UnsupportedError, "neither a file nor a folder"),
-    "half a checkpoint": (half, MetadataError, "data files and no metadata"),
-    "half a stock one": (half_of_stock, MetadataError, "data files and no metadata"),
-    "empty metadata": (empty_metadata, MetadataError, "empty"),
+    "an empty folder": (empty_folder, errors.NoCheckpointError, "model.safetensors.index.json"),
+    "a folder of other things": (folder_of_others, errors.NoCheckpointError, "looked for"),
+    "a text": (text, errors.NoCheckpointError, "begins neither as"),
+    "an empty file": (empty_file, errors.NoCheckpointError, "begins neither as"),
+    "a part of a checkpoint": (part, errors.NoCheckpointError, "name the folder that it lies in"),
+    "a pickle": (pickle, errors.NoCheckpointError, "begins neither as"),
+    "a compressed file": (compressed_file, errors.NoCheckpointError, "begins neither as"),
+    "a plain file of streamxf": (plain_file, errors.UnsupportedError, "Read it with streamxf.open"),
+    "a pipe": (pipe, errors.UnsupportedError, "neither a file nor a folder"),
+    "half a checkpoint": (half, errors.MetadataError, "data files and no metadata"),
+    "half a stock one": (half_of_stock, errors.MetadataError, "data files and no metadata"),
+    "empty metadata": (empty_metadata, errors.MetadataError, "empty"),
 }
 
 
@@ -216,16 +208,16 @@ def test_what_becomes_no_regular_file_is_not_waited_for(tmp_path: Path, name: st
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "zero").symlink_to("/dev/zero")
     for storage, inside in ((open_storage(tmp_path), name), (open_storage(tmp_path).child(name), "")):
-        with pytest.raises(MetadataError, match="not a regular file"), storage.open(inside):
+        with pytest.raises(errors.MetadataError, match="not a regular file"), storage.open(inside):
             pass
 
 
 def test_keys(tmp_path: Path) -> None:
     path = written("encrypted", STATE, tmp_path)
-    with pytest.raises(KeyMissingError):
+    with pytest.raises(errors.KeyMissingError):
         open_at(path)
     for opening in (contents_at, open_at):
-        with pytest.raises((KeyMissingError, WrongKeyError)):
+        with pytest.raises((errors.KeyMissingError, errors.WrongKeyError)):
             opening(path, keys=OTHER_KEY)
     found = contents_at(path, keys=[OTHER_KEY, KEY])
     assert found.key_ids == (f"aeskw:{KEY.id}",)
@@ -235,7 +227,7 @@ def test_keys(tmp_path: Path) -> None:
 def test_with_keys_nothing_weaker_is_accepted(tmp_path: Path) -> None:
     path = written("compressed", STATE, tmp_path)
     for opening in (contents_at, open_at):
-        with pytest.raises(PolicyError, match="not encrypted"):
+        with pytest.raises(errors.PolicyError, match="not encrypted"):
             opening(path, keys=KEY)
 
 
@@ -269,6 +261,6 @@ def test_damage_in_a_data_file_names_the_item(tmp_path: Path) -> None:
         (place,) = reader.stored["a"].places
         data[place.at + place.size // 2] ^= 1
         file.write_bytes(data)
-        with pytest.raises(ContainerError) as caught:
+        with pytest.raises(errors.ContainerError) as caught:
             whole(reader, "a")
     assert (caught.value.item, caught.value.file) == ("a", str(file))

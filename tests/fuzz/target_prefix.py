@@ -5,14 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
-from streamxf.format.plain import (
-    PREFIX_START_BYTES,
-    SEAL_END_BYTES,
-    parse_prefix,
-    parse_seal,
-    prefix_size,
-    seal_size,
-)
+from streamxf.format import plain
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import Envelope, Vouchers
 from tests.forge import prefix_of, seal_of
@@ -30,11 +23,11 @@ _RING = KeyRing.of(KEY)
 
 def run(data: bytes) -> None:
     if data.startswith(_PREFIX_START):
-        size, refused = attempt(lambda: prefix_size(data[:PREFIX_START_BYTES]))
-        text, error = attempt(lambda: parse_prefix(data)[0])
+        size, refused = attempt(lambda: plain.prefix_size(data[: plain.PREFIX_START_BYTES]))
+        text, error = attempt(lambda: plain.parse_prefix(data)[0])
     else:
-        size, refused = attempt(lambda: seal_size(data[-SEAL_END_BYTES:]))
-        text, error = attempt(lambda: parse_seal(data))
+        size, refused = attempt(lambda: plain.seal_size(data[-plain.SEAL_END_BYTES :]))
+        text, error = attempt(lambda: plain.parse_seal(data))
     agree(refused is None or error is not None, "one is read whose size is refused")
     if text is None:
         return
@@ -61,8 +54,8 @@ def mutate(data: bytes, choose: random.Random, havoc: Havoc) -> bytes:
     if choose.random() < 0.1:
         return havoc(data)
     if data.startswith(_PREFIX_START):
-        return prefix_of(_changed(data[PREFIX_START_BYTES:-4], choose, havoc))
-    return seal_of(_changed(data[:-SEAL_END_BYTES], choose, havoc))
+        return prefix_of(_changed(data[plain.PREFIX_START_BYTES : -4], choose, havoc))
+    return seal_of(_changed(data[: -plain.SEAL_END_BYTES], choose, havoc))
 
 
 def _changed(text: bytes, choose: random.Random, havoc: Havoc) -> bytes:

@@ -17,16 +17,7 @@ from streamxf import LZ4, Checksum, Encrypt, Key, ZStandard
 from streamxf.errors import AuthenticationError, IdentityError, MetadataError
 from streamxf.format.trailer import Sections, pack_keys
 from streamxf.keys.envelope import DataKey, Envelope, Vouchers
-from tests.dcp.helpers import (
-    KEY,
-    assert_same,
-    data_key_of,
-    full_chain,
-    load,
-    rewrite_index,
-    rewrite_pickle,
-    save,
-)
+from tests.dcp import helpers
 from tests.forge import pack_index, prefix_of, split_metadata, take_container_apart
 
 from .rows import Row
@@ -36,7 +27,7 @@ ROW = "strip, alter, reorder descriptors"
 MEBIBYTES = 16
 
 THREE = [ZStandard(), LZ4(), Checksum()]
-CHAINS = {"full chain": full_chain, "unkeyed": lambda: list(THREE)}
+CHAINS = {"full chain": helpers.full_chain, "unkeyed": lambda: list(THREE)}
 
 
 @pytest.fixture(params=CHAINS)
@@ -45,7 +36,7 @@ def chain(request: pytest.FixtureRequest) -> list[Any]:
 
 
 def keys_for(chain: list[Any]) -> Key | None:
-    return KEY if any(isinstance(codec, Encrypt) for codec in chain) else None
+    return helpers.KEY if any(isinstance(codec, Encrypt) for codec in chain) else None
 
 
 def three() -> dict[str, Any]:
@@ -54,7 +45,7 @@ def three() -> dict[str, Any]:
 
 def alter_chain(path: Path, change: Callable[[list[str]], Any]) -> None:
     """Give the index another chain, for which a holder of the key vouches."""
-    rewrite_index(path, lambda index: index.update(chain=change(index["chain"])))
+    helpers.rewrite_index(path, lambda index: index.update(chain=change(index["chain"])))
 
 
 def orders(count: int) -> list[tuple[int, ...]]:
@@ -65,18 +56,18 @@ def orders(count: int) -> list[tuple[int, ...]]:
 
 
 def test_every_subset_and_order_that_is_vouched_for(row: Row, checkpoint: Path, chain: list[Any]) -> None:
-    save(three(), checkpoint, chain)
+    helpers.save(three(), checkpoint, chain)
     whole = (checkpoint / ".metadata").read_bytes()
     for order in orders(len(chain)):
         alter_chain(checkpoint, lambda texts, order=order: [texts[number] for number in order])
         # by comparing chains, before anything is decoded: another chain may make something of the blocks, too
-        row.refuse(order, load, three(), checkpoint, keys_for(chain), kind=(IdentityError, MetadataError))
+        row.refuse(order, helpers.load, three(), checkpoint, keys_for(chain), kind=(IdentityError, MetadataError))
         (checkpoint / ".metadata").write_bytes(whole)
-    assert_same(load(three(), checkpoint, keys_for(chain)), three())
+    helpers.assert_same(helpers.load(three(), checkpoint, keys_for(chain)), three())
 
 
 def test_every_subset_and_order_under_a_digest_that_anyone_can_make(row: Row, checkpoint: Path) -> None:
-    save(three(), checkpoint)
+    helpers.save(three(), checkpoint)
     file = checkpoint / ".metadata"
     whole = file.read_bytes()
     parts = split_metadata(whole)
@@ -91,9 +82,9 @@ def test_every_subset_and_order_under_a_digest_that_anyone_can_make(row: Row, ch
         for data in (*(each.pack() for each in made), parts.pickled):
             file.write_bytes(data)
             for options in ({}, {"require": "bound"}, {"require": "encrypted"}):
-                row.refuse((order, options), load, three(), checkpoint, **options)
+                row.refuse((order, options), helpers.load, three(), checkpoint, **options)
     file.write_bytes(whole)
-    assert_same(load(three(), checkpoint), three())
+    helpers.assert_same(helpers.load(three(), checkpoint), three())
 
 
 @pytest.mark.parametrize("keyed", [True, False])
@@ -127,7 +118,7 @@ def rechained(container: Container, chain: bytes) -> bytes:
 
 def test_every_subset_and_order_in_plain_files(row: Row) -> None:
     for pipe in (False, True):
-        file = PlainFile(b"some text", full_chain(), pipe=pipe)
+        file = PlainFile(b"some text", helpers.full_chain(), pipe=pipe)
         container = file.container()
         texts = file.parts.chain.split(b"\n")
         for order in orders(3):
@@ -146,21 +137,23 @@ def test_stripped_descriptors(row: Row, checkpoint: Path, chain: list[Any], empt
         for info in metadata.storage_data.values():
             info.transform_descriptors = empty
 
-    rewrite_pickle(checkpoint, strip)
+    helpers.rewrite_pickle(checkpoint, strip)
     options = {"require": "bound"} if keys_for(chain) else {}
-    error = row.refuse(empty, load, three(), checkpoint, keys_for(chain), kind=MetadataError, **options)
+    error = row.refuse(empty, helpers.load, three(), checkpoint, keys_for(chain), kind=MetadataError, **options)
     assert "descriptors were removed" in str(error)
 
 
 def test_a_stripped_index(row: Row, checkpoint: Path, chain: list[Any]) -> None:
-    save(three(), checkpoint, chain)
+    helpers.save(three(), checkpoint, chain)
     file = checkpoint / ".metadata"
     file.write_bytes(split_metadata(file.read_bytes()).pickled)
     reason = "the file was cut or altered" if keys_for(chain) else "it was removed"
-    assert reason in str(row.refuse("no index", load, three(), checkpoint, keys_for(chain)))
+    assert reason in str(row.refuse("no index", helpers.load, three(), checkpoint, keys_for(chain)))
     if keys_for(chain):
         for require in ("bound", "encrypted"):
-            error = row.refuse(require, load, three(), checkpoint, KEY, require=require, kind=MetadataError)
+            error = row.refuse(
+                require, helpers.load, three(), checkpoint, helpers.KEY, require=require, kind=MetadataError
+            )
             assert "it was removed" in str(error)
 
 
@@ -184,18 +177,18 @@ ALTERED = {
 
 @pytest.mark.parametrize("how", ALTERED)
 def test_altered_descriptors(row: Row, checkpoint: Path, chain: list[Any], how: str) -> None:
-    save(three(), checkpoint, chain)
+    helpers.save(three(), checkpoint, chain)
     alter_chain(checkpoint, ALTERED[how])
-    error = row.refuse(how, load, three(), checkpoint, keys_for(chain))
+    error = row.refuse(how, helpers.load, three(), checkpoint, keys_for(chain))
     assert not isinstance(error, AuthenticationError), "a holder of the key vouched for it"
 
 
 def test_an_altered_level_does_no_harm(row: Row, checkpoint: Path) -> None:
     """A fragment holds what matters to encoding only."""
-    save(three(), checkpoint)
+    helpers.save(three(), checkpoint)
     alter_chain(checkpoint, lambda texts: [text.replace("level=3", "level=4") for text in texts])
     right = content(three())
-    assert row.refuse_or_equal("level", right, lambda: content(load(three(), checkpoint))) is None
+    assert row.refuse_or_equal("level", right, lambda: content(helpers.load(three(), checkpoint))) is None
 
 
 def with_data_key(path: Path, data_key: DataKey, key: Key, vouching: DataKey | None = None) -> bytes:
@@ -209,16 +202,16 @@ def with_data_key(path: Path, data_key: DataKey, key: Key, vouching: DataKey | N
 
 def test_another_data_key(row: Row, checkpoint: Path) -> None:
     """Wrapped for the same user's key, so it opens, but the containers were not sealed under it."""
-    save(three(), checkpoint)
-    (checkpoint / ".metadata").write_bytes(with_data_key(checkpoint, DataKey.draw(), KEY))
-    error = row.refuse("data key", load, three(), checkpoint, kind=AuthenticationError)
+    helpers.save(three(), checkpoint)
+    (checkpoint / ".metadata").write_bytes(with_data_key(checkpoint, DataKey.draw(), helpers.KEY))
+    error = row.refuse("data key", helpers.load, three(), checkpoint, kind=AuthenticationError)
     assert "seal does not match" in str(error)
 
 
 def test_metadata_that_was_vouched_for_without_the_key(row: Row, checkpoint: Path) -> None:
     """By someone who has another key, or drew a data key, or once had the right data key, or has no key at all."""
-    save(three(), checkpoint)
-    mine, drawn, once = Key.generate(), DataKey.draw(), data_key_of(checkpoint)
+    helpers.save(three(), checkpoint)
+    mine, drawn, once = Key.generate(), DataKey.draw(), helpers.data_key_of(checkpoint)
     assert once is not None
     parts = split_metadata((checkpoint / ".metadata").read_bytes())
     wrapped, vouchers = parts.keys.split(b"\n")
@@ -228,14 +221,16 @@ def test_metadata_that_was_vouched_for_without_the_key(row: Row, checkpoint: Pat
     for number, data in enumerate(
         [
             with_data_key(checkpoint, drawn, mine),
-            with_data_key(checkpoint, drawn, mine).replace(mine.id.encode(), KEY.id.encode()),
-            with_data_key(checkpoint, once, KEY, drawn),
+            with_data_key(checkpoint, drawn, mine).replace(mine.id.encode(), helpers.KEY.id.encode()),
+            with_data_key(checkpoint, once, helpers.KEY, drawn),
             parts.change(index=index).pack(),
             parts.change(index=index, keys=wrapped + b"\n" + forged).pack(),
-            parts.change(index=index, keys=wrapped + b"\n" + forged.replace(mine.id.encode(), KEY.id.encode())).pack(),
+            parts.change(
+                index=index, keys=wrapped + b"\n" + forged.replace(mine.id.encode(), helpers.KEY.id.encode())
+            ).pack(),
             parts.change(index=index, keys=b"").pack(),
             parts.change(keys=vouchers + b"\n" + wrapped).pack(),
         ]
     ):
         (checkpoint / ".metadata").write_bytes(data)
-        row.refuse(number, load, three(), checkpoint)
+        row.refuse(number, helpers.load, three(), checkpoint)

@@ -17,16 +17,7 @@ import torch.distributed.checkpoint as dcp
 import streamxf
 from streamxf import Checksum, Encrypt, Key, ZStandard
 from streamxf.errors import AuthenticationError, ContainerError, IdentityError, MetadataError
-from tests.dcp.helpers import (
-    KEY,
-    OTHER_KEY,
-    assert_same,
-    data_files,
-    full_chain,
-    load,
-    rewrite_index,
-    save,
-)
+from tests.dcp import helpers
 from tests.dcp.shards import rows, save_shards
 from tests.forge import take_container_apart
 
@@ -36,7 +27,7 @@ from .targets import Checkpoint
 ROW = "swap"
 MEBIBYTES = 16
 
-CHAINS = {"full chain": full_chain, "unkeyed": lambda: [ZStandard(), Checksum()]}
+CHAINS = {"full chain": helpers.full_chain, "unkeyed": lambda: [ZStandard(), Checksum()]}
 
 
 @pytest.fixture(params=CHAINS)
@@ -45,7 +36,7 @@ def chain(request: pytest.FixtureRequest) -> list[Any]:
 
 
 def keys_for(chain: list[Any]) -> Key | None:
-    return KEY if len(chain) == 3 else None
+    return helpers.KEY if len(chain) == 3 else None
 
 
 def three() -> dict[str, Any]:
@@ -66,7 +57,7 @@ def swap(mine: dict[str, Any], theirs: dict[str, Any], *, exchange: bool = True)
 def test_every_pair_of_entries(row: Row, checkpoint: Path, chain: list[Any]) -> None:
     """Each item's entry is replaced by each other's, or exchanged with it, under a tag that matches."""
     state = three()
-    save(state, checkpoint, chain)
+    helpers.save(state, checkpoint, chain)
     whole = (checkpoint / ".metadata").read_bytes()
     for one, other in permutations(state, 2):
         for exchange in (True, False):
@@ -76,12 +67,12 @@ def test_every_pair_of_entries(row: Row, checkpoint: Path, chain: list[Any]) -> 
                 mine, theirs = (item["chunks"][0] if "chunks" in item else item for item in (mine, theirs))
                 swap(mine, theirs, exchange=exchange)
 
-            rewrite_index(checkpoint, change)
-            error = row.refuse((one, other), load, state, checkpoint, keys_for(chain), kind=IdentityError)
+            helpers.rewrite_index(checkpoint, change)
+            error = row.refuse((one, other), helpers.load, state, checkpoint, keys_for(chain), kind=IdentityError)
             assert "swapped" in str(error)
             (checkpoint / ".metadata").write_bytes(whole)
     assert row.cases == 40
-    assert_same(load(state, checkpoint, keys_for(chain)), state)
+    helpers.assert_same(helpers.load(state, checkpoint, keys_for(chain)), state)
 
 
 def test_a_tensor_and_an_object_of_one_name(row: Row, tmp_path: Path) -> None:
@@ -102,10 +93,10 @@ def test_shards_of_one_tensor(row: Row, checkpoint: Path, chain: list[Any]) -> N
     """Two shards differ in their offset only."""
     wanted = torch.cat([torch.zeros(4, 3), torch.ones(4, 3)])
     save_halves(checkpoint, wanted, chain)
-    assert_same(load({"w": wanted}, checkpoint, keys_for(chain)), {"w": wanted})
+    helpers.assert_same(helpers.load({"w": wanted}, checkpoint, keys_for(chain)), {"w": wanted})
 
-    rewrite_index(checkpoint, lambda index: swap(*index["items"]["w"]["chunks"]))
-    error = row.refuse("shards", load, {"w": wanted}, checkpoint, keys_for(chain), kind=IdentityError)
+    helpers.rewrite_index(checkpoint, lambda index: swap(*index["items"]["w"]["chunks"]))
+    error = row.refuse("shards", helpers.load, {"w": wanted}, checkpoint, keys_for(chain), kind=IdentityError)
     assert "swapped" in str(error)
 
 
@@ -115,7 +106,7 @@ def save_halves(path: Path, whole: torch.Tensor, chain: list[Any]) -> None:
 
 def same_size(keyed: bool) -> list[Any]:
     """A chain under which equal sizes stay equal, so that only what is inside tells containers apart."""
-    return [Checksum(), Encrypt(KEY)] if keyed else [Checksum()]
+    return [Checksum(), Encrypt(helpers.KEY)] if keyed else [Checksum()]
 
 
 @pytest.mark.parametrize("writer", ["own", "attached"])
@@ -180,7 +171,7 @@ def test_items_of_an_attached_writer_without_an_index(row: Row, tmp_path: Path, 
 def saves(tmp_path: Path, chain: list[Any]) -> dict[str, Path]:
     """Saves of one program: two with one key, one of other values, one of other names, and one with another key."""
     plain = [codec for codec in chain if not isinstance(codec, ZStandard)]  # so that sizes do not depend on values
-    other_key = [codec if not isinstance(codec, Encrypt) else Encrypt(OTHER_KEY) for codec in plain]
+    other_key = [codec if not isinstance(codec, Encrypt) else Encrypt(helpers.OTHER_KEY) for codec in plain]
     states = {
         "first": (three(), plain),
         "again": (three(), plain),
@@ -189,40 +180,40 @@ def saves(tmp_path: Path, chain: list[Any]) -> dict[str, Path]:
         "stranger": (three(), other_key),
     }
     for name, (state, codecs) in states.items():
-        save(state, tmp_path / name, codecs)
+        helpers.save(state, tmp_path / name, codecs)
     return {name: tmp_path / name for name in states}
 
 
 def test_every_pair_of_data_files(row: Row, saves: dict[str, Path], chain: list[Any]) -> None:
     """An old data file under new metadata, and so on: the same size, another save."""
     for place, origin in permutations(saves.values(), 2):
-        (file,), (theirs,) = data_files(place), data_files(origin)
+        (file,), (theirs,) = helpers.data_files(place), helpers.data_files(origin)
         whole = file.read_bytes()
         assert len(whole) == theirs.stat().st_size
         shutil.copyfile(theirs, file)
         state = upper(three()) if place.name == "names" else three()
-        key = None if keys_for(chain) is None else OTHER_KEY if place.name == "stranger" else KEY
-        error = row.refuse((place.name, origin.name), load, state, place, key, kind=IdentityError)
+        key = None if keys_for(chain) is None else helpers.OTHER_KEY if place.name == "stranger" else helpers.KEY
+        error = row.refuse((place.name, origin.name), helpers.load, state, place, key, kind=IdentityError)
         assert "swapped" in str(error)
         file.write_bytes(whole)
-        load(state, place, key)
+        helpers.load(state, place, key)
 
 
 def test_every_pair_of_metadata(row: Row, saves: dict[str, Path], chain: list[Any]) -> None:
     """Metadata of another save, beside this one's data files under the names that it gives them."""
-    keys = None if keys_for(chain) is None else [KEY, OTHER_KEY]
+    keys = None if keys_for(chain) is None else [helpers.KEY, helpers.OTHER_KEY]
     for place, origin in permutations(saves.values(), 2):
         whole = (place / ".metadata").read_bytes()
         shutil.copyfile(origin / ".metadata", place / ".metadata")
         state = upper(three()) if origin.name == "names" else three()
         what = (place.name, origin.name)
-        assert "missing" in str(row.refuse(what, load, state, place, keys, kind=MetadataError))
-        (mine,), (theirs,) = data_files(place), data_files(origin)
+        assert "missing" in str(row.refuse(what, helpers.load, state, place, keys, kind=MetadataError))
+        (mine,), (theirs,) = helpers.data_files(place), helpers.data_files(origin)
         shutil.copyfile(mine, place / theirs.name)
-        assert "swapped" in str(row.refuse(what, load, state, place, keys, kind=IdentityError))
+        assert "swapped" in str(row.refuse(what, helpers.load, state, place, keys, kind=IdentityError))
         (place / theirs.name).unlink()
         (place / ".metadata").write_bytes(whole)
-        load(upper(three()) if place.name == "names" else three(), place, keys)
+        helpers.load(upper(three()) if place.name == "names" else three(), place, keys)
 
 
 def upper(state: dict[str, Any]) -> dict[str, Any]:
@@ -234,8 +225,8 @@ def test_every_mixture_of_the_files_of_two_saves(row: Row, tmp_path: Path, chain
     plain = [codec for codec in chain if not isinstance(codec, ZStandard)]
     state = {name: torch.full((2000,), float(number)) for number, name in enumerate("abc")}
     for name in ("old", "new"):
-        save(state, tmp_path / name, plain, single_file_per_rank=False)
-    old, new = data_files(tmp_path / "old"), data_files(tmp_path / "new")
+        helpers.save(state, tmp_path / name, plain, single_file_per_rank=False)
+    old, new = helpers.data_files(tmp_path / "old"), helpers.data_files(tmp_path / "new")
     intact = [file.read_bytes() for file in new]
     others = [file.read_bytes() for file in old]
     assert len(new) == 3
@@ -243,46 +234,46 @@ def test_every_mixture_of_the_files_of_two_saves(row: Row, tmp_path: Path, chain
         for file, own, other, swap in zip(new, intact, others, chosen, strict=True):
             file.write_bytes(other if swap else own)
         if any(chosen):
-            row.refuse(chosen, load, state, tmp_path / "new", keys_for(chain), kind=IdentityError)
+            row.refuse(chosen, helpers.load, state, tmp_path / "new", keys_for(chain), kind=IdentityError)
     for order in permutations(range(3)):
         for file, number in zip(new, order, strict=True):
             file.write_bytes(intact[number])
         if order != (0, 1, 2):
-            row.refuse(order, load, state, tmp_path / "new", keys_for(chain), kind=IdentityError)
+            row.refuse(order, helpers.load, state, tmp_path / "new", keys_for(chain), kind=IdentityError)
 
 
 def test_files_of_two_ranks(row: Row, checkpoint: Path, chain: list[Any]) -> None:
     plain = [codec for codec in chain if not isinstance(codec, ZStandard)]
     save_halves(checkpoint, torch.cat([torch.zeros(40, 3), torch.ones(40, 3)]), plain)
-    one, other = data_files(checkpoint)
+    one, other = helpers.data_files(checkpoint)
     assert one.stat().st_size == other.stat().st_size
     first, second = one.read_bytes(), other.read_bytes()
     for left, right in ((second, first), (second, second), (first, first)):
         one.write_bytes(left)
         other.write_bytes(right)
-        row.refuse("ranks", load, {"w": torch.zeros(80, 3)}, checkpoint, keys_for(chain), kind=IdentityError)
+        row.refuse("ranks", helpers.load, {"w": torch.zeros(80, 3)}, checkpoint, keys_for(chain), kind=IdentityError)
 
 
 def test_an_item_of_the_same_place_in_another_ranks_file(row: Row, checkpoint: Path) -> None:
     """The right item, rightly placed and published, by a writer that did not write this file."""
     save_halves(checkpoint, torch.cat([torch.zeros(40, 3), torch.ones(40, 3)]), [Checksum()])
-    file = data_files(checkpoint)[0]
+    file = helpers.data_files(checkpoint)[0]
     parts = take_container_apart(file.read_bytes())
     file.write_bytes(parts.change(identity=b"\7" * 16 + parts.identity[16:]).container())
-    error = row.refuse("writer", load, {"w": torch.zeros(80, 3)}, checkpoint, None, kind=IdentityError)
+    error = row.refuse("writer", helpers.load, {"w": torch.zeros(80, 3)}, checkpoint, None, kind=IdentityError)
     assert "another process or save" in str(error)
 
 
 def test_unpublished_and_unbound_items_in_a_published_checkpoint(row: Row, tmp_path: Path) -> None:
     """What torch's own writer, or an attached one, made with the same codecs, in the place of a published item."""
     state = {"w": torch.zeros(30)}
-    save(state, tmp_path / "own", [Checksum()])
+    helpers.save(state, tmp_path / "own", [Checksum()])
     dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path / "stock", _extensions=[Checksum()]))
     dcp.save(state, storage_writer=streamxf.attach(dcp.FileSystemWriter(tmp_path / "attached"), [Checksum()]))
-    (file,) = data_files(tmp_path / "own")
+    (file,) = helpers.data_files(tmp_path / "own")
 
     for other, words in (("stock", "not bound"), ("attached", "not bound")):
-        (theirs,) = data_files(tmp_path / other)
+        (theirs,) = helpers.data_files(tmp_path / other)
         shutil.copyfile(theirs, file)
         size = file.stat().st_size
 
@@ -290,6 +281,6 @@ def test_unpublished_and_unbound_items_in_a_published_checkpoint(row: Row, tmp_p
             index["files"][0]["size"] = size
             index["items"]["w"]["chunks"][0].update(at=0, bytes=size)
 
-        rewrite_index(tmp_path / "own", change)
-        error = row.refuse(other, load, state, tmp_path / "own", None, kind=IdentityError)
+        helpers.rewrite_index(tmp_path / "own", change)
+        error = row.refuse(other, helpers.load, state, tmp_path / "own", None, kind=IdentityError)
         assert words in str(error)

@@ -6,14 +6,7 @@ import itertools
 
 import pytest
 
-from streamxf.errors import (
-    DescriptorError,
-    KeyMissingError,
-    KeyServiceError,
-    ParameterError,
-    PolicyError,
-    WrongKeyError,
-)
+from streamxf import errors
 from streamxf.format.limits import MAX_KEY_LINE
 from streamxf.keys import Key, KeyRing, PrivateKey, PublicKey, SigningKey, VerifyKey
 from streamxf.keys.envelope import MAX_ENTRY, Entry, Envelope
@@ -44,25 +37,25 @@ def test_sixteen_hybrid_recipients_fit():
     envelope = Envelope.seal(DEK, public[:16])
     assert len(str(envelope)) <= MAX_KEY_LINE
     assert Envelope.parse(str(envelope)) == envelope
-    with pytest.raises(ParameterError, match="17 recipients; 1 to 16"):
+    with pytest.raises(errors.ParameterError, match="17 recipients; 1 to 16"):
         Envelope.seal(DEK, public)
-    with pytest.raises(ParameterError, match="0 recipients; 1 to 16"):
+    with pytest.raises(errors.ParameterError, match="0 recipients; 1 to 16"):
         Envelope.seal(DEK, [])
 
 
 def test_limits_of_size():
     assert Envelope.seal(DEK, [Fake(wrapped=bytes(MAX_ENTRY))]).recipients[0].data == bytes(MAX_ENTRY)
     for size in (0, MAX_ENTRY + 1):
-        with pytest.raises(ParameterError, match=f"{size} bytes"):
+        with pytest.raises(errors.ParameterError, match=f"{size} bytes"):
             Envelope.seal(DEK, [Fake(wrapped=bytes(size))])
-    with pytest.raises(ParameterError, match=f"at most {MAX_KEY_LINE} are allowed"):
+    with pytest.raises(errors.ParameterError, match=f"at most {MAX_KEY_LINE} are allowed"):
         Envelope.seal(DEK, [Fake(name, wrapped=bytes(MAX_ENTRY)) for name in "abcd"])
 
 
 def test_unknown_kinds_are_passed_over():
     sealed = Sealed.make([Fake("e", "of-the-future"), KEY])
     assert sealed.open([KEY]) == DEK
-    with pytest.raises(KeyMissingError, match=r"e{16} \(of-the-future\), .* \(aeskw\); keys given: .*hpke"):
+    with pytest.raises(errors.KeyMissingError, match=r"e{16} \(of-the-future\), .* \(aeskw\); keys given: .*hpke"):
         sealed.open([HYBRID])
 
 
@@ -79,16 +72,16 @@ def test_what_others_find_is_not_judged(kind, size):
 
 def test_a_public_key_opens_nothing_and_the_error_says_so():
     sealed = Sealed.make([PAIR.public])
-    with pytest.raises(KeyMissingError, match="which can only wrap"):
+    with pytest.raises(errors.KeyMissingError, match="which can only wrap"):
         sealed.open([PAIR.public], allow_unsigned=True)
-    with pytest.raises(KeyMissingError, match="not unwrap"):
+    with pytest.raises(errors.KeyMissingError, match="not unwrap"):
         PAIR.public.unwrap(sealed.envelope.recipients[0].data, DEK.id)
 
 
 def test_keys_that_vouch_are_tried_first_and_else_in_the_order_of_the_wrapped_keys():
     log: list[str] = []
-    fakes = [Fake(name, vouches=name in "bd", unwrapped=WrongKeyError("no"), log=log) for name in "abcd"]
-    with pytest.raises(WrongKeyError):
+    fakes = [Fake(name, vouches=name in "bd", unwrapped=errors.WrongKeyError("no"), log=log) for name in "abcd"]
+    with pytest.raises(errors.WrongKeyError):
         Sealed.make(fakes[::-1]).open(fakes)
     assert log == ["d", "b", "c", "a"]
 
@@ -96,36 +89,36 @@ def test_keys_that_vouch_are_tried_first_and_else_in_the_order_of_the_wrapped_ke
 def test_a_key_that_vouches_needs_no_signature_even_with_a_private_key_beside_it():
     sealed = Sealed.make([PAIR.public, KEY])
     assert sealed.open([PAIR, KEY]) == DEK
-    with pytest.raises(PolicyError, match="not signed"):
+    with pytest.raises(errors.PolicyError, match="not signed"):
         sealed.open([PAIR])
 
 
 def test_one_wrapped_key_that_does_not_open_does_not_spoil_another():
-    broken = Fake("a", vouches=True, unwrapped=WrongKeyError("no"))
+    broken = Fake("a", vouches=True, unwrapped=errors.WrongKeyError("no"))
     other = Fake("b", vouches=True, unwrapped=bytes(32))
     sealed = Sealed.make([broken, other, KEY])
     assert sealed.open([broken, other, KEY]) == DEK
-    with pytest.raises(WrongKeyError, match=r"a{16}, b{16}"):
+    with pytest.raises(errors.WrongKeyError, match=r"a{16}, b{16}"):
         sealed.open([broken, other])
 
 
 def test_a_service_that_is_down_is_passed_over():
-    down = Fake("a", vouches=True, unwrapped=KeyServiceError("down"))
+    down = Fake("a", vouches=True, unwrapped=errors.KeyServiceError("down"))
     sealed = Sealed.make([down, KEY, PAIR.public])
     with pytest.warns(UserWarning, match="did not answer"):
         assert sealed.open([down, KEY]) == DEK
-    with pytest.raises(KeyServiceError, match="down"):
+    with pytest.raises(errors.KeyServiceError, match="down"):
         sealed.open([down])
-    with pytest.raises(PolicyError) as caught:
+    with pytest.raises(errors.PolicyError) as caught:
         sealed.open([down, PAIR])
-    assert isinstance(caught.value.__cause__, KeyServiceError)
+    assert isinstance(caught.value.__cause__, errors.KeyServiceError)
     assert str(caught.value.__cause__) == "down"
 
 
 @pytest.mark.parametrize("secret", [bytes(31), bytes(33), b"", bytes(32), DEK.secret * 2])
 def test_another_data_key_does_not_count(secret):
     fake = Fake(unwrapped=secret, vouches=True)
-    with pytest.raises(WrongKeyError):
+    with pytest.raises(errors.WrongKeyError):
         Sealed.make([fake]).open([fake])
 
 
@@ -145,14 +138,14 @@ def test_another_data_key_does_not_count(secret):
     ids=range(9),
 )
 def test_providers_that_wrap_against_the_protocol(fake):
-    with pytest.raises(ParameterError, match="Fake breaks the KeyProvider protocol"):
+    with pytest.raises(errors.ParameterError, match="Fake breaks the KeyProvider protocol"):
         Envelope.seal(DEK, [fake])
 
 
 @pytest.mark.parametrize("answer", [None, "text", bytearray(DEK.secret)])
 def test_providers_that_unwrap_against_the_protocol(answer):
     fake = Fake(unwrapped=answer)
-    with pytest.raises(ParameterError, match="unwrap returned"):
+    with pytest.raises(errors.ParameterError, match="unwrap returned"):
         Sealed.make([fake]).open([fake])
 
 
@@ -193,7 +186,7 @@ def test_rings_and_trust():
         lambda: KeyRing([KEY], trust=[SIGNER]),
         lambda: KeyRing([KEY], trust=TRUSTED.data),
     ):
-        with pytest.raises(ParameterError):
+        with pytest.raises(errors.ParameterError):
             make()
 
 
@@ -234,7 +227,7 @@ def test_texts_that_are_refused(parts):
         lambda: ring.unwrap_unvouched(fragment_of(text)),
         lambda: ring.open_pipe(text),
     ):
-        with pytest.raises(DescriptorError):
+        with pytest.raises(errors.DescriptorError):
             use()
 
 
@@ -242,17 +235,17 @@ def test_what_verify_and_public_keys_are_made_of():
     """Neither takes a number, of which bytes() makes zeros, nor a key for which anyone can sign or unwrap."""
     for make in (VerifyKey, lambda data: PublicKey(data, "hpke-x25519")):
         for wrong in (32, "a" * 32, None, b"", bytes(31), bytes(33), [0] * 32):
-            with pytest.raises(ParameterError):
+            with pytest.raises(errors.ParameterError):
                 make(wrong)
         assert make(bytearray(TRUSTED.data)).data == TRUSTED.data
-    with pytest.raises(ParameterError, match="computing shared key"):
+    with pytest.raises(errors.ParameterError, match="computing shared key"):
         PublicKey(bytes(32), "hpke-x25519")
-    with pytest.raises(ParameterError):
+    with pytest.raises(errors.ParameterError):
         PublicKey(HYBRID.public.data[:-32] + bytes(32))
-    with pytest.raises(ParameterError):
+    with pytest.raises(errors.ParameterError):
         PublicKey(b"\xff" * 1184 + PAIR.public.data)
     prime = 2**255 - 19
     for y in (0, 1, prime - 1, prime, prime + 1):
         for sign in (0, 1 << 255):
-            with pytest.raises(ParameterError, match=r"anyone can make signatures|32 bytes"):
+            with pytest.raises(errors.ParameterError, match=r"anyone can make signatures|32 bytes"):
                 VerifyKey((y | sign).to_bytes(32, "little"))

@@ -10,15 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from streamxf.errors import (
-    AuthenticationError,
-    DescriptorError,
-    KeyMissingError,
-    KeyServiceError,
-    ParameterError,
-    PolicyError,
-    WrongKeyError,
-)
+from streamxf import errors
 from streamxf.format.limits import MAX_KEY_LINE
 from streamxf.keys import Key, KeyProvider, KeyRing, PrivateKey, SigningKey
 from streamxf.keys.envelope import MAX_ENTRY, DataKey, Entry, Envelope, Vouchers
@@ -122,19 +114,19 @@ SIG_PART = f"sig={SIGNER.id}:{encode_b64url(bytes(64))}"
 def test_texts_that_are_refused(parts):
     """More of them are among the vectors."""
     assert Vouchers.parse("&".join([MAC_PART, V_PART, SIG_PART])).mac == b"\n" * 32
-    with pytest.raises(DescriptorError):
+    with pytest.raises(errors.DescriptorError):
         Vouchers.parse("&".join(parts))
-    with pytest.raises(DescriptorError):
+    with pytest.raises(errors.DescriptorError):
         KeyRing(KEY).open(str(Sealed.make([KEY]).envelope), "&".join(parts), DIGEST)
 
 
 def test_limits_of_size():
     fakes = [Fake(f"{number:x}", vouches=True, wrapped=b"x", voucher=bytes(MAX_ENTRY)) for number in range(4)]
     assert len(str(Vouchers.make(DIGEST, WRAPPED, DEK, fakes[:3]))) <= MAX_KEY_LINE
-    with pytest.raises(ParameterError, match=f"at most {MAX_KEY_LINE}"):
+    with pytest.raises(errors.ParameterError, match=f"at most {MAX_KEY_LINE}"):
         Vouchers.make(DIGEST, WRAPPED, DEK, fakes)
     for size in (0, MAX_ENTRY + 1):
-        with pytest.raises(ParameterError, match=f"{size} bytes"):
+        with pytest.raises(errors.ParameterError, match=f"{size} bytes"):
             Vouchers.make(DIGEST, WRAPPED, DEK, [Fake(vouches=True, voucher=bytes(size))])
 
 
@@ -150,7 +142,7 @@ class TestKeysThatVouch:
     def test_every_altered_bit_of_the_mac(self, key):
         sealed = Sealed.make([key])
         for bit in range(0, 256, 5):
-            with pytest.raises(AuthenticationError, match="MAC"):
+            with pytest.raises(errors.AuthenticationError, match="MAC"):
                 sealed.change(mac=flipped(sealed.vouchers.mac, bit)).open([key])
 
     def test_every_altered_bit_of_the_voucher(self, key):
@@ -158,10 +150,10 @@ class TestKeysThatVouch:
         (entry,) = sealed.vouchers.entries
         for bit in range(0, 8 * len(entry.data), 5):
             changed = replace(entry, data=flipped(entry.data, bit))
-            with pytest.raises(AuthenticationError, match=f"voucher of key {key.id}"):
+            with pytest.raises(errors.AuthenticationError, match=f"voucher of key {key.id}"):
                 sealed.change(entries=(changed,)).open([key])
         for data in (b"\0", entry.data[:-1], entry.data + b"\0", entry.data * 2, bytes(MAX_ENTRY)):
-            with pytest.raises(AuthenticationError):
+            with pytest.raises(errors.AuthenticationError):
                 sealed.change(entries=(replace(entry, data=data),)).open([key])
 
     def test_the_voucher_was_removed(self, key):
@@ -169,44 +161,44 @@ class TestKeysThatVouch:
         sealed = Sealed.make([other, key], SIGNER)
         for entries in ((), sealed.vouchers.entries[:1]):
             for trust in (None, TRUSTED):
-                with pytest.raises(AuthenticationError, match=f"key {key.id} does not vouch"):
+                with pytest.raises(errors.AuthenticationError, match=f"key {key.id} does not vouch"):
                     sealed.change(entries=entries).open([key], trust, allow_unsigned=True)
 
     def test_other_contents(self, key):
         """All of it belongs together, but the contents are others."""
         sealed = replace(Sealed.make([key], SIGNER), digest=OTHER_DIGEST)
         for trust in (None, TRUSTED):
-            with pytest.raises(AuthenticationError):
+            with pytest.raises(errors.AuthenticationError):
                 sealed.open([key], trust)
 
     def test_the_voucher_for_other_contents_and_the_mac_for_these(self, key):
         """What someone who has the data key can make: the MAC is right."""
         other = Sealed.make([key], digest=OTHER_DIGEST)
-        with pytest.raises(AuthenticationError, match=f"voucher of key {key.id}"):
+        with pytest.raises(errors.AuthenticationError, match=f"voucher of key {key.id}"):
             Sealed.make([key]).change(entries=other.vouchers.entries).open([key])
 
     def test_a_strangers_voucher_under_this_keys_name(self, key):
         stranger = Vouchers.make(DIGEST, WRAPPED, DEK, [Key.generate(), Vault(bytes(range(32)), "6")]).entries
         for entry in stranger:
             named = Entry(key.kind, key.id, entry.data)
-            with pytest.raises(AuthenticationError):
+            with pytest.raises(errors.AuthenticationError):
                 Sealed.make([key]).change(entries=(named,)).open([key])
 
     def test_a_wrapped_data_key_is_no_voucher_and_a_voucher_no_wrapped_data_key(self, key):
         sealed = Sealed.make([key])
         (wrapped,) = sealed.envelope.recipients
-        with pytest.raises(AuthenticationError):
+        with pytest.raises(errors.AuthenticationError):
             sealed.change(entries=(wrapped,)).open([key])
         # were it one, its data key would be known to everyone: the digest
         (voucher,) = sealed.vouchers.entries
         known = DataKey(DIGEST)
         forged = replace(sealed.envelope, dek_id=known.id, recipients=(voucher,))
-        with pytest.raises(WrongKeyError):
+        with pytest.raises(errors.WrongKeyError):
             KeyRing(key).unwrap_unvouched(fragment_of(forged))
 
     def test_the_mac_of_another_data_key(self, key):
         other = DataKey.draw()
-        with pytest.raises(AuthenticationError, match="MAC"):
+        with pytest.raises(errors.AuthenticationError, match="MAC"):
             sealed = Sealed.make([key])
             sealed.change(mac=mac(other, DIGEST, sealed.envelope)).open([key])
 
@@ -220,22 +212,22 @@ class TestKeysThatVouch:
         for altered in ((*entries, stranger), entries[1:], entries[::-1], (again, *entries)):
             assert KeyRing(key).unwrap(str(replace(sealed.envelope, recipients=altered))) == DEK
             for trust in (None, TRUSTED):
-                with pytest.raises(AuthenticationError, match="list of recipients"):
+                with pytest.raises(errors.AuthenticationError, match="list of recipients"):
                     replace(sealed, envelope=replace(sealed.envelope, recipients=altered)).open([key], trust)
 
     def test_trust_holds_for_them_too(self, key):
         assert Sealed.make([key], SIGNER).open([key], [TRUSTED]) == DEK
         for signer, words in ((None, "not signed"), (STRANGER, f"signed by {STRANGER.id}, who is not trusted")):
-            with pytest.raises(PolicyError, match=f"{words}.*one of them has to sign.*trust no signer"):
+            with pytest.raises(errors.PolicyError, match=f"{words}.*one of them has to sign.*trust no signer"):
                 Sealed.make([key], signer).open([key], [TRUSTED])
         assert Sealed.make([key]).open([key], [TRUSTED], allow_unsigned=True) == DEK
-        with pytest.raises(PolicyError, match="who is not trusted"):
+        with pytest.raises(errors.PolicyError, match="who is not trusted"):
             Sealed.make([key], STRANGER).open([key], [TRUSTED], allow_unsigned=True)
 
     def test_without_trust_signatures_are_not_looked_at(self, key):
         broken = Sealed.make([key], SIGNER).change(signature=(SIGNER.id, bytes(64)))
         assert broken.open([key]) == DEK
-        with pytest.raises(AuthenticationError):
+        with pytest.raises(errors.AuthenticationError):
             broken.open([key], TRUSTED)
 
 
@@ -249,7 +241,7 @@ def test_vouchers_that_a_holder_of_the_data_key_may_try(forged):
         "nothing": b"",
     }
     voucher = hmac.new(keys[forged], V, hashlib.sha256).digest()
-    with pytest.raises(AuthenticationError, match="voucher"):
+    with pytest.raises(errors.AuthenticationError, match="voucher"):
         Sealed.make([KEY]).change(entries=(Entry("aeskw", KEY.id, voucher),)).open([KEY])
 
 
@@ -267,9 +259,9 @@ def test_a_former_recipient_cannot_vouch_after_a_rekey():
         (Entry(former.kind, former.id, theirs), *after.vouchers.entries),
     ):
         forged = Sealed(after.envelope, Vouchers(mac(DEK, OTHER_DIGEST, after.envelope), entries), OTHER_DIGEST)
-        with pytest.raises(AuthenticationError, match=new.id):
+        with pytest.raises(errors.AuthenticationError, match=new.id):
             forged.open([former, new])
-    with pytest.raises(KeyMissingError):
+    with pytest.raises(errors.KeyMissingError):
         after.open([former])
 
 
@@ -288,62 +280,62 @@ class TestPrivateKeys:
     def test_signed_by_a_stranger(self, key):
         sealed = Sealed.make([key.public], STRANGER)
         for trust in (None, [TRUSTED]):
-            with pytest.raises(PolicyError, match=f"signed by {STRANGER.id}, who is not trusted"):
+            with pytest.raises(errors.PolicyError, match=f"signed by {STRANGER.id}, who is not trusted"):
                 sealed.open([key], trust)
-        with pytest.raises(PolicyError, match="who is not trusted"):
+        with pytest.raises(errors.PolicyError, match="who is not trusted"):
             sealed.open([key], [TRUSTED], allow_unsigned=True)
         assert sealed.open([key], allow_unsigned=True) == DEK
 
     def test_not_signed(self, key):
         sealed = Sealed.make([key.public])
         for trust in (None, [TRUSTED]):
-            with pytest.raises(PolicyError, match=r"not signed.*anyone who has the public key"):
+            with pytest.raises(errors.PolicyError, match=r"not signed.*anyone who has the public key"):
                 sealed.open([key], trust)
             assert sealed.open([key], trust, allow_unsigned=True) == DEK
 
     def test_the_signature_was_stripped(self, key):
-        with pytest.raises(PolicyError):
+        with pytest.raises(errors.PolicyError):
             Sealed.make([key.public], SIGNER).change(signature=None).open([key], [TRUSTED])
 
     def test_the_signature_of_other_contents(self, key):
         other = Sealed.make([key.public], SIGNER, digest=OTHER_DIGEST)
         forged = Sealed.make([key.public]).change(signature=other.vouchers.signature)
         for allow in (False, True):
-            with pytest.raises(AuthenticationError, match="not for these contents"):
+            with pytest.raises(errors.AuthenticationError, match="not for these contents"):
                 forged.open([key], [TRUSTED], allow_unsigned=allow)
 
     def test_a_signature_of_the_data_keys_id_alone(self, key):
         """It would bind a data key, and every reader has that."""
         for stated in (DEK.id, DIGEST, b"streamxf/1 dek\0" + DEK.id, V[:-1]):
             forged = Sealed.make([key.public]).change(signature=(SIGNER.id, SIGNER.sign(stated)))
-            with pytest.raises(AuthenticationError):
+            with pytest.raises(errors.AuthenticationError):
                 forged.open([key], [TRUSTED])
 
     def test_a_strangers_signature_under_a_trusted_id(self, key):
         sealed = Sealed.make([key.public], STRANGER)
-        with pytest.raises(AuthenticationError):
+        with pytest.raises(errors.AuthenticationError):
             sealed.change(signature=(TRUSTED.id, sealed.vouchers.signature[1])).open([key], [TRUSTED])
 
     def test_every_altered_bit_of_a_signature(self, key):
         sealed = Sealed.make([key.public], SIGNER)
         for bit in range(0, 512, 7):
-            with pytest.raises(AuthenticationError):
+            with pytest.raises(errors.AuthenticationError):
                 sealed.change(signature=(SIGNER.id, flipped(sealed.vouchers.signature[1], bit))).open([key], [TRUSTED])
 
     def test_the_mac_counts_also_for_unsigned_data(self, key):
         """Without it, anyone who can write could put an index of his own beside data that he cannot read."""
         sealed = Sealed.make([key.public])
-        with pytest.raises(AuthenticationError, match="MAC"):
+        with pytest.raises(errors.AuthenticationError, match="MAC"):
             sealed.change(mac=bytes(32)).open([key], allow_unsigned=True)
-        with pytest.raises(AuthenticationError, match="MAC"):
+        with pytest.raises(errors.AuthenticationError, match="MAC"):
             replace(sealed, digest=OTHER_DIGEST).open([key], allow_unsigned=True)
 
     def test_vouchers_of_other_recipients_do_not_help(self, key):
         sealed = Sealed.make([key.public, KEY])
-        with pytest.raises(PolicyError, match="not signed"):
+        with pytest.raises(errors.PolicyError, match="not signed"):
             sealed.open([key])
         named = replace(sealed.vouchers.entries[0], kind=key.kind, key_id=key.id)
-        with pytest.raises(DescriptorError):
+        with pytest.raises(errors.DescriptorError):
             sealed.change(entries=(named,)).open([key])
 
 
@@ -374,10 +366,10 @@ def test_contents_that_cannot_be_signed(method, words):
         ([PAIR.public], PAIR, {"trust": TRUSTED}),
         ([KEY, PAIR.public], PAIR, {}),
     ):
-        with pytest.raises(PolicyError, match=f"{words}.*allow_unsigned"):
+        with pytest.raises(errors.PolicyError, match=f"{words}.*allow_unsigned"):
             opened(recipients, keys, **options)
         assert opened(recipients, keys, **options, allow_unsigned=True) == DEK
-    with pytest.raises(KeyMissingError):
+    with pytest.raises(errors.KeyMissingError):
         opened([KEY], PAIR)
 
 
@@ -389,7 +381,7 @@ def test_the_default_voucher_wraps_the_digest_under_its_own_name():
     assert VAULT.unwrap(voucher, DIGEST) == DIGEST + DIGEST
     assert VAULT.check_voucher(voucher, DIGEST) is None
     for other in (VAULT.wrap(DIGEST, DIGEST), VAULT.wrap(DEK.secret, DIGEST), VAULT.vouch(OTHER_DIGEST), b"x"):
-        with pytest.raises(AuthenticationError, match=VAULT.id):
+        with pytest.raises(errors.AuthenticationError, match=VAULT.id):
             VAULT.check_voucher(other, DIGEST)
 
 
@@ -407,11 +399,11 @@ def test_a_provider_that_binds_nothing_still_gives_nobody_a_data_key_that_is_kno
     key = Unbound()
     sealed = Sealed.make([key])
     assert sealed.open([key]) == DEK
-    with pytest.raises(AuthenticationError):
+    with pytest.raises(errors.AuthenticationError):
         replace(sealed, digest=OTHER_DIGEST).change(mac=mac(DEK, OTHER_DIGEST, sealed.envelope)).open([key])
     known = DataKey(DIGEST)
     forged = replace(sealed.envelope, dek_id=known.id, recipients=sealed.vouchers.entries)
-    with pytest.raises(WrongKeyError):
+    with pytest.raises(errors.WrongKeyError):
         KeyRing(key).unwrap_unvouched(fragment_of(forged))
 
 
@@ -422,7 +414,7 @@ def test_a_half_that_only_wraps_cannot_check():
 
     half = WriteOnly()
     assert Sealed.make([half]).open([VAULT]) == DEK
-    with pytest.raises(KeyMissingError, match="not unwrap"):
+    with pytest.raises(errors.KeyMissingError, match="not unwrap"):
         half.check_voucher(half.vouch(DIGEST), DIGEST)
 
 
@@ -430,40 +422,40 @@ def test_a_half_that_only_wraps_cannot_check():
 def test_providers_that_answer_where_they_should_raise(answer):
     """`return hmac.compare_digest(...)` must not pass for a check."""
     fake = Fake(vouches=True, checked=answer)
-    with pytest.raises(ParameterError, match="check_voucher returned"):
+    with pytest.raises(errors.ParameterError, match="check_voucher returned"):
         Sealed.make([fake]).open([fake])
 
 
 @pytest.mark.parametrize("answer", [None, "text", bytearray(32), True])
 def test_providers_that_vouch_against_the_protocol(answer):
-    with pytest.raises(ParameterError, match="vouch returned"):
+    with pytest.raises(errors.ParameterError, match="vouch returned"):
         Vouchers.make(DIGEST, WRAPPED, DEK, [Fake(vouches=True, voucher=answer)])
 
 
-@pytest.mark.parametrize("error", [AuthenticationError("no"), WrongKeyError("no")])
+@pytest.mark.parametrize("error", [errors.AuthenticationError("no"), errors.WrongKeyError("no")])
 def test_vouchers_that_a_provider_refuses(error):
     fake = Fake(vouches=True, checked=error)
-    with pytest.raises(AuthenticationError):
+    with pytest.raises(errors.AuthenticationError):
         Sealed.make([fake, KEY]).open([fake, KEY])
 
 
-@pytest.mark.parametrize("error", [KeyServiceError("down"), RuntimeError("down"), TimeoutError()])
+@pytest.mark.parametrize("error", [errors.KeyServiceError("down"), RuntimeError("down"), TimeoutError()])
 def test_a_service_that_fails_at_the_voucher_is_passed_over(error):
     """A policy may allow it to unwrap, and not to check."""
     fake = Fake(vouches=True, checked=error)
     sealed = Sealed.make([fake, KEY, PAIR.public])
     with pytest.warns(UserWarning, match="did not answer"):
         assert sealed.open([fake, KEY]) == DEK
-    with pytest.raises(KeyServiceError):
+    with pytest.raises(errors.KeyServiceError):
         sealed.open([fake])
-    with pytest.raises(PolicyError) as caught:
+    with pytest.raises(errors.PolicyError) as caught:
         sealed.open([fake, PAIR])
-    assert isinstance(caught.value.__cause__, KeyServiceError)
+    assert isinstance(caught.value.__cause__, errors.KeyServiceError)
 
 
 def test_a_service_that_fails_to_vouch():
-    for error in (KeyServiceError("down"), RuntimeError("down")):
-        with pytest.raises(KeyServiceError):
+    for error in (errors.KeyServiceError("down"), RuntimeError("down")):
+        with pytest.raises(errors.KeyServiceError):
             Vouchers.make(DIGEST, WRAPPED, DEK, [Fake(vouches=True, voucher=error)])
 
 

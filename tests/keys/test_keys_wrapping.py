@@ -12,14 +12,7 @@ from hypothesis import strategies as st
 import streamxf
 from streamxf import Encrypt, Key
 from streamxf.errors import DescriptorError, KeyMissingError, ParameterError, WrongKeyError
-from streamxf.format.plain import (
-    pack_prefix,
-    pack_seal,
-    parse_prefix,
-    parse_seal,
-    prefix_size,
-    seal_size,
-)
+from streamxf.format import plain
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import DataKey, Entry, Envelope, Vouchers
 from streamxf.keys.key import decode_b64url, encode_b64url
@@ -97,23 +90,23 @@ def test_a_recipient_can_be_added_to_a_plain_file():
 
     file = encode(b"data", [Noting(KEY)])
     (digest,) = digests
-    start, end = prefix_size(file[:16]), len(file) - seal_size(file[-16:])
-    wrapped, vouchers, container = parse_prefix(file[:start])[0], parse_seal(file[end:]), file[start:end]
+    start, end = plain.prefix_size(file[:16]), len(file) - plain.seal_size(file[-16:])
+    wrapped, vouchers, container = plain.parse_prefix(file[:start])[0], plain.parse_seal(file[end:]), file[start:end]
     data_key = KeyRing(KEY).open(wrapped, vouchers, digest)
 
     both = Envelope.seal(data_key, [KEY, OTHER])
     made = Vouchers.make(digest, str(both), data_key, [KEY, OTHER])
-    changed = pack_prefix(str(both)) + container + pack_seal(str(made))
+    changed = plain.pack_prefix(str(both)) + container + plain.pack_seal(str(made))
     for key in (KEY, OTHER):
         assert streamxf.decode(changed, keys=key) == b"data"
     # the vouchers that were there are for other recipients
-    kept = pack_prefix(str(both)) + container + pack_seal(vouchers)
+    kept = plain.pack_prefix(str(both)) + container + plain.pack_seal(vouchers)
     for key in (KEY, OTHER):
         with pytest.raises(streamxf.errors.AuthenticationError, match="list of recipients"):
             streamxf.decode(kept, keys=key)
     # and by the first key alone
     made = Vouchers.make(digest, str(both), data_key, [], kept=Vouchers.parse(vouchers).entries)
-    kept = pack_prefix(str(both)) + container + pack_seal(str(made))
+    kept = plain.pack_prefix(str(both)) + container + plain.pack_seal(str(made))
     assert streamxf.decode(kept, keys=KEY) == b"data"
     with pytest.raises(streamxf.errors.AuthenticationError, match=OTHER.id):
         streamxf.decode(kept, keys=OTHER)

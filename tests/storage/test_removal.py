@@ -19,16 +19,10 @@ import streamxf
 from streamxf.errors import AbortedError, ParameterError
 from streamxf.storage import files as files_module
 from streamxf.storage import lock as lock_module
+from streamxf.storage import removal
 from streamxf.storage.files import check_component
 from streamxf.storage.lock import locked
 from streamxf.storage.opening import open_storage, storage_over
-from streamxf.storage.removal import (
-    files_of,
-    files_of_many,
-    remove_entry,
-    remove_tree,
-    remove_trees,
-)
 from streamxf.storage.storage import LOCK, Storage
 from tests.dcp.s3_server import storage as s3_options
 
@@ -68,23 +62,23 @@ def run(tmp_path: Path) -> Path:
 def test_a_folder_goes_with_its_files(run: Path) -> None:
     others = [below(run.with_name(name)) for name in ("exp1", "exp2")]
     (run / "step-1" / "empty" / "folders").mkdir(parents=True)
-    assert remove_tree(open_storage(run), "step-1", FILES[:1], FILES[1:]) == []
+    assert removal.remove_tree(open_storage(run), "step-1", FILES[:1], FILES[1:]) == []
     assert below(run) == set()
     assert [below(run.with_name(name)) for name in ("exp1", "exp2")] == others
-    assert remove_tree(open_storage(run), "step-1", FILES[:1], FILES[1:]) == []
+    assert removal.remove_tree(open_storage(run), "step-1", FILES[:1], FILES[1:]) == []
 
 
 def test_what_was_not_asked_for_stays(run: Path) -> None:
     made(run, "step-1", ["mine.txt", "extra/notes/a", "data/b"])
-    left = remove_tree(open_storage(run), "step-1", FILES[:1], [*FILES[1:], "never/there", "data"])
+    left = removal.remove_tree(open_storage(run), "step-1", FILES[:1], [*FILES[1:], "never/there", "data"])
     assert sorted(left) == ["data/b", "extra/notes/a", "mine.txt"]
     assert below(run / "step-1") == {"mine.txt", "extra", "extra/notes", "extra/notes/a", "data", "data/b"}
 
 
 def test_the_lock_that_the_caller_holds_goes_too(run: Path) -> None:
     made(run, "step-1", [LOCK])
-    assert LOCK not in files_of(open_storage(run), "step-1")
-    assert remove_tree(open_storage(run), "step-1", FILES[:1], FILES[1:]) == []
+    assert LOCK not in removal.files_of(open_storage(run), "step-1")
+    assert removal.remove_tree(open_storage(run), "step-1", FILES[:1], FILES[1:]) == []
     assert below(run) == set()
 
 
@@ -98,12 +92,12 @@ def test_names_that_lead_elsewhere(run: Path, name: str) -> None:
         check_component(name)
     for storage in (open_storage(run), open_storage("memory://run")):
         with pytest.raises(ParameterError, match="not a name"):
-            remove_tree(storage, name, FILES, [])
+            removal.remove_tree(storage, name, FILES, [])
         with pytest.raises(ParameterError, match="not a name"):
-            files_of(storage, name)
+            removal.files_of(storage, name)
         if name != "step-1/extra":
             with pytest.raises(ParameterError, match="not a name"):
-                remove_entry(storage, name)
+                removal.remove_entry(storage, name)
     assert below(run.parent) == before
 
 
@@ -113,7 +107,7 @@ def test_paths_that_lead_elsewhere(run: Path, path: str) -> None:
     before = below(run.parent)
     first = FILES[0]
     for files in (([first, path], []), (["__0_0.distcp"], [path])):
-        assert remove_tree(open_storage(run), "step-1", *files)
+        assert removal.remove_tree(open_storage(run), "step-1", *files)
     assert before - below(run.parent) == {f"{run.name}/step-1/{each}" for each in (first, "__0_0.distcp")}
 
 
@@ -125,7 +119,7 @@ def test_a_pattern_is_a_name(run: Path, given: str) -> None:
     made(run, "step-1*")
     made(run, "step-100")
     before = below(run / "step-100")
-    assert remove_tree(storage, "step-1*", FILES[:1], FILES[1:]) == []
+    assert removal.remove_tree(storage, "step-1*", FILES[:1], FILES[1:]) == []
     assert below(run / "step-100") == before
     assert below(run / "step-1")
     assert not (run / "step-1*").exists()
@@ -139,12 +133,12 @@ def test_links_are_not_followed(run: Path, tmp_path: Path) -> None:
     (run / "step-3" / "extra").symlink_to(victim / "extra")
     (run / "step-3" / "more").symlink_to(victim)
     storage = open_storage(run)
-    assert files_of(storage, "step-2") == files_of(storage, "step-3") == {}
-    assert remove_tree(storage, "step-2", FILES, []) == []
+    assert removal.files_of(storage, "step-2") == removal.files_of(storage, "step-3") == {}
+    assert removal.remove_tree(storage, "step-2", FILES, []) == []
     assert not os.path.lexists(run / "step-2")
-    assert sorted(remove_tree(storage, "step-3", FILES, [])) == ["extra", "more"]
-    remove_entry(storage, "step-3/extra/rng.pt")
-    remove_entry(storage, "step-3/more")
+    assert sorted(removal.remove_tree(storage, "step-3", FILES, [])) == ["extra", "more"]
+    removal.remove_entry(storage, "step-3/extra/rng.pt")
+    removal.remove_entry(storage, "step-3/more")
     assert below(run / "step-3") == {"extra"}
     assert below(victim) == {".metadata", "__0_0.distcp", "extra", "extra/rng.pt"}
 
@@ -154,16 +148,16 @@ def test_what_is_no_file(run: Path) -> None:
     os.mkfifo(step / "pipe")
     (step / "folder").mkdir()
     (run / "file").write_bytes(b"")
-    assert set(files_of(open_storage(run), "step-1")) == set(FILES)
-    assert files_of(open_storage(run), "file") == files_of(open_storage(run), "nothing") == {}
-    remove_entry(open_storage(run), "step-1/folder")
+    assert set(removal.files_of(open_storage(run), "step-1")) == set(FILES)
+    assert removal.files_of(open_storage(run), "file") == removal.files_of(open_storage(run), "nothing") == {}
+    removal.remove_entry(open_storage(run), "step-1/folder")
     assert (step / "folder").is_dir()
-    assert remove_tree(open_storage(run), "step-1", FILES, ["folder"]) == ["pipe"]
-    assert remove_tree(open_storage(run), "step-1", ["pipe"], []) == []
+    assert removal.remove_tree(open_storage(run), "step-1", FILES, ["folder"]) == ["pipe"]
+    assert removal.remove_tree(open_storage(run), "step-1", ["pipe"], []) == []
     with pytest.raises(NotADirectoryError):
-        remove_tree(open_storage(run), "file", FILES, [])
-    remove_entry(open_storage(run), "file")
-    remove_entry(open_storage(run), "file")
+        removal.remove_tree(open_storage(run), "file", FILES, [])
+    removal.remove_entry(open_storage(run), "file")
+    removal.remove_entry(open_storage(run), "file")
     assert below(run) == set()
 
 
@@ -173,8 +167,8 @@ def test_a_maze_of_links_is_not_walked(run: Path) -> None:
         (step / "a").mkdir() if level == 0 else None
         for way in ("left", "right"):
             (step / "a" / f"{way}{level}").symlink_to(step / "a")
-    assert set(files_of(open_storage(run), "step-1")) == set(FILES)
-    assert len(remove_tree(open_storage(run), "step-1", FILES, [])) == 60
+    assert set(removal.files_of(open_storage(run), "step-1")) == set(FILES)
+    assert len(removal.remove_tree(open_storage(run), "step-1", FILES, [])) == 60
 
 
 def test_a_deep_folder_is_not_walked_to_its_end(run: Path) -> None:
@@ -183,13 +177,13 @@ def test_a_deep_folder_is_not_walked_to_its_end(run: Path) -> None:
         place /= "d"
     place.mkdir(parents=True)
     (place / "file").touch()
-    assert set(files_of(open_storage(run), "step-1")) == set(FILES)
-    assert remove_tree(open_storage(run), "step-1", FILES, [])
+    assert set(removal.files_of(open_storage(run), "step-1")) == set(FILES)
+    assert removal.remove_tree(open_storage(run), "step-1", FILES, [])
 
 
 def test_no_more_files_than_wanted(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     made(run, "step-1", [f"many{number}" for number in range(50)])
-    assert len(files_of(open_storage(run), "step-1", 20)) <= 20
+    assert len(removal.files_of(open_storage(run), "step-1", 20)) <= 20
     assert "more than 20" in caplog.text
 
 
@@ -219,7 +213,7 @@ def test_a_folder_swapped_for_a_link_meanwhile(
         with monkeypatch.context() as patch:
             patch.setattr(os, call, swapping)
             with suppress(NotADirectoryError):
-                remove_tree(open_storage(run), "step-1", FILES[:1], FILES[1:])
+                removal.remove_tree(open_storage(run), "step-1", FILES[:1], FILES[1:])
         assert below(victim) == wanted
         if calls < at:
             break
@@ -309,15 +303,15 @@ def test_the_rest_stays_if_the_first_cannot_go(run: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os, "unlink", failing)
     with pytest.raises(PermissionError, match="metadata"):
-        remove_tree(open_storage(run), "step-1", FILES[:1], FILES[1:])
+        removal.remove_tree(open_storage(run), "step-1", FILES[:1], FILES[1:])
     assert below(run / "step-1") == {*FILES, "extra"}
     made(run, "step-1", ["mark"])
     with pytest.raises(PermissionError, match="distcp"):
-        remove_tree(open_storage(run), "step-1", [], [*FILES[1:], "mark"])
+        removal.remove_tree(open_storage(run), "step-1", [], [*FILES[1:], "mark"])
     assert below(run / "step-1") == {".metadata", "__0_0.distcp", "mark"}  # the others were tried, but for the last
     made(run, "step-2")
     monkeypatch.setattr(os, "unlink", lambda name, **options: name != ".metadata" and real(name, **options))
-    done = remove_trees(open_storage(run), {"step-1": ([], [*FILES[1:], "mark"]), "step-2": ([], FILES)})
+    done = removal.remove_trees(open_storage(run), {"step-1": ([], [*FILES[1:], "mark"]), "step-2": ([], FILES)})
     assert done == {"step-1": [".metadata"], "step-2": [".metadata"]}
 
 
@@ -337,7 +331,7 @@ def test_what_says_whose_the_first_are_stays_if_one_of_them_cannot_go(
     storage = open_storage(run) if near else storage_over(Stranger(), str(run), "run")
     made(run, "step-1", ["commit"])
     with pytest.raises(OSError, match="failed"):
-        remove_tree(storage, "step-1", [".metadata", "commit"], FILES[1:])
+        removal.remove_tree(storage, "step-1", [".metadata", "commit"], FILES[1:])
     assert below(run / "step-1") == {*FILES, "extra", "commit"}
 
 
@@ -373,30 +367,30 @@ def check_literal(open_run: Callable[[str], Storage]) -> None:
         assert set(storage.folders()) == set(steps)
         assert set(storage.child("step-1*").names()) == {".metadata", "__0_0.distcp"}
         for step in ("step-1*", "step-[1]"):
-            found = files_of(storage, step)
+            found = removal.files_of(storage, step)
             assert {path: facts.size for path, facts in found.items()} == dict.fromkeys(FILES, 4)
-            assert remove_tree(storage, step, FILES[:1], FILES[1:]) == []
-            assert files_of(storage, step) == {}
-            assert remove_tree(storage, step, FILES[:1], FILES[1:]) == []
-        with_files = [step for step in storage.folders() if files_of(storage, step)]
+            assert removal.remove_tree(storage, step, FILES[:1], FILES[1:]) == []
+            assert removal.files_of(storage, step) == {}
+            assert removal.remove_tree(storage, step, FILES[:1], FILES[1:]) == []
+        with_files = [step for step in storage.folders() if removal.files_of(storage, step)]
         assert set(with_files) == {"step-1", "step-100"}  # SeaweedFS keeps empty folders
-        remove_entry(storage, "step-100/extra/rng.pt")
-        remove_entry(storage, "step-100/extra/rng.pt")
-        assert remove_tree(storage, "step-100", FILES[:1], []) == ["__0_0.distcp"]
+        removal.remove_entry(storage, "step-100/extra/rng.pt")
+        removal.remove_entry(storage, "step-100/extra/rng.pt")
+        assert removal.remove_tree(storage, "step-100", FILES[:1], []) == ["__0_0.distcp"]
         made_now = [f"step-{number}" for number in range(2, 14)]
         put_all(storage, {step: [*FILES, "mine"] for step in made_now})
-        gives = files_of_many(storage, made_now)
+        gives = removal.files_of_many(storage, made_now)
         assert all(set(gives(step)) == {*FILES, "mine"} for step in made_now)
         assert gives("nothing") == {}
         orders = dict.fromkeys(made_now, (FILES[:1], [*FILES[1:], "nothing"]))
-        assert remove_trees(storage, orders) == {step: ["mine"] for step in made_now}
+        assert removal.remove_trees(storage, orders) == {step: ["mine"] for step in made_now}
         storage.remove_all()
         found = storage.filesystem.find(storage.path, detail=True).values()
         assert not [each for each in found if each["type"] == "file"]
     for name in ("exp1", "exp2"):
-        assert all(set(files_of(runs[name], step)) == set(FILES) for step in steps)
+        assert all(set(removal.files_of(runs[name], step)) == set(FILES) for step in steps)
         with pytest.raises(ParameterError):
-            remove_tree(runs[name], "step-1?versionId=7", FILES, [])
+            removal.remove_tree(runs[name], "step-1?versionId=7", FILES, [])
 
 
 def test_in_memory() -> None:
@@ -424,20 +418,20 @@ def test_on_a_server_with_links(tmp_path: Path) -> None:
     (run / "step-2").symlink_to(victim)
     (run / "step-1" / "more").symlink_to(victim)
     storage = storage_over(Linked(), str(run), "run")
-    assert files_of(storage, "step-2") == {}
-    assert set(files_of(storage, "step-1")) == set(FILES)
+    assert removal.files_of(storage, "step-2") == {}
+    assert set(removal.files_of(storage, "step-1")) == set(FILES)
     with pytest.raises(OSError, match="link"):
-        remove_tree(storage, "step-2", FILES, [])
+        removal.remove_tree(storage, "step-2", FILES, [])
     with pytest.raises(OSError, match="this is a link"):
         storage.child("step-2").remove_all()
-    assert remove_tree(storage, "step-1", FILES, ["more/.metadata"]) == ["more"]
+    assert removal.remove_tree(storage, "step-1", FILES, ["more/.metadata"]) == ["more"]
     assert below(victim) == {*FILES, "extra"}
 
 
 def test_below_a_folder_that_poses_as_a_root(tmp_path: Path) -> None:
     made(tmp_path / "exp[1]", "step-1")
     storage = storage_over(DirFileSystem(str(tmp_path), fs=fsspec.filesystem("file")), "exp[1]", "dir")
-    assert remove_tree(storage, "step-1", FILES, []) == []
+    assert removal.remove_tree(storage, "step-1", FILES, []) == []
     assert below(tmp_path / "exp[1]") == set()
 
 
@@ -455,7 +449,7 @@ def test_more_than_a_batch_on_s3(endpoint: str) -> None:
     files = [f"file{number}" for number in range(1200)]
     filesystem = storage.filesystem
     filesystem.pipe({storage.path_of(f"step-1/{file}"): b"" for file in [*files, "mine"]})
-    assert remove_tree(storage, "step-1", [".metadata"], files) == ["mine"]
+    assert removal.remove_tree(storage, "step-1", [".metadata"], files) == ["mine"]
     sent: list[Any] = []
     real = filesystem._call_s3
 
@@ -469,6 +463,6 @@ def test_more_than_a_batch_on_s3(endpoint: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(filesystem, "_call_s3", refusing)
         with pytest.raises(PermissionError, match="AccessDenied"):
-            remove_tree(storage, "step-1", [], ["mine"])
+            removal.remove_tree(storage, "step-1", [], ["mine"])
     assert sent == ["delete_objects"]
-    assert set(files_of(storage, "step-1")) == {"mine"}
+    assert set(removal.files_of(storage, "step-1")) == {"mine"}

@@ -20,15 +20,7 @@ import streamxf
 from streamxf.buffers import Scratch
 from streamxf.engine import ForkLock
 from streamxf.errors import ContainerError, ReplacedError
-from streamxf.storage.reading import (
-    READ_WHOLE,
-    FileSlice,
-    OpenFiles,
-    StoredFile,
-    Timed,
-    access_to,
-    most_open,
-)
+from streamxf.storage import reading
 from streamxf.stream.container import BlockReader, read_header
 from tests.forge import prefix_of
 from tests.polling import SECONDS, WatchedLock, at_once
@@ -79,12 +71,12 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 def test_only_pythons_own_files_are_read_past_their_position(opened: Any) -> None:
-    assert access_to(opened).parallel == (type(opened) in (io.FileIO, io.BufferedReader))
+    assert reading.access_to(opened).parallel == (type(opened) in (io.FileIO, io.BufferedReader))
 
 
-@pytest.mark.parametrize("length", [len(FILE), READ_WHOLE // 2], ids=["large", "read whole"])
+@pytest.mark.parametrize("length", [len(FILE), reading.READ_WHOLE // 2], ids=["large", "read whole"])
 def test_slices(opened: Any, length: int) -> None:
-    source = FileSlice(opened, 10, length)
+    source = reading.FileSlice(opened, 10, length)
     for position, size in [(0, 5), (7, 0), (length - 3, 3), (100, length - 100), (length, 0)]:
         assert source.read_at(position, size) == FILE[:length][position : position + size]
         out = bytearray(size)
@@ -102,14 +94,14 @@ def test_slices(opened: Any, length: int) -> None:
 
 
 def test_a_file_that_ends_before_its_slice_does(opened: Any) -> None:
-    source = FileSlice(opened, 10, len(FILE) + 1000)
+    source = reading.FileSlice(opened, 10, len(FILE) + 1000)
     with pytest.raises(ContainerError, match="ends 1000 bytes before"):
         source.read_at(len(FILE) - 10, 1010)
 
 
 def test_the_seconds_of_reads_are_told(opened: Any) -> None:
     seconds: list[float] = []
-    source = FileSlice(Timed(access_to(opened), seconds.append), 10, len(FILE))
+    source = reading.FileSlice(reading.Timed(reading.access_to(opened), seconds.append), 10, len(FILE))
     source.read_at(0, 100)
     source.read_at(100, 100)
     assert len(seconds) == 2
@@ -146,7 +138,7 @@ def test_no_thread_comes_between_a_seek_and_its_read(monkeypatch: pytest.MonkeyP
                 assert lock.asked.wait(SECONDS)
             return super().readinto(buffer)
 
-    access = access_to(Interrupted(FILE))
+    access = reading.access_to(Interrupted(FILE))
     access.read_into(0, memoryview(found[0]))
     others[0].join(SECONDS)
     assert found == [FILE[:10], FILE[500:510]]
@@ -235,10 +227,10 @@ def test_a_forked_child_reads_while_its_parent_does(tmp_path: Path) -> None:
 
 
 def test_blocks_are_announced_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = FileSlice(io.BytesIO(encode(DATA, [streamxf.ZStandard()])), len(prefix_of()))
+    source = reading.FileSlice(io.BytesIO(encode(DATA, [streamxf.ZStandard()])), len(prefix_of()))
     blocks = BlockReader(source, read_header(source), None)
     announced: list[tuple[int, int]] = []
-    monkeypatch.setattr(FileSlice, "expect", lambda self, *spans: announced.extend(spans))
+    monkeypatch.setattr(reading.FileSlice, "expect", lambda self, *spans: announced.extend(spans))
     blocks.expect((0, 1))
     blocks.expect((1, 3), (3, blocks.count))
     sizes = [blocks.stored_size_of(number) for number in range(blocks.count)]
@@ -248,11 +240,11 @@ def test_blocks_are_announced_by_their_bytes(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @contextmanager
-def names_open(folder: Path, opened: list[str], name: str) -> Iterator[StoredFile]:
+def names_open(folder: Path, opened: list[str], name: str) -> Iterator[reading.StoredFile]:
     """Open a file of a folder, and keep in `opened` which are."""
     with (folder / name).open("rb", buffering=0) as raw:
         opened.append(name)
-        yield StoredFile(name, os.fstat(raw.fileno()).st_size, raw, access_to(raw))
+        yield reading.StoredFile(name, os.fstat(raw.fileno()).st_size, raw, reading.access_to(raw))
     opened.remove(name)
 
 
@@ -262,11 +254,11 @@ def test_files_that_are_kept_open_are_closed_one_by_one_or_together(tmp_path: Pa
     names = [f"{number:03}" for number in range(300)]
     for name in names:
         (tmp_path / name).write_bytes(name.encode())
-    files = OpenFiles(partial(names_open, tmp_path, opened), near=near)
+    files = reading.OpenFiles(partial(names_open, tmp_path, opened), near=near)
     assert [files[name].name for name in ("000", "001", "000")] == ["000", "001", "000"]
     assert opened == ["000", "001"]
     slices = [files[name].slice(0, 3) for name in names]
-    assert 0 < len(opened) <= (most_open() if near else 8)
+    assert 0 < len(opened) <= (reading.most_open() if near else 8)
     assert [each.read_at(0, 3).decode() for each in slices] == names
     files.close()
     assert opened == []
@@ -284,7 +276,7 @@ def few_files() -> Iterator[int]:
 
 def big_files(folder: Path, count: int) -> dict[str, bytes]:
     """Files that are not read whole when a part of them is opened."""
-    contents = {f"{number}": bytes([number]) * (READ_WHOLE + 1) for number in range(count)}
+    contents = {f"{number}": bytes([number]) * (reading.READ_WHOLE + 1) for number in range(count)}
     for name, data in contents.items():
         (folder / name).write_bytes(data)
     return contents
@@ -293,27 +285,27 @@ def big_files(folder: Path, count: int) -> dict[str, bytes]:
 def test_where_the_system_opens_no_more_one_is_closed_and_opened_again(tmp_path: Path, few_files: int) -> None:
     opened: list[str] = []
     contents = big_files(tmp_path, 3 * few_files)
-    files = OpenFiles(partial(names_open, tmp_path, opened), near=True)
+    files = reading.OpenFiles(partial(names_open, tmp_path, opened), near=True)
     files._most = 10**6
-    slices = {name: files[name].slice(0, READ_WHOLE + 1) for name in contents}
+    slices = {name: files[name].slice(0, reading.READ_WHOLE + 1) for name in contents}
     assert 0 < len(opened) <= few_files
     read: dict[str, bytes] = {}
-    at_once(lambda name: read.update({name: slices[name].read_at(0, READ_WHOLE + 1)}), [*contents])
+    at_once(lambda name: read.update({name: slices[name].read_at(0, reading.READ_WHOLE + 1)}), [*contents])
     assert read == contents
     files.close()
     with pytest.raises(ValueError, match="closed file"):
         slices["0"].read_at(0, 1)
     kept = [files[name] for name in [*contents][:2]]  # and the same again
-    assert [each.slice(0, READ_WHOLE + 1).read_at(5, 1) for each in kept] == [b"\0", b"\1"]
+    assert [each.slice(0, reading.READ_WHOLE + 1).read_at(5, 1) for each in kept] == [b"\0", b"\1"]
     files.close()
 
 
 @pytest.mark.parametrize("how", ["replaced", "longer", "gone"])
 def test_a_file_that_became_another_one_is_not_read_again(tmp_path: Path, how: str) -> None:
     big_files(tmp_path, 2)
-    files = OpenFiles(partial(names_open, tmp_path, []), near=True)
+    files = reading.OpenFiles(partial(names_open, tmp_path, []), near=True)
     files._most = 1
-    first = files["0"].slice(0, READ_WHOLE + 1)
+    first = files["0"].slice(0, reading.READ_WHOLE + 1)
     files["1"]
     path = tmp_path / "0"
     if how == "replaced":

@@ -13,14 +13,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from streamxf.errors import (
-    KeyMissingError,
-    MetadataError,
-    ParameterError,
-    PolicyError,
-    StreamxfError,
-    WrongKeyError,
-)
+from streamxf import errors
 from streamxf.storage.storage import LOCK
 from tests.altered import flip
 from tests.dcp.helpers import KEY, OTHER_KEY, assert_same, data_files, full_chain, load, save, sections_of
@@ -112,7 +105,7 @@ def test_nothing_goes_from_what_is_damaged(checkpoint: Path, keys: Any, damage: 
         checkpoint = checkpoint / "nowhere"
     before = names(checkpoint) if checkpoint.exists() else set()
     for given in {None, keys}:
-        with pytest.raises(MetadataError):
+        with pytest.raises(errors.MetadataError):
             streamxf.clean(checkpoint, keys=given)
     assert (names(checkpoint) if checkpoint.exists() else set()) == before
 
@@ -129,7 +122,7 @@ def test_no_flipped_bit_makes_a_leftover_of_a_file(checkpoint: Path, keys: Any, 
         metadata.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
         try:
             report = streamxf.clean(checkpoint, keys=given)
-        except StreamxfError:
+        except errors.StreamxfError:
             assert place >= pickled
         else:
             assert place < pickled
@@ -141,13 +134,13 @@ def test_keys_that_are_not_the_right_ones(tmp_path: Path) -> None:
     save(state_of(1), tmp_path)
     plant(tmp_path, LEFTOVERS)
     before = names(tmp_path)
-    with pytest.raises((WrongKeyError, KeyMissingError)):
+    with pytest.raises((errors.WrongKeyError, errors.KeyMissingError)):
         streamxf.clean(tmp_path, keys=OTHER_KEY)
     metadata = tmp_path / ".metadata"
     flip(metadata, -20)
-    with pytest.raises(MetadataError, match="digest"):
+    with pytest.raises(errors.MetadataError, match="digest"):
         streamxf.clean(tmp_path, keys=KEY)
-    with pytest.raises(ParameterError):
+    with pytest.raises(errors.ParameterError):
         streamxf.clean(tmp_path, keys=b"short")
     assert names(tmp_path) == before
 
@@ -159,7 +152,7 @@ def test_keys_want_metadata_that_they_can_check(tmp_path: Path) -> None:
     for folder in (tmp_path / "ours", tmp_path / "torch's"):
         plant(folder, LEFTOVERS[:2])
         before = names(folder)
-        with pytest.raises(PolicyError, match="Nothing was removed"):
+        with pytest.raises(errors.PolicyError, match="Nothing was removed"):
             streamxf.clean(folder, keys=KEY)
         assert names(folder) == before
         assert streamxf.clean(folder).removed
@@ -167,7 +160,7 @@ def test_keys_want_metadata_that_they_can_check(tmp_path: Path) -> None:
 
 def test_a_folder_where_nothing_was_published(tmp_path: Path) -> None:
     plant(tmp_path, LEFTOVERS[:1])
-    with pytest.raises(MetadataError, match="no save to it was ever published, save to it again"):
+    with pytest.raises(errors.MetadataError, match="no save to it was ever published, save to it again"):
         streamxf.clean(tmp_path)
     save(state_of(1), tmp_path, [])
     assert LEFTOVERS[0] not in names(tmp_path)
@@ -181,7 +174,7 @@ def test_torchs_own_checkpoint(tmp_path: Path) -> None:
     assert names(tmp_path) == own | {"notes"}
     cut(max(data_files(tmp_path), key=lambda file: file.stat().st_size))
     plant(tmp_path, ["__9_9.distcp"])
-    with pytest.raises(MetadataError, match="Nothing was removed"):
+    with pytest.raises(errors.MetadataError, match="Nothing was removed"):
         streamxf.clean(tmp_path)
     assert names(tmp_path) == own | {"notes", "__9_9.distcp"}
 

@@ -27,17 +27,7 @@ from streamxf.tools.convert.manifest import ITEM
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.unpack import unpack
 from tests.storage.stores import MemoryStorage
-from tests.tools.convert.states import (
-    CHAINS,
-    NAMES,
-    NESTED,
-    TENSORS,
-    assert_same,
-    assert_whole,
-    data_files,
-    loaded,
-    trained,
-)
+from tests.tools.convert import states
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
 
@@ -51,14 +41,14 @@ def digests(path: Path) -> dict[str, str]:
 
 def packed(path: Path | str, keys: Any = None) -> dict[str, Any]:
     """What a packed checkpoint holds, without what pack keeps of the files."""
-    return {name: value for name, value in loaded(path, keys).items() if not name.startswith(ITEM)}
+    return {name: value for name, value in states.loaded(path, keys).items() if not name.startswith(ITEM)}
 
 
 @settings(max_examples=30)
 @given(
-    st.dictionaries(NAMES.filter(lambda name: name != "__metadata__"), TENSORS, min_size=1, max_size=5),
-    st.none() | st.dictionaries(NAMES, NAMES, max_size=2),
-    st.sampled_from(CHAINS),
+    st.dictionaries(states.NAMES.filter(lambda name: name != "__metadata__"), states.TENSORS, min_size=1, max_size=5),
+    st.none() | st.dictionaries(states.NAMES, states.NAMES, max_size=2),
+    st.sampled_from(states.CHAINS),
     st.sampled_from([1, 5000, 2**28]),
 )
 def test_safetensors(state, metadata, chain, file_size):
@@ -68,28 +58,28 @@ def test_safetensors(state, metadata, chain, file_size):
         source, target = Path(folder, "a.safetensors"), Path(folder, "packed")
         save_file(state, source, metadata)
         pack(source, target, chain, recipients=to, file_size=file_size)
-        assert_same(packed(target, to), state)
-        assert_whole(target, to)
+        states.assert_same(packed(target, to), state)
+        states.assert_whole(target, to)
         unpack(target, Path(folder, "b.safetensors"), keys=to)
         assert digests(Path(folder, "b.safetensors")) == digests(source)
 
 
 @settings(max_examples=40)
-@given(NESTED, st.sampled_from(CHAINS), st.sampled_from([1, 5000, 2**28]))
+@given(states.NESTED, st.sampled_from(states.CHAINS), st.sampled_from([1, 5000, 2**28]))
 def test_torch_save(state, chain, file_size):
     to = KEY if "encrypt" in chain else None
     with TemporaryDirectory() as folder:
         source, target = Path(folder, "a.pt"), Path(folder, "packed")
         torch.save(state, source)
         pack(source, target, chain, recipients=to, file_size=file_size)
-        assert_same(packed(target, to), state)
+        states.assert_same(packed(target, to), state)
         unpack(target, Path(folder, "b.pt"), keys=to)
         assert digests(Path(folder, "b.pt")) == digests(source)
 
 
 def test_names_are_those_of_a_save_by_dcp(tmp_path):
-    torch.save(trained(), tmp_path / "a.pt")
-    dcp_save(trained(), storage_writer=streamxf.FileSystemWriter(tmp_path / "saved", sync_files=False))
+    torch.save(states.trained(), tmp_path / "a.pt")
+    dcp_save(states.trained(), storage_writer=streamxf.FileSystemWriter(tmp_path / "saved", sync_files=False))
     pack(tmp_path / "a.pt", tmp_path / "packed")
     ours, theirs = (streamxf.FileSystemReader(tmp_path / name).read_metadata() for name in ("packed", "saved"))
     assert {*theirs.state_dict_metadata, ITEM, f"{ITEM}/a.pt"} == set(ours.state_dict_metadata)
@@ -100,21 +90,21 @@ def test_names_are_those_of_a_save_by_dcp(tmp_path):
 
 def test_a_training_program_loads_it(tmp_path):
     """By DCP's own planner, into tensors of other dtypes and devices as it likes."""
-    torch.save(trained(), tmp_path / "a.pt")
+    torch.save(states.trained(), tmp_path / "a.pt")
     pack(tmp_path / "a.pt", tmp_path / "packed", "zstd")
-    state = {"model": {name: torch.zeros(200, 300) for name in trained()["model"]}, "step": 0}
+    state = {"model": {name: torch.zeros(200, 300) for name in states.trained()["model"]}, "step": 0}
     dcp_load(state, storage_reader=streamxf.FileSystemReader(tmp_path / "packed"))
     assert state["step"] == 7
-    assert torch.equal(state["model"]["layer.3"], trained()["model"]["layer.3"].float())
+    assert torch.equal(state["model"]["layer.3"], states.trained()["model"]["layer.3"].float())
 
 
 def test_torchs_own_tools_read_it_without_a_chain(tmp_path):
-    torch.save(trained(), tmp_path / "a.pt")
+    torch.save(states.trained(), tmp_path / "a.pt")
     pack(tmp_path / "a.pt", tmp_path / "packed", "")
     dcp_to_torch_save(tmp_path / "packed", tmp_path / "b.pt")
     found = torch.load(tmp_path / "b.pt", weights_only=True)
     del found[ITEM], found[f"{ITEM}/a.pt"]
-    assert_same(found, trained())
+    states.assert_same(found, states.trained())
 
 
 def hub(path: Path, suffix: str = "safetensors") -> dict[str, torch.Tensor]:
@@ -139,7 +129,7 @@ def hub(path: Path, suffix: str = "safetensors") -> dict[str, torch.Tensor]:
 def test_a_folder_comes_back_file_by_file(tmp_path):
     state = hub(tmp_path / "hub")
     pack(tmp_path / "hub", tmp_path / "packed", file_size=20_000)
-    assert_same(packed(tmp_path / "packed"), state)
+    states.assert_same(packed(tmp_path / "packed"), state)
     unpack(tmp_path / "packed", tmp_path / "back")
     assert digests(tmp_path / "back") == digests(tmp_path / "hub")
 
@@ -147,16 +137,16 @@ def test_a_folder_comes_back_file_by_file(tmp_path):
 def test_a_folder_of_pickles_comes_back(tmp_path):
     state = hub(tmp_path / "hub", "bin")
     pack(tmp_path / "hub", tmp_path / "packed")
-    assert_same(packed(tmp_path / "packed"), state)
+    states.assert_same(packed(tmp_path / "packed"), state)
     unpack(tmp_path / "packed", tmp_path / "back")
     assert digests(tmp_path / "back") == digests(tmp_path / "hub")
 
 
 @pytest.mark.parametrize("chain", ["floatzip", ""])
 def test_stock_checkpoints(tmp_path, chain):
-    dcp_save(trained(), storage_writer=StockWriter(tmp_path / "stock", sync_files=False))
+    dcp_save(states.trained(), storage_writer=StockWriter(tmp_path / "stock", sync_files=False))
     pack(tmp_path / "stock", tmp_path / "packed", chain)
-    assert_same(loaded(tmp_path / "packed"), trained())
+    states.assert_same(states.loaded(tmp_path / "packed"), states.trained())
 
 
 def test_from_url_to_url(tmp_path):
@@ -196,7 +186,7 @@ def test_few_blocks_are_held_at_a_time(tmp_path, monkeypatch):
     shared.budget.peak_jobs = shared.budget.peak_bytes = 0
     pack(tmp_path / "a.safetensors", tmp_path / "packed", "floatzip")
     assert 2**20 < shared.budget.peak_bytes <= 4 * 2**20
-    assert_same(packed(tmp_path / "packed"), state)
+    states.assert_same(packed(tmp_path / "packed"), state)
 
 
 # -- what cannot be packed ---------------------------------------------------------------------------
@@ -236,9 +226,9 @@ def test_nothing_is_packed_into_its_own_folder(tmp_path):
 def test_a_checkpoint_that_is_there_stays(tmp_path):
     save_file({"a": torch.ones(300)}, tmp_path / "a.safetensors")
     pack(tmp_path / "a.safetensors", tmp_path / "packed")
-    before = data_files(tmp_path / "packed")
+    before = states.data_files(tmp_path / "packed")
     with pytest.raises(FileExistsError):
         pack(tmp_path / "a.safetensors", tmp_path / "packed")
-    assert data_files(tmp_path / "packed") == before
+    assert states.data_files(tmp_path / "packed") == before
     pack(tmp_path / "a.safetensors", tmp_path / "packed", overwrite=True)
-    assert not set(before) & set(data_files(tmp_path / "packed"))
+    assert not set(before) & set(states.data_files(tmp_path / "packed"))

@@ -18,16 +18,8 @@ from torch.distributed.checkpoint import save as dcp_save
 from torch.distributed.checkpoint._extension import ZStandard as StockZStandard
 
 import streamxf
+from streamxf import errors
 from streamxf.chain import Chain
-from streamxf.errors import (
-    BlockError,
-    ChecksumError,
-    ContainerError,
-    KeyMissingError,
-    MetadataError,
-    ParameterError,
-    StreamxfError,
-)
 from streamxf.keys import Key, KeyRing, PrivateKey, SigningKey
 from streamxf.tools.convert.pack import transcode
 from tests.altered import flip
@@ -127,7 +119,7 @@ def test_in_place_leaves_nothing_of_the_old_one(source):
 def test_in_place_never_replaces_what_somebody_saved_meanwhile(source):
     newer = {"newer": torch.ones(3)}
 
-    with pytest.raises((MetadataError, StreamxfError)):
+    with pytest.raises((errors.MetadataError, errors.StreamxfError)):
         transcode(source, chain="zstd", in_place=True, progress=Meanwhile(lambda: save(newer, source, "zstd")))
     assert_same(loaded(source), newer)
 
@@ -153,7 +145,7 @@ def test_what_was_encrypted_is_not_written_in_the_clear_by_default(tmp_path, sou
     encrypted = tmp_path / "encrypted"
     transcode(source, encrypted, recipients=KEY)
     assert_whole(encrypted, KEY)
-    with pytest.raises(ParameterError, match="does not encrypt"):
+    with pytest.raises(errors.ParameterError, match="does not encrypt"):
         transcode(encrypted, tmp_path / "clear", keys=KEY)
     assert not (tmp_path / "clear").exists()
     transcode(encrypted, tmp_path / "clear", "floatzip", keys=KEY)
@@ -163,14 +155,14 @@ def test_what_was_encrypted_is_not_written_in_the_clear_by_default(tmp_path, sou
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"chain": "zstd+encrypt"}, KeyMissingError),
-        ({"chain": "zstd", "recipients": KEY}, ParameterError),
-        ({"chain": [streamxf.ZStandard()], "recipients": KEY}, ParameterError),
-        ({"signer": "file:nowhere"}, ParameterError),
-        ({"in_place": True}, ParameterError),
-        ({"target": None}, ParameterError),
-        ({"file_size": 0}, ParameterError),
-        ({"keys": KEY, "chain": ""}, StreamxfError),
+        ({"chain": "zstd+encrypt"}, errors.KeyMissingError),
+        ({"chain": "zstd", "recipients": KEY}, errors.ParameterError),
+        ({"chain": [streamxf.ZStandard()], "recipients": KEY}, errors.ParameterError),
+        ({"signer": "file:nowhere"}, errors.ParameterError),
+        ({"in_place": True}, errors.ParameterError),
+        ({"target": None}, errors.ParameterError),
+        ({"file_size": 0}, errors.ParameterError),
+        ({"keys": KEY, "chain": ""}, errors.StreamxfError),
     ],
 )
 def test_arguments_that_cannot_work_together(tmp_path, source, options, error):
@@ -193,7 +185,7 @@ def test_a_checkpoint_in_the_target_stays_unless_it_may_go(tmp_path, source):
 
 
 def test_the_source_is_no_target(source):
-    with pytest.raises(ParameterError, match="in_place"):
+    with pytest.raises(errors.ParameterError, match="in_place"):
         transcode(source, source.parent / "source" / ".", "zstd", overwrite=True)
 
 
@@ -213,7 +205,7 @@ def test_damage_in_the_source_is_found_and_nothing_published(tmp_path, source, i
     flip(file)
     target = source if in_place else tmp_path / "target"
     before = (source / ".metadata").read_bytes()
-    with pytest.raises(BlockError) as raised:
+    with pytest.raises(errors.BlockError) as raised:
         transcode(source, None if in_place else target, "zstd", in_place=in_place)
     assert raised.value.file == str(file)
     assert raised.value.item is not None
@@ -229,7 +221,7 @@ def test_what_torch_never_looks_at_is_looked_at_when_it_is_lost(tmp_path):
     flip(file)
     target = {"w": torch.empty(1000, 1000)}
     dcp_load(target, storage_reader=StockReader(tmp_path / "stock"))  # and finds nothing
-    with pytest.raises(ChecksumError, match="CRC-32") as raised:
+    with pytest.raises(errors.ChecksumError, match="CRC-32") as raised:
         transcode(tmp_path / "stock", tmp_path / "target", "zstd")
     assert raised.value.item == "w"
 
@@ -237,16 +229,16 @@ def test_what_torch_never_looks_at_is_looked_at_when_it_is_lost(tmp_path):
 def test_a_file_that_was_cut_is_found(tmp_path, source):
     file = source / data_files(source)[0]
     file.write_bytes(file.read_bytes()[:-10])
-    with pytest.raises(ContainerError):
+    with pytest.raises(errors.ContainerError):
         transcode(source, tmp_path / "target", "zstd")
 
 
 def test_half_a_checkpoint_is_none(tmp_path, source):
     (source / ".metadata").unlink()
-    with pytest.raises(MetadataError):
+    with pytest.raises(errors.MetadataError):
         transcode(source, tmp_path / "target", "zstd")
     shutil.rmtree(source)
-    with pytest.raises((MetadataError, FileNotFoundError)):
+    with pytest.raises((errors.MetadataError, FileNotFoundError)):
         transcode(source, tmp_path / "target", "zstd")
 
 
@@ -256,11 +248,11 @@ def test_damage_in_what_torch_compressed_is_found(tmp_path):
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1  # in what zstd could not make smaller, so that it decodes
     file.write_bytes(data)
-    with pytest.raises(ChecksumError, match="CRC-32") as raised:
+    with pytest.raises(errors.ChecksumError, match="CRC-32") as raised:
         transcode(tmp_path / "stock", tmp_path / "target", "zstd")
     assert raised.value.item == "w"
     file.write_bytes(bytes(data[: len(data) // 2]))
-    with pytest.raises(ContainerError):
+    with pytest.raises(errors.ContainerError):
         transcode(tmp_path / "stock", tmp_path / "target", "zstd")
 
 

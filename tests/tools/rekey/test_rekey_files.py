@@ -10,15 +10,7 @@ import fsspec
 import pytest
 
 import streamxf
-from streamxf import Encrypt, Key, PrivateKey, SigningKey, ZStandard
-from streamxf.errors import (
-    AuthenticationError,
-    ContainerError,
-    KeyMissingError,
-    ParameterError,
-    PolicyError,
-    UnsupportedError,
-)
+from streamxf import Encrypt, Key, PrivateKey, SigningKey, ZStandard, errors
 from streamxf.format.header import header_size
 from streamxf.format.limits import HEADER_FIXED_BYTES
 from streamxf.format.plain import PREFIX_START_BYTES, SEAL_END_BYTES, pack_prefix, parse_prefix, prefix_size, seal_size
@@ -61,7 +53,7 @@ def test_for_another_key_and_for_no_one_else(file: Path) -> None:
     before = container(file)
     assert streamxf.rekey(file, keys=OLD, recipients=NEW) == ("data.sxf",)
     assert read(file, NEW) == DATA
-    with pytest.raises(KeyMissingError):
+    with pytest.raises(errors.KeyMissingError):
         read(file, OLD)
     assert container(file) == before
     assert file.stat().st_mode & 0o777 == 0o640
@@ -77,7 +69,7 @@ def test_who_may_read(file: Path) -> None:
     assert read(file, OLD) == read(file, NEW) == DATA
     streamxf.remove_recipient(file, keys=NEW, recipient=OLD.id)
     assert [one.id for one in streamxf.recipients(file).whole] == [NEW.id]
-    with pytest.raises(ParameterError, match="last recipient"):
+    with pytest.raises(errors.ParameterError, match="last recipient"):
         streamxf.remove_recipient(file, keys=NEW, recipient=NEW)
 
 
@@ -94,17 +86,17 @@ def test_readers_that_require_a_signature(tmp_path: Path, file: Path) -> None:
     signed = tmp_path / "signed.sxf"
     with streamxf.open(signed, "wb", chain=[ZStandard(), Encrypt(OLD, signer=signer)]) as out:
         out.write(DATA)
-    with pytest.raises(PolicyError, match=r"not verified.*will require a signature"):
+    with pytest.raises(errors.PolicyError, match=r"not verified.*will require a signature"):
         streamxf.rekey(signed, keys=OLD, recipients=private.public)
     streamxf.add_recipient(signed, keys=OLD, recipients=private.public, trust=signer.verify_key)
     assert read(signed, KeyRing([private], trust=signer.verify_key)) == DATA
     streamxf.rekey(signed, keys=OLD, recipients=private.public, signer=other)
     assert read(signed, KeyRing([private], trust=other.verify_key)) == DATA
     for trust in (None, signer.verify_key):
-        with pytest.raises(PolicyError):
+        with pytest.raises(errors.PolicyError):
             read(signed, KeyRing([private], trust=trust))
     before = file.read_bytes()
-    with pytest.raises(UnsupportedError, match="no hashes of its blocks"):
+    with pytest.raises(errors.UnsupportedError, match="no hashes of its blocks"):
         streamxf.rekey(file, keys=OLD, recipients=private.public, signer=signer)
     assert file.read_bytes() == before
 
@@ -114,7 +106,7 @@ def test_what_anyone_can_have_written_is_not_given_to_readers_who_believe(tmp_pa
     path = tmp_path / "forged.sxf"
     with pytest.warns(UserWarning, match="readers cannot tell who wrote this"):
         path.write_bytes(streamxf.encode(DATA, [Encrypt(private.public)]))
-    with pytest.raises(PolicyError, match="take it for authentic"):
+    with pytest.raises(errors.PolicyError, match="take it for authentic"):
         streamxf.rekey(path, keys=private, recipients=NEW, allow_unsigned=True)
     streamxf.rekey(path, keys=private, recipients=NEW, allow_unsigned=True, vouch=True)
     assert read(path, NEW) == DATA
@@ -122,7 +114,7 @@ def test_what_anyone_can_have_written_is_not_given_to_readers_who_believe(tmp_pa
 
 def test_a_key_that_does_not_open_it(file: Path) -> None:
     before = file.read_bytes()
-    with pytest.raises(KeyMissingError):
+    with pytest.raises(errors.KeyMissingError):
         streamxf.rekey(file, keys=OTHER, recipients=NEW)
     assert file.read_bytes() == before
     assert names(file) == ["data.sxf"]
@@ -134,7 +126,7 @@ def test_parts_of_another_file(file: Path) -> None:
     for taken in ((0,), (1,), (2,), (0, 1), (1, 2), (0, 2)):
         mixed = b"".join(theirs[number] if number in taken else mine[number] for number in range(3))
         file.write_bytes(mixed)
-        with pytest.raises((AuthenticationError, ContainerError)):
+        with pytest.raises((errors.AuthenticationError, errors.ContainerError)):
             streamxf.rekey(file, keys=OLD, recipients=NEW)
         assert file.read_bytes() == mixed
 
@@ -145,7 +137,7 @@ def test_a_seal_of_the_header_that_was_altered(file: Path) -> None:
     size = header_size(middle[:HEADER_FIXED_BYTES])
     header = middle[: size - 36] + bytes(32)
     file.write_bytes(prefix + header + crc32c.crc32c(header).to_bytes(4, "little") + middle[size:] + seal)
-    with pytest.raises(AuthenticationError, match="seal"):
+    with pytest.raises(errors.AuthenticationError, match="seal"):
         streamxf.rekey(file, keys=OLD, recipients=NEW)
 
 
@@ -159,7 +151,7 @@ def test_a_list_that_was_altered(file: Path) -> None:
         lambda: streamxf.rekey(file, keys=OLD, recipients=NEW),
         lambda: streamxf.remove_recipient(file, keys=OLD, recipient="0" * 16),
     ):
-        with pytest.raises(AuthenticationError, match="list of recipients"):
+        with pytest.raises(errors.AuthenticationError, match="list of recipients"):
             action()
 
 
@@ -172,7 +164,7 @@ def test_a_file_that_is_damaged_around_its_blocks(file: Path, part: str) -> None
     data[position] ^= 1
     file.write_bytes(data)
     for action in (lambda: streamxf.rekey(file, keys=OLD, recipients=NEW), lambda: streamxf.recipients(file)):
-        with pytest.raises(ContainerError):
+        with pytest.raises(errors.ContainerError):
             action()
     assert file.read_bytes() == data
 
@@ -210,7 +202,7 @@ def test_a_file_that_was_replaced_meanwhile(file: Path, late: str, monkeypatch: 
     else:
         write_all = holders.write_all
         monkeypatch.setattr(holders, "write_all", lambda *given: [replace(), write_all(*given)])
-    with pytest.raises(ContainerError, match="replaced meanwhile"):
+    with pytest.raises(errors.ContainerError, match="replaced meanwhile"):
         streamxf.rekey(file, keys=OLD, recipients=NEW)
     assert file.read_bytes() == other
     assert names(file) == ["data.sxf"]
@@ -227,14 +219,14 @@ def test_a_link_stays_one(file: Path, tmp_path: Path) -> None:
 def test_what_cannot_be_changed(file: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare.sxf"
     bare.write_bytes(streamxf.encode(DATA))
-    with pytest.raises(PolicyError, match="not encrypted"):
+    with pytest.raises(errors.PolicyError, match="not encrypted"):
         streamxf.rekey(bare, keys=OLD, recipients=NEW)
-    with pytest.raises(ParameterError, match="is not a save"):
+    with pytest.raises(errors.ParameterError, match="is not a save"):
         streamxf.rekey(file, keys=OLD, recipients=NEW, expect_save_id="0" * 32)
     memory = fsspec.filesystem("memory")
     memory.pipe_file("/rekeyed.sxf", file.read_bytes())
     try:
-        with pytest.raises(UnsupportedError, match="local file"):
+        with pytest.raises(errors.UnsupportedError, match="local file"):
             streamxf.rekey("memory://rekeyed.sxf", keys=OLD, recipients=NEW)
     finally:
         memory.rm("/rekeyed.sxf")

@@ -17,36 +17,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard as TensorShard
 from torch.distributed.tensor import distribute_tensor
 
-from streamxf import Checksum, FloatZip, Registry, ZStandard, load_intact
+from streamxf import Checksum, FloatZip, Registry, ZStandard, errors, load_intact
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import read_metadata
-from streamxf.errors import (
-    IdentityError,
-    KeyMissingError,
-    MetadataError,
-    NoCheckpointError,
-    ParameterError,
-    PolicyError,
-)
 from streamxf.format.items import Item, TensorItem
 from streamxf.format.limits import MAX_STEP
 from streamxf.storage.opening import open_storage
 from streamxf.tools.salvage import Salvaged
 from tests.altered import flip
-from tests.dcp.helpers import (
-    KEY,
-    OTHER_KEY,
-    Xor,
-    assert_same,
-    blank,
-    data_files,
-    full_chain,
-    raw_bytes,
-    refused,
-    rewrite_index,
-    rewrite_pickle,
-    save,
-)
+from tests.dcp import helpers
 from tests.dcp.shards import rows, save_shards
 
 Chain = Callable[[], list[Any]]
@@ -55,13 +34,13 @@ CHAINS: dict[str, Chain] = {
     "zstd": lambda: [ZStandard()],
     "floatzip": lambda: [FloatZip()],
     "checksum": lambda: [Checksum()],
-    "full": full_chain,
+    "full": helpers.full_chain,
 }
 each_chain = pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
 
 
 def keys_of(chain: Chain) -> Any:
-    return KEY if chain is full_chain else None
+    return helpers.KEY if chain is helpers.full_chain else None
 
 
 def flat(state: dict[str, Any], like: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -92,7 +71,9 @@ def check(found: Salvaged, state: dict[str, Any], lost: set[str]) -> None:
     wanted = flat(state)
     assert set(found.lost) == lost
     assert set(found.loaded) == set(wanted) - lost
-    assert_same(flat(found.state_dict, state), {name: None if name in lost else wanted[name] for name in wanted})
+    helpers.assert_same(
+        flat(found.state_dict, state), {name: None if name in lost else wanted[name] for name in wanted}
+    )
 
 
 # -- one fault -----------------------------------------------------------------------------------
@@ -100,16 +81,18 @@ def check(found: Salvaged, state: dict[str, Any], lost: set[str]) -> None:
 
 @each_chain
 def test_a_whole_checkpoint_comes_back_as_it_was(checkpoint: Path, state: dict[str, Any], chain: Chain) -> None:
-    save(state, checkpoint, chain())
+    helpers.save(state, checkpoint, chain())
     found = load_intact(checkpoint, keys=keys_of(chain))
-    assert_same({name: found.state_dict[name] for name in state}, {name: by_name(state[name]) for name in state})
+    helpers.assert_same(
+        {name: found.state_dict[name] for name in state}, {name: by_name(state[name]) for name in state}
+    )
     assert (found.damaged, found.missing, found.partial, found.unchecked) == ((), (), (), ())
     assert set(found.loaded) == set(flat(state))
     assert len(found.save_ids[".metadata"]) == 32
-    target = blank(state)
+    target = helpers.blank(state)
     found = load_intact(checkpoint, target, keys=keys_of(chain))
     assert found.state_dict is target
-    assert_same(target, state)
+    helpers.assert_same(target, state)
     assert not found.damaged
 
 
@@ -121,11 +104,11 @@ def by_name(value: Any) -> Any:
 @each_chain
 @pytest.mark.parametrize("into", [False, True], ids=["new", "in place"])
 def test_a_flipped_bit_costs_its_item(checkpoint: Path, state: dict[str, Any], chain: Chain, into: bool) -> None:
-    save(state, checkpoint, chain())
+    helpers.save(state, checkpoint, chain())
     for number, (name, (file, begin, end)) in enumerate(places(checkpoint).items()):
         for at in (begin, begin + (end - begin) * (number + 1) // 10, end - 1):
             flip(file, at, 1 << number % 8)
-            target = blank(state) if into else None
+            target = helpers.blank(state) if into else None
             found = load_intact(checkpoint, target, keys=keys_of(chain))
             flip(file, at, 1 << number % 8)
             # a zip file has bytes that mean nothing; a container has none
@@ -136,15 +119,15 @@ def test_a_flipped_bit_costs_its_item(checkpoint: Path, state: dict[str, Any], c
 def check_filled(found: Salvaged, target: dict[str, Any], state: dict[str, Any], lost: set[str]) -> None:
     """What is lost has its old value."""
     assert set(found.lost) == lost
-    old, new, wanted = flat(blank(state), state), flat(target, state), flat(state)
-    assert_same(new, {name: (old if name in lost else wanted)[name] for name in new})
+    old, new, wanted = flat(helpers.blank(state), state), flat(target, state), flat(state)
+    helpers.assert_same(new, {name: (old if name in lost else wanted)[name] for name in new})
 
 
 @each_chain
 def test_damage_to_a_file(checkpoint: Path, state: dict[str, Any], chain: Chain) -> None:
-    save(state, checkpoint, chain())
+    helpers.save(state, checkpoint, chain())
     where = places(checkpoint)
-    (file,) = data_files(checkpoint)
+    (file,) = helpers.data_files(checkpoint)
     whole = file.read_bytes()
     ordered = sorted(where, key=lambda name: where[name][1])
     middle = where[ordered[len(ordered) // 2]]
@@ -165,21 +148,21 @@ def test_damage_to_a_file(checkpoint: Path, state: dict[str, Any], chain: Chain)
 
 
 def test_each_file_by_itself(checkpoint: Path, state: dict[str, Any]) -> None:
-    save(state, checkpoint, thread_count=3, single_file_per_rank=False)
+    helpers.save(state, checkpoint, thread_count=3, single_file_per_rank=False)
     where = places(checkpoint)
-    file = data_files(checkpoint)[1]
+    file = helpers.data_files(checkpoint)[1]
     file.unlink()
     gone = {name for name, (path, _, _) in where.items() if path == file}
     assert gone
-    check(load_intact(checkpoint, keys=KEY), state, gone)
+    check(load_intact(checkpoint, keys=helpers.KEY), state, gone)
 
 
 def test_a_file_that_cannot_be_read(checkpoint: Path, state: dict[str, Any]) -> None:
-    save(state, checkpoint)
-    (file,) = data_files(checkpoint)
+    helpers.save(state, checkpoint)
+    (file,) = helpers.data_files(checkpoint)
     file.unlink()
     file.mkdir()
-    check(load_intact(checkpoint, keys=KEY), state, set(flat(state)))
+    check(load_intact(checkpoint, keys=helpers.KEY), state, set(flat(state)))
 
 
 # -- in place ------------------------------------------------------------------------------------
@@ -197,7 +180,7 @@ def test_other_shards_and_strides(checkpoint: Path, chain: Chain, cut: int) -> N
     file = checkpoint / place.file
     shard = bad[3 * cut : 3 * cut + 3].contiguous()
     end = place.at + place.size
-    flip(file, file.read_bytes().index(raw_bytes(shard).numpy().tobytes()) if chain is list else end - 50)
+    flip(file, file.read_bytes().index(helpers.raw_bytes(shard).numpy().tobytes()) if chain is list else end - 50)
     result = load_intact(checkpoint, keys=keys_of(chain))
     assert result.loaded == ("good",)
     assert torch.equal(result.state_dict["good"], good)
@@ -224,23 +207,25 @@ def test_other_shards_and_strides(checkpoint: Path, chain: Chain, cut: int) -> N
 def test_large_tensors_cast_and_transposed(checkpoint: Path) -> None:
     """Several blocks, of which one in the middle is damaged."""
     state = {"a": torch.randn(300, 400), "b": torch.randn(300, 400), "c": torch.randn(300, 400)}
-    save(state, checkpoint, block_size=1 << 16)
+    helpers.save(state, checkpoint, block_size=1 << 16)
     file, begin, end = places(checkpoint)["b"]
     flip(file, (begin + end) // 2)
     target = {"a": torch.zeros(400, 300).T, "b": torch.ones(400, 300).T, "c": torch.zeros(300, 400).double()}
-    found = load_intact(checkpoint, target, keys=KEY)
+    found = load_intact(checkpoint, target, keys=helpers.KEY)
     assert torch.equal(target["a"], state["a"])
     assert torch.equal(target["b"], torch.ones(300, 400))
     assert torch.equal(target["c"], state["c"].double())
     assert "distcp, block 3]" in str(found)
-    check(load_intact(checkpoint, keys=KEY), state, {"b"})
+    check(load_intact(checkpoint, keys=helpers.KEY), state, {"b"})
 
 
 def test_what_the_state_dict_asks_for_otherwise(checkpoint: Path) -> None:
-    save({name: torch.ones(size) for name, size in zip("abcd", (3, 4, 5, 6), strict=True)} | {"text": "x"}, checkpoint)
+    helpers.save(
+        {name: torch.ones(size) for name, size in zip("abcd", (3, 4, 5, 6), strict=True)} | {"text": "x"}, checkpoint
+    )
     target = {"a": torch.zeros(4), "b": torch.zeros(4), "c": "no tensor", "d": torch.zeros(2)}
     target |= {"text": "old", "new": torch.zeros(2)}
-    found = load_intact(checkpoint, target, keys=KEY)
+    found = load_intact(checkpoint, target, keys=helpers.KEY)
     assert found.missing == ("new",)
     assert set(found.lost) == {"a", "c", "d"}
     said = {entry.item: entry.message for entry in found.refused}
@@ -248,7 +233,7 @@ def test_what_the_state_dict_asks_for_otherwise(checkpoint: Path) -> None:
     assert "a tensor of shape (6,), the state dict one of (2,)" in said["d"]
     assert found.loaded == ("b", "text")
     wanted = {"a": torch.zeros(4), "b": torch.ones(4), "c": "no tensor", "d": torch.zeros(2)}
-    assert_same(target, wanted | {"text": "x", "new": torch.zeros(2)})
+    helpers.assert_same(target, wanted | {"text": "x", "new": torch.zeros(2)})
 
 
 class Counter:
@@ -265,14 +250,14 @@ class Counter:
 
 
 def test_dtensors_of_one_process(checkpoint: Path) -> None:
-    save({"good": torch.arange(12.0).reshape(4, 3), "bad": torch.ones(4, 3)}, checkpoint)
+    helpers.save({"good": torch.arange(12.0).reshape(4, 3), "bad": torch.ones(4, 3)}, checkpoint)
     file, begin, _ = places(checkpoint)["bad"]
     flip(file, begin + 200)
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         mesh = init_device_mesh("cpu", (1,))
         target = {name: distribute_tensor(torch.full((4, 3), 7.0), mesh, [TensorShard(0)]) for name in ("good", "bad")}
-        found = load_intact(checkpoint, target, keys=KEY)
+        found = load_intact(checkpoint, target, keys=helpers.KEY)
         assert found.loaded == ("good",)
         assert torch.equal(target["good"].to_local(), torch.arange(12.0).reshape(4, 3))
         assert torch.equal(target["bad"].to_local(), torch.full((4, 3), 7.0))
@@ -281,11 +266,11 @@ def test_dtensors_of_one_process(checkpoint: Path) -> None:
 
 
 def test_stateful_objects_are_filled(checkpoint: Path) -> None:
-    save({"one": Counter(1.0), "other": Counter(2.0)}, checkpoint)
+    helpers.save({"one": Counter(1.0), "other": Counter(2.0)}, checkpoint)
     file, begin, _ = places(checkpoint)["other.value"]
     flip(file, begin + 20)
     target = {"one": Counter(7.0), "other": Counter(8.0)}
-    found = load_intact(checkpoint, target, keys=KEY)
+    found = load_intact(checkpoint, target, keys=helpers.KEY)
     assert found.lost == ("other.value",)
     assert (float(target["one"].state["value"]), float(target["other"].state["value"])) == (1.0, 8.0)
 
@@ -295,37 +280,37 @@ def test_stateful_objects_are_filled(checkpoint: Path) -> None:
 
 def test_objects_obey_the_readers_rules(checkpoint: Path) -> None:
     with pytest.warns(UserWarning, match="refuse"):
-        save({"when": datetime.date(2020, 1, 2), "step": 3, "w": torch.ones(2)}, checkpoint)
-    found = load_intact(checkpoint, keys=KEY)
+        helpers.save({"when": datetime.date(2020, 1, 2), "step": 3, "w": torch.ones(2)}, checkpoint)
+    found = load_intact(checkpoint, keys=helpers.KEY)
     assert (found.damaged, found.lost) == ((), ("when",))
     assert [(entry.item, entry.error) for entry in found.refused] == [("when", "NotAllowedError")]
     assert "0 damaged, 0 missing, 1 intact but not loaded\nnot loaded: when: NotAllowedError: " in str(found)
     check(
-        load_intact(checkpoint, keys=KEY, weights_only=False),
+        load_intact(checkpoint, keys=helpers.KEY, weights_only=False),
         {"when": datetime.date(2020, 1, 2), "step": 3, "w": torch.ones(2)},
         set(),
     )
-    assert load_intact(checkpoint, keys=KEY, safe_globals=[datetime.date]).lost == ()
+    assert load_intact(checkpoint, keys=helpers.KEY, safe_globals=[datetime.date]).lost == ()
 
 
 def test_what_is_lost_of_a_list_is_none(checkpoint: Path) -> None:
     state = {"list": [torch.ones(2), {"a": torch.zeros(3), "b": 5}, "end"]}
-    save(state, checkpoint)
+    helpers.save(state, checkpoint)
     file, begin, _ = places(checkpoint)["list.0"]
     flip(file, begin + 60)
-    found = load_intact(checkpoint, keys=KEY)
+    found = load_intact(checkpoint, keys=helpers.KEY)
     assert found.state_dict["list"][0] is None
-    assert_same(found.state_dict["list"][1:], state["list"][1:])
+    helpers.assert_same(found.state_dict["list"][1:], state["list"][1:])
 
 
 # -- keys ----------------------------------------------------------------------------------------
 
 
 def test_nothing_without_the_key(checkpoint: Path, state: dict[str, Any]) -> None:
-    save(state, checkpoint)
-    for keys in (None, OTHER_KEY):
+    helpers.save(state, checkpoint)
+    for keys in (None, helpers.OTHER_KEY):
         for options in ({}, {"without_metadata": True}):
-            with refused(KeyMissingError):
+            with helpers.refused(errors.KeyMissingError):
                 load_intact(checkpoint, keys=keys, **options)
 
 
@@ -333,34 +318,34 @@ def test_items_of_another_save_are_not_taken(tmp_path: Path, state: dict[str, An
     """Same key, same names, same sizes."""
     files = []
     for name in "ab":
-        save(state, tmp_path / name)
-        files += data_files(tmp_path / name)
+        helpers.save(state, tmp_path / name)
+        files += helpers.data_files(tmp_path / name)
     files[0].write_bytes(files[1].read_bytes())
-    found = load_intact(tmp_path / "a", keys=KEY)
+    found = load_intact(tmp_path / "a", keys=helpers.KEY)
     check(found, state, set(flat(state)))
     assert {entry.error for entry in found.damaged} <= {"AuthenticationError", "IdentityError"}
 
 
 def test_plain_items_under_a_key(checkpoint: Path, state: dict[str, Any]) -> None:
-    save(state, checkpoint, [ZStandard()])
+    helpers.save(state, checkpoint, [ZStandard()])
     for options in ({}, {"without_metadata": True}):
         if options:
-            found = load_intact(checkpoint, keys=KEY, **options)
+            found = load_intact(checkpoint, keys=helpers.KEY, **options)
             assert found.loaded == ()
             assert {entry.error for entry in found.damaged} == {"PolicyError"}
         else:
-            with refused(PolicyError):
-                load_intact(checkpoint, keys=KEY)
+            with helpers.refused(errors.PolicyError):
+                load_intact(checkpoint, keys=helpers.KEY)
 
 
 def test_the_save_that_is_expected(checkpoint: Path, state: dict[str, Any]) -> None:
-    save(state, checkpoint)
-    save_id = load_intact(checkpoint, keys=KEY).save_ids[".metadata"]
-    assert load_intact(checkpoint, keys=KEY, expect_save_id=save_id).damaged == ()
-    with refused(IdentityError):
-        load_intact(checkpoint, keys=KEY, expect_save_id="0" * 32)
-    with refused(ParameterError):
-        load_intact(checkpoint, keys=KEY, expect_save_id=save_id, without_metadata=True)
+    helpers.save(state, checkpoint)
+    save_id = load_intact(checkpoint, keys=helpers.KEY).save_ids[".metadata"]
+    assert load_intact(checkpoint, keys=helpers.KEY, expect_save_id=save_id).damaged == ()
+    with helpers.refused(errors.IdentityError):
+        load_intact(checkpoint, keys=helpers.KEY, expect_save_id="0" * 32)
+    with helpers.refused(errors.ParameterError):
+        load_intact(checkpoint, keys=helpers.KEY, expect_save_id=save_id, without_metadata=True)
 
 
 # -- checkpoints of torch's own writer -----------------------------------------------------------
@@ -407,7 +392,7 @@ def test_places_that_overlap(checkpoint: Path) -> None:
         by_name = {index.fqn: index for index in content.storage_data}
         content.storage_data[by_name["a"]] = content.storage_data[by_name["b"]]
 
-    rewrite_pickle(checkpoint, overlap)
+    helpers.rewrite_pickle(checkpoint, overlap)
     found = load_intact(checkpoint)
     assert found.loaded == ("c",)
     assert set(found.lost) == {"a", "b"}
@@ -415,8 +400,8 @@ def test_places_that_overlap(checkpoint: Path) -> None:
 
 def test_stock_extensions(checkpoint: Path, state: dict[str, Any]) -> None:
     registry = Registry()
-    registry.register(Xor)
-    dcp.save(state, storage_writer=dcp.FileSystemWriter(checkpoint, _extensions=[Xor(9)]))
+    registry.register(helpers.Xor)
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(checkpoint, _extensions=[helpers.Xor(9)]))
     check(load_intact(checkpoint, codecs=registry), state, set())
     file, begin, end = places(checkpoint)["weight"]
     stored = file.read_bytes()[begin:end]
@@ -443,11 +428,11 @@ def rank_states() -> list[dict[str, Any]]:
 
 
 def test_ranks_are_merged_when_the_caller_says_that_they_belong_together(checkpoint: Path) -> None:
-    ids = save_shards(checkpoint, rank_states(), full_chain, use_collectives=False)
-    with refused(PolicyError, "merge_ranks"):
-        load_intact(checkpoint, keys=KEY)
+    ids = save_shards(checkpoint, rank_states(), helpers.full_chain, use_collectives=False)
+    with helpers.refused(errors.PolicyError, "merge_ranks"):
+        load_intact(checkpoint, keys=helpers.KEY)
     for options in ({"merge_ranks": True}, {"expect_save_id": ids}):
-        found = load_intact(checkpoint, keys=KEY, **options)
+        found = load_intact(checkpoint, keys=helpers.KEY, **options)
         assert not found.damaged
         assert torch.equal(found.state_dict["sharded"], torch.arange(24.0).reshape(6, 4))
         assert set(found.loaded) == {"sharded", "same", "own.0", "own.1", "own.2"}
@@ -455,13 +440,13 @@ def test_ranks_are_merged_when_the_caller_says_that_they_belong_together(checkpo
 
 
 def test_a_damaged_rank_does_not_stop_the_others(checkpoint: Path) -> None:
-    ids = save_shards(checkpoint, rank_states(), full_chain, use_collectives=False)
+    ids = save_shards(checkpoint, rank_states(), helpers.full_chain, use_collectives=False)
     flip(checkpoint / "__1.metadata", -200)
-    found = load_intact(checkpoint, keys=KEY, expect_save_id=ids)
+    found = load_intact(checkpoint, keys=helpers.KEY, expect_save_id=ids)
     assert set(found.loaded) == {"same", "own.0", "own.2"}
     assert found.lost == ("sharded",)
     assert any(entry.file is not None and entry.file.endswith("__1.metadata") for entry in found.damaged)
-    found = load_intact(checkpoint, keys=KEY, expect_save_id=ids, partial=True)
+    found = load_intact(checkpoint, keys=helpers.KEY, expect_save_id=ids, partial=True)
     assert torch.equal(found.state_dict["sharded"][:2], torch.arange(8.0).reshape(2, 4))
     assert not found.state_dict["sharded"][2:4].any()
 
@@ -470,50 +455,50 @@ def test_what_ranks_contradict_each_other_about_is_left_out(checkpoint: Path) ->
     """Also where a third rank has what the first one has."""
     states: list[dict[str, Any]] = [{"kind": torch.ones(3), "shape": torch.ones(2), "n": 1} for _ in range(3)]
     states[1] |= {"kind": 5, "shape": torch.ones(4)}
-    save_shards(checkpoint, states, full_chain, use_collectives=False)
-    found = load_intact(checkpoint, keys=KEY, merge_ranks=True, partial=True)
+    save_shards(checkpoint, states, helpers.full_chain, use_collectives=False)
+    found = load_intact(checkpoint, keys=helpers.KEY, merge_ranks=True, partial=True)
     assert (found.loaded, set(found.lost), found.partial) == (("n",), {"kind", "shape"}, ())
     assert all("choose one (rank)" in entry.message for entry in found.damaged)
     assert len(found.damaged) == 2
 
 
 def test_one_rank_alone(checkpoint: Path) -> None:
-    save_shards(checkpoint, rank_states(), full_chain, use_collectives=False)
-    found = load_intact(checkpoint, keys=KEY, rank=1)
+    save_shards(checkpoint, rank_states(), helpers.full_chain, use_collectives=False)
+    found = load_intact(checkpoint, keys=helpers.KEY, rank=1)
     assert set(found.loaded) == {"same", "own.1"}
     assert found.lost == ("sharded",)
-    with refused(ParameterError):
-        load_intact(checkpoint, keys=KEY, rank=7)
+    with helpers.refused(errors.ParameterError):
+        load_intact(checkpoint, keys=helpers.KEY, rank=7)
 
 
 def test_values_that_differ_between_ranks_are_left_out(checkpoint: Path) -> None:
     states: list[dict[str, Any]] = [{"seed": rank, "w": torch.full((2,), float(rank))} for rank in range(2)]
-    save_shards(checkpoint, states, full_chain, use_collectives=False)
-    found = load_intact(checkpoint, keys=KEY, merge_ranks=True)
+    save_shards(checkpoint, states, helpers.full_chain, use_collectives=False)
+    found = load_intact(checkpoint, keys=helpers.KEY, merge_ranks=True)
     assert found.loaded == ()
     assert set(found.lost) == {"seed", "w"}
-    assert load_intact(checkpoint, keys=KEY, rank=1).state_dict["seed"] == 1
+    assert load_intact(checkpoint, keys=helpers.KEY, rank=1).state_dict["seed"] == 1
 
 
 def test_a_copy_of_another_rank_replaces_a_damaged_one(checkpoint: Path) -> None:
-    save_shards(checkpoint, [{"w": torch.ones(5)}, {"w": torch.ones(5)}], full_chain, use_collectives=False)
-    flip(next(file for file in data_files(checkpoint) if file.name.startswith("__0_")), -50)
-    found = load_intact(checkpoint, keys=KEY, merge_ranks=True)
+    save_shards(checkpoint, [{"w": torch.ones(5)}, {"w": torch.ones(5)}], helpers.full_chain, use_collectives=False)
+    flip(next(file for file in helpers.data_files(checkpoint) if file.name.startswith("__0_")), -50)
+    found = load_intact(checkpoint, keys=helpers.KEY, merge_ranks=True)
     assert torch.equal(found.state_dict["w"], torch.ones(5))
     assert found.lost == ("w",)
 
 
 def test_an_older_save_of_single_ranks_may_stand_where_a_newer_one_was(checkpoint: Path) -> None:
     """Its leftovers could not be removed, and the newer one's metadata was lost."""
-    save_shards(checkpoint, [{"w": torch.zeros(3)}], full_chain, use_collectives=False)
-    assert not any("newest" in text for text in load_intact(checkpoint, keys=KEY).unchecked)
+    save_shards(checkpoint, [{"w": torch.zeros(3)}], helpers.full_chain, use_collectives=False)
+    assert not any("newest" in text for text in load_intact(checkpoint, keys=helpers.KEY).unchecked)
     older = {file: file.read_bytes() for file in checkpoint.iterdir()}
-    save({"w": torch.ones(3)}, checkpoint)
+    helpers.save({"w": torch.ones(3)}, checkpoint)
     for file, data in older.items():
         file.write_bytes(data)
-    assert torch.equal(load_intact(checkpoint, keys=KEY).state_dict["w"], torch.ones(3))
+    assert torch.equal(load_intact(checkpoint, keys=helpers.KEY).state_dict["w"], torch.ones(3))
     (checkpoint / ".metadata").unlink()
-    found = load_intact(checkpoint, keys=KEY)
+    found = load_intact(checkpoint, keys=helpers.KEY)
     assert torch.equal(found.state_dict["w"], torch.zeros(3))
     assert any("if this is the newest save: no metadata names 1 data file here" in text for text in found.unchecked)
 
@@ -527,7 +512,7 @@ def test_lists_that_items_do_not_explain(checkpoint: Path) -> None:
         def lengthen(index: Any, rank: int = rank) -> None:
             index["items"][f"{rank}.0"]["path"] = [str(rank), MAX_STEP]
 
-        rewrite_index(checkpoint, lengthen, name=f"__{rank}.metadata")
+        helpers.rewrite_index(checkpoint, lengthen, name=f"__{rank}.metadata")
         assert len(load_intact(checkpoint, rank=rank).state_dict[str(rank)]) == MAX_STEP + 1
     found = load_intact(checkpoint, merge_ranks=True)
     assert set(found.state_dict) == set(found.loaded) == {"0.0", "1.0", "2.0"}
@@ -536,20 +521,20 @@ def test_lists_that_items_do_not_explain(checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("path", [None, ["x", "y"], ["x"], ["x", 3, "y"]])
 def test_where_an_item_stood(checkpoint: Path, path: list[Any] | None) -> None:
-    save({"a": {"weight": torch.ones(3)}}, checkpoint, [])
+    helpers.save({"a": {"weight": torch.ones(3)}}, checkpoint, [])
 
     def change(index: Any) -> None:
         item = index["items"]["a.weight"]
         item.pop("path") if path is None else item.update(path=path)
 
-    rewrite_index(checkpoint, change)
+    helpers.rewrite_index(checkpoint, change)
     expected: Any = torch.ones(3)
     for step in reversed(path or ["a.weight"]):
         expected = {step: expected} if isinstance(step, str) else [None] * step + [expected]
-    assert_same(load_intact(checkpoint).state_dict, expected)
+    helpers.assert_same(load_intact(checkpoint).state_dict, expected)
     target = {"a": {"weight": torch.zeros(3)}}
     assert not load_intact(checkpoint, target).damaged
-    assert_same(target, {"a": {"weight": torch.ones(3)}})
+    helpers.assert_same(target, {"a": {"weight": torch.ones(3)}})
 
 
 # -- others --------------------------------------------------------------------------------------
@@ -558,38 +543,40 @@ def test_where_an_item_stood(checkpoint: Path, path: list[Any] | None) -> None:
 def test_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         load_intact(tmp_path / "none")
-    with refused(NoCheckpointError, "no checkpoint in the folder"):
+    with helpers.refused(errors.NoCheckpointError, "no checkpoint in the folder"):
         load_intact(tmp_path)
     for step in (1, 2):
-        save({"weight": torch.ones(3)}, tmp_path / f"step-{step}")
-    with refused(NoCheckpointError, "2 checkpoints in it: step-1, step-2. Name one of them"):
+        helpers.save({"weight": torch.ones(3)}, tmp_path / f"step-{step}")
+    with helpers.refused(errors.NoCheckpointError, "2 checkpoints in it: step-1, step-2. Name one of them"):
         load_intact(tmp_path)
 
 
 def test_what_is_not_finished_is_no_damaged_checkpoint(checkpoint: Path) -> None:
-    save({"weight": torch.ones(3)}, checkpoint, [Checksum()])
+    helpers.save({"weight": torch.ones(3)}, checkpoint, [Checksum()])
     (checkpoint / ".metadata").unlink()
-    with refused(MetadataError, "the checkpoint has no metadata"):
+    with helpers.refused(errors.MetadataError, "the checkpoint has no metadata"):
         load_intact(checkpoint)
-    (file,) = data_files(checkpoint)
+    (file,) = helpers.data_files(checkpoint)
     file.with_name(f"{file.name}.slip").touch()
-    with refused(NoCheckpointError, "interrupted, or is at work. Finished so far: 1 data file. Repeat it"):
+    with helpers.refused(
+        errors.NoCheckpointError, "interrupted, or is at work. Finished so far: 1 data file. Repeat it"
+    ):
         load_intact(checkpoint)
     assert load_intact(checkpoint, without_metadata=True).loaded == ("weight",)
 
 
 def test_through_fsspec(checkpoint: Path, state: dict[str, Any]) -> None:
-    save(state, checkpoint)
+    helpers.save(state, checkpoint)
     file, begin, _ = places(checkpoint)["weight"]
     flip(file, begin + 200)
-    check(load_intact(f"file://{checkpoint}", keys=KEY), state, {"weight"})
+    check(load_intact(f"file://{checkpoint}", keys=helpers.KEY), state, {"weight"})
 
 
 def test_it_can_be_read(checkpoint: Path, state: dict[str, Any]) -> None:
-    save(state, checkpoint)
+    helpers.save(state, checkpoint)
     file, begin, _ = places(checkpoint)["weight"]
     flip(file, begin + 3)
-    text = str(load_intact(checkpoint, blank(state) | {"more": 1}, keys=KEY))
+    text = str(load_intact(checkpoint, helpers.blank(state) | {"more": 1}, keys=helpers.KEY))
     assert text.startswith("7 items salvaged, 1 damaged, 1 missing")
     assert "weight at [0, 0] of size [7, 5]" in text
     assert "missing: more" in text

@@ -14,28 +14,9 @@ import pytest
 import torch
 
 import streamxf
-from streamxf import Checksum, Encrypt, PrivateKey, SigningKey, load_intact
-from streamxf.errors import (
-    KeyMissingError,
-    MetadataError,
-    ParameterError,
-    PolicyError,
-    StreamxfError,
-)
+from streamxf import Checksum, Encrypt, PrivateKey, SigningKey, errors, load_intact
 from streamxf.format.limits import CONTAINER_MAGIC
-from tests.dcp.helpers import (
-    KEY,
-    OTHER_KEY,
-    Watched,
-    assert_same,
-    blank,
-    data_files,
-    full_chain,
-    refused,
-    save,
-    sections_of,
-    small_state,
-)
+from tests.dcp import helpers
 from tests.dcp.shards import Shard, rows, save_shards
 from tests.keys.sealed import Service
 
@@ -43,7 +24,7 @@ from .test_salvage import CHAINS, Chain, check, check_filled, flat, flip, keys_o
 
 CODED = {name: chain for name, chain in CHAINS.items() if name != "none"}
 each_chain = pytest.mark.parametrize("chain", CODED.values(), ids=CODED)
-PLAIN = {name: chain for name, chain in CODED.items() if chain is not full_chain}
+PLAIN = {name: chain for name, chain in CODED.items() if chain is not helpers.full_chain}
 plain_chain = pytest.mark.parametrize("chain", PLAIN.values(), ids=PLAIN)
 
 
@@ -60,7 +41,7 @@ def damage(path: Path, how: str) -> None:
     elif how == "cut":
         file.write_bytes(data[:-1])
     elif how == "index":  # the pickle is intact
-        pickled = len(sections_of(path)[0])
+        pickled = len(helpers.sections_of(path)[0])
         file.write_bytes(data[:pickled] + bytes(len(data) - pickled))
     elif how == "half":
         file.write_bytes(data[: len(data) // 2])
@@ -70,7 +51,7 @@ def damage(path: Path, how: str) -> None:
         flip(file, len(data) - 20)
     else:
         # the frame's own beginning: further on, it might hit a file's name, which then counts as missing
-        flip(file, len(sections_of(path)[0]))
+        flip(file, len(helpers.sections_of(path)[0]))
 
 
 GONE = ["missing", "zeroed", "empty"]
@@ -84,61 +65,61 @@ LEFT = ["cut", "index", "tag", "flipped"]
 @plain_chain
 @pytest.mark.parametrize("how", GONE + HALF + LEFT)
 def test_everything_is_found_again(checkpoint: Path, state: dict[str, Any], chain: Chain, how: str) -> None:
-    save(state, checkpoint, chain())
+    helpers.save(state, checkpoint, chain())
     damage(checkpoint, how)
-    with refused(StreamxfError, "--without-metadata"):
+    with helpers.refused(errors.StreamxfError, "--without-metadata"):
         load_intact(checkpoint)
     found = load_intact(checkpoint, without_metadata=True)
     check(found, flat(state), set())
     assert "vouched" in str(found)
     assert found.save_ids == {}
-    target = blank(state)
+    target = helpers.blank(state)
     found = load_intact(checkpoint, target, without_metadata=True)
     check_filled(found, target, state, set())
-    assert_same(target, state)
+    helpers.assert_same(target, state)
 
 
 def test_damage_to_the_pickle_alone_does_not_matter(checkpoint: Path, state: dict[str, Any]) -> None:
     """Only torch's own readers read it."""
-    save(state, checkpoint)
+    helpers.save(state, checkpoint)
     flip(checkpoint / ".metadata", 100)
-    found = load_intact(checkpoint, keys=KEY)
+    found = load_intact(checkpoint, keys=helpers.KEY)
     check(found, state, set())
     assert not found.unchecked
 
 
 @pytest.mark.parametrize("how", LEFT + HALF)
 def test_encrypted_items_need_what_is_left_of_a_wrapped_key(checkpoint: Path, state: dict[str, Any], how: str) -> None:
-    save(state, checkpoint)
+    helpers.save(state, checkpoint)
     damage(checkpoint, how)
-    check(load_intact(checkpoint, keys=KEY, without_metadata=True), flat(state), set())
-    for keys in (None, OTHER_KEY):
-        with refused(KeyMissingError):
+    check(load_intact(checkpoint, keys=helpers.KEY, without_metadata=True), flat(state), set())
+    for keys in (None, helpers.OTHER_KEY):
+        with helpers.refused(errors.KeyMissingError):
             load_intact(checkpoint, keys=keys, without_metadata=True)
 
 
 @pytest.mark.parametrize("how", GONE)
 def test_encrypted_items_without_one_are_lost(checkpoint: Path, state: dict[str, Any], how: str) -> None:
-    save(state, checkpoint)
+    helpers.save(state, checkpoint)
     damage(checkpoint, how)
-    with refused(MetadataError, "wrapped data key", "Restore .metadata"):
-        load_intact(checkpoint, keys=KEY, without_metadata=True)
+    with helpers.refused(errors.MetadataError, "wrapped data key", "Restore .metadata"):
+        load_intact(checkpoint, keys=helpers.KEY, without_metadata=True)
 
 
 def test_a_wrapped_key_in_a_draft(checkpoint: Path, state: dict[str, Any]) -> None:
     """Which a save or a rotation left that was killed."""
-    save(state, checkpoint)
+    helpers.save(state, checkpoint)
     (checkpoint / ".metadata").rename(checkpoint / ".metadata.0123abcd.tmp")
-    check(load_intact(checkpoint, keys=KEY, without_metadata=True), flat(state), set())
+    check(load_intact(checkpoint, keys=helpers.KEY, without_metadata=True), flat(state), set())
 
 
 def test_a_signature_went_with_the_metadata(checkpoint: Path, state: dict[str, Any]) -> None:
     """So whoever needs one has to say that it may be missing."""
     reader, signer = PrivateKey.generate(), SigningKey.generate()
-    save(state, checkpoint, [Encrypt(reader.public, signer=signer)])
+    helpers.save(state, checkpoint, [Encrypt(reader.public, signer=signer)])
     damage(checkpoint, "flipped")
     for options in ({}, {"trust": signer.verify_key}):
-        with refused(PolicyError, "cannot be signed"):
+        with helpers.refused(errors.PolicyError, "cannot be signed"):
             load_intact(checkpoint, keys=reader, without_metadata=True, **options)
     check(load_intact(checkpoint, keys=reader, allow_unsigned=True, without_metadata=True), flat(state), set())
 
@@ -147,7 +128,7 @@ def test_a_signature_went_with_the_metadata(checkpoint: Path, state: dict[str, A
 def test_a_service_is_asked_once_for_each_wrapped_key(checkpoint: Path, state: dict[str, Any], draft: str) -> None:
     """However often a planted draft repeats it, and not at all for what is not needed any more."""
     service = Service()
-    save(state, checkpoint, [Encrypt(service)])
+    helpers.save(state, checkpoint, [Encrypt(service)])
     (fragment,) = set(re.findall(rb"dek=[^&]+&w=acme-service:a+:[\w-]+", metadata(checkpoint)))
     damage(checkpoint, "tag")
     (checkpoint / ".metadata").rename(checkpoint / ".metadata.11.tmp")
@@ -162,7 +143,7 @@ def test_a_service_is_asked_once_for_each_wrapped_key(checkpoint: Path, state: d
 
 def test_wrapped_keys_of_others_are_each_asked_for_once(checkpoint: Path, state: dict[str, Any]) -> None:
     service = Service()
-    save(state, checkpoint, [Encrypt(service)])
+    helpers.save(state, checkpoint, [Encrypt(service)])
     (fragment,) = set(re.findall(rb"dek=[^&]+&w=acme-service:a+:[\w-]+", metadata(checkpoint)))
     (checkpoint / ".metadata").rename(checkpoint / ".metadata.11.tmp")
     wrong = [fragment[:-8] + b"%04d" % number + fragment[-4:] for number in range(1000, 1100)]
@@ -175,12 +156,12 @@ def test_wrapped_keys_of_others_are_each_asked_for_once(checkpoint: Path, state:
 
 def test_no_codec_is_looked_up_before_a_table_has_passed(tmp_path: Path) -> None:
     """Whoever may write there could name any codec of a third party, and have it imported."""
-    save({"w": torch.arange(1000.0)}, tmp_path, full_chain())
-    (file,) = data_files(tmp_path)
+    helpers.save({"w": torch.arange(1000.0)}, tmp_path, helpers.full_chain())
+    (file,) = helpers.data_files(tmp_path)
     file.write_bytes(file.read_bytes()[:-10] + bytes(10))
     damage(tmp_path, "cut")
-    codecs = Watched()
-    found = load_intact(tmp_path, keys=KEY, without_metadata=True, codecs=codecs)
+    codecs = helpers.Watched()
+    found = load_intact(tmp_path, keys=helpers.KEY, without_metadata=True, codecs=codecs)
     assert found.damaged
     assert not found.loaded
     assert codecs.built == []
@@ -191,24 +172,24 @@ def metadata(path: Path) -> bytes:
 
 
 def test_items_without_a_codec_do_not_say_what_they_are(checkpoint: Path, state: dict[str, Any]) -> None:
-    save(state, checkpoint, [])
+    helpers.save(state, checkpoint, [])
     damage(checkpoint, "flipped")
-    with refused(MetadataError, "saved without a codec"):
+    with helpers.refused(errors.MetadataError, "saved without a codec"):
         load_intact(checkpoint, without_metadata=True)
 
 
 def test_metadata_that_lost_its_index_is_not_believed(checkpoint: Path, state: dict[str, Any]) -> None:
     """It unpickles; nothing vouches for it."""
-    save(state, checkpoint, [])
-    (checkpoint / ".metadata").write_bytes(sections_of(checkpoint)[0])
-    with refused(MetadataError, "lost its index"):
+    helpers.save(state, checkpoint, [])
+    (checkpoint / ".metadata").write_bytes(helpers.sections_of(checkpoint)[0])
+    with helpers.refused(errors.MetadataError, "lost its index"):
         load_intact(checkpoint)
 
 
 @each_chain
 def test_damage_to_both(checkpoint: Path, state: dict[str, Any], chain: Chain) -> None:
     """An item whose header is whole is named; its value is not known, and all others are."""
-    save(state, checkpoint, chain())
+    helpers.save(state, checkpoint, chain())
     where = places(checkpoint)
     damage(checkpoint, "flipped")
     for name, (file, _, end) in where.items():
@@ -221,7 +202,7 @@ def test_damage_to_both(checkpoint: Path, state: dict[str, Any], chain: Chain) -
 @each_chain
 def test_a_header_that_is_damaged(checkpoint: Path, state: dict[str, Any], chain: Chain) -> None:
     """Nothing says what stood there. The others say how large they were, so they are known to be whole."""
-    save(state, checkpoint, chain())
+    helpers.save(state, checkpoint, chain())
     where = places(checkpoint)
     damage(checkpoint, "flipped")
     for number, (name, (file, begin, _)) in enumerate(where.items()):
@@ -231,45 +212,45 @@ def test_a_header_that_is_damaged(checkpoint: Path, state: dict[str, Any], chain
         assert set(found.loaded) == set(flat(state)) - {name}
         assert found.lost == ()
         assert any(entry.item is None and "contents are unknown" in entry.message for entry in found.damaged)
-        target = blank(state)
+        target = helpers.blank(state)
         found = load_intact(checkpoint, target, keys=keys_of(chain), without_metadata=True)
         assert set(found.loaded) == set(flat(state)) - {name}
         assert found.missing == (name,)
-        old = flat(blank(state), state)
+        old = flat(helpers.blank(state), state)
         expected = {item: old[item] if item == name else value for item, value in flat(state).items()}
-        assert_same(flat(target, state), expected)
+        helpers.assert_same(flat(target, state), expected)
         flip(file, at)
 
 
 @each_chain
 def test_files_that_were_cut_or_continued(checkpoint: Path, state: dict[str, Any], chain: Chain) -> None:
-    save(state, checkpoint, chain())
+    helpers.save(state, checkpoint, chain())
     where = places(checkpoint)
     damage(checkpoint, "flipped")
-    (file,) = data_files(checkpoint)
+    (file,) = helpers.data_files(checkpoint)
     whole = file.read_bytes()
     ordered = sorted(where, key=lambda name: where[name][1])
     for number, last in enumerate(ordered):
         _, begin, end = where[last]
         for size in (begin, begin + 30, (begin + end) // 2, end - 1):
             file.write_bytes(whole[:size])
-            target = blank(state)
+            target = helpers.blank(state)
             found = load_intact(checkpoint, target, keys=keys_of(chain), without_metadata=True)
             assert set(found.loaded) == set(ordered[:number])
-            assert_same(
+            helpers.assert_same(
                 {name: flat(target, state)[name] for name in found.loaded},
                 {name: flat(state)[name] for name in found.loaded},
             )
     file.write_bytes(whole + b"more" + CONTAINER_MAGIC + bytes(50))
-    found = load_intact(checkpoint, blank(state), keys=keys_of(chain), without_metadata=True)
+    found = load_intact(checkpoint, helpers.blank(state), keys=keys_of(chain), without_metadata=True)
     assert set(found.loaded) == set(ordered)
 
 
 def test_containers_inside_of_items_are_data(checkpoint: Path, tmp_path: Path) -> None:
     """A tensor that holds another checkpoint's file, and whose own container is damaged."""
-    save({"inner": torch.arange(9)}, tmp_path / "inner", [streamxf.Checksum()])
-    raw = torch.frombuffer(bytearray(data_files(tmp_path / "inner")[0].read_bytes()), dtype=torch.uint8)
-    save({"outer": raw, "z": torch.ones(2)}, checkpoint, [streamxf.Checksum()])
+    helpers.save({"inner": torch.arange(9)}, tmp_path / "inner", [streamxf.Checksum()])
+    raw = torch.frombuffer(bytearray(helpers.data_files(tmp_path / "inner")[0].read_bytes()), dtype=torch.uint8)
+    helpers.save({"outer": raw, "z": torch.ones(2)}, checkpoint, [streamxf.Checksum()])
     file, begin, end = places(checkpoint)["outer"]
     damage(checkpoint, "missing")
     assert torch.equal(load_intact(checkpoint, without_metadata=True).state_dict["outer"], raw)
@@ -312,7 +293,7 @@ def test_files_of_another_save_are_never_mixed_in(tmp_path: Path, chain: Chain, 
     (old, old_parts), (new, new_parts) = sharded(3, 1), sharded(3, 2)
     save_shards(tmp_path / "old", old_parts, chain)
     save_shards(tmp_path / "new", new_parts, chain)
-    for file in data_files(tmp_path / "old"):
+    for file in helpers.data_files(tmp_path / "old"):
         shutil.copy(file, tmp_path / "new")
     keys = keys_of(chain)
     if how == "missing" and keys is not None:
@@ -322,10 +303,10 @@ def test_files_of_another_save_are_never_mixed_in(tmp_path: Path, chain: Chain, 
     if how == "tag":
         check(load_intact(tmp_path / "new", keys=keys, without_metadata=True), new, set())
         return
-    with refused(PolicyError, "a mixture would look whole"):
+    with helpers.refused(errors.PolicyError, "a mixture would look whole"):
         load_intact(tmp_path / "new", keys=keys, without_metadata=True)
-    ids = {file.stem[-32:] for file in data_files(tmp_path / "new")}
-    old_ids = {file.stem[-32:] for file in data_files(tmp_path / "old")}
+    ids = {file.stem[-32:] for file in helpers.data_files(tmp_path / "new")}
+    old_ids = {file.stem[-32:] for file in helpers.data_files(tmp_path / "old")}
     check(load_intact(tmp_path / "new", keys=keys, without_metadata=ids - old_ids), new, set())
     if keys is None:
         check(load_intact(tmp_path / "new", without_metadata=old_ids), old, set())
@@ -342,7 +323,7 @@ def test_a_signed_index_says_which_files_belong_together_too(tmp_path: Path) -> 
     (_, old), (new, parts) = sharded(3, 1), sharded(3, 2)
     for name, shards in (("old", old), ("new", parts)):
         save_shards(tmp_path / name, shards, lambda: [Encrypt(reader.public, signer=signer)])
-    for file in data_files(tmp_path / "old"):
+    for file in helpers.data_files(tmp_path / "old"):
         shutil.copy(file, tmp_path / "new")
     damage(tmp_path / "new", "tag")
     check(load_intact(tmp_path / "new", keys=reader, allow_unsigned=True, without_metadata=True), new, set())
@@ -358,7 +339,7 @@ def test_one_file_of_each_rank_is_not_enough(tmp_path: Path, ranks: int) -> None
     for rank in range(ranks):
         (file,) = (tmp_path / "ab"[rank % 2]).glob(f"__{rank}_*.distcp")
         shutil.copy(file, mixed)
-    with refused(PolicyError):
+    with helpers.refused(errors.PolicyError):
         load_intact(mixed, without_metadata=True)
 
 
@@ -398,27 +379,27 @@ def test_a_lost_shard_is_missed(checkpoint: Path) -> None:
 def test_the_same_chunk_twice_is_neither(checkpoint: Path) -> None:
     save_shards(checkpoint, [{"w": torch.ones(3), "a": torch.ones(2)}, {"v": torch.zeros(3)}], CHAINS["zstd"])
     save_shards(checkpoint.parent / "b", [{"w": torch.zeros(3)}], CHAINS["zstd"])
-    shutil.copy(data_files(checkpoint.parent / "b")[0], checkpoint)
+    shutil.copy(helpers.data_files(checkpoint.parent / "b")[0], checkpoint)
     (checkpoint / ".metadata").unlink()
-    ids = {file.stem[-32:] for file in data_files(checkpoint)}
+    ids = {file.stem[-32:] for file in helpers.data_files(checkpoint)}
     found = load_intact(checkpoint, without_metadata=ids)
     assert set(found.loaded) == {"a", "v"}
     assert found.lost == ("w",)
 
 
 def test_a_file_under_another_name_gives_nothing(checkpoint: Path, state: dict[str, Any]) -> None:
-    save(state, checkpoint, CHAINS["zstd"]())
-    (file,) = data_files(checkpoint)
+    helpers.save(state, checkpoint, CHAINS["zstd"]())
+    (file,) = helpers.data_files(checkpoint)
     file.rename(checkpoint / f"__0_0_{'0' * 32}.distcp")
     (checkpoint / ".metadata").unlink()
     assert load_intact(checkpoint, without_metadata=True).loaded == ()
 
 
 def test_ids_that_are_not_there(checkpoint: Path, state: dict[str, Any]) -> None:
-    save(state, checkpoint, CHAINS["zstd"]())
+    helpers.save(state, checkpoint, CHAINS["zstd"]())
     (checkpoint / ".metadata").unlink()
     for wrong in (["0" * 32], "0" * 32):
-        with refused(ParameterError):
+        with helpers.refused(errors.ParameterError):
             load_intact(checkpoint, without_metadata=wrong)
 
 
@@ -427,16 +408,16 @@ def test_a_single_rank_of_metadata_of_its_own(checkpoint: Path) -> None:
     save_shards(checkpoint, parts, CHAINS["zstd"], use_collectives=False)
     for file in checkpoint.glob("*.metadata"):
         file.write_bytes(b"damaged")
-    with refused(PolicyError, "of rank 0 (1 file)"):
+    with helpers.refused(errors.PolicyError, "of rank 0 (1 file)"):
         load_intact(checkpoint, without_metadata=True)
-    ids = {file.stem[-32:] for file in data_files(checkpoint)}
+    ids = {file.stem[-32:] for file in helpers.data_files(checkpoint)}
     check(load_intact(checkpoint, without_metadata=ids), state, set())
 
 
 def test_several_files_of_a_process(checkpoint: Path) -> None:
-    state = small_state()
-    save(state, checkpoint, CHAINS["zstd"](), thread_count=3, single_file_per_rank=False)
-    assert len(data_files(checkpoint)) > 1
+    state = helpers.small_state()
+    helpers.save(state, checkpoint, CHAINS["zstd"](), thread_count=3, single_file_per_rank=False)
+    assert len(helpers.data_files(checkpoint)) > 1
     (checkpoint / ".metadata").unlink()
     check(load_intact(checkpoint, without_metadata=True), flat(state), set())
 
@@ -452,26 +433,26 @@ def test_shards_whose_places_contradict_each_other(checkpoint: Path) -> None:
     save_shards(checkpoint, [parts[0], {"w": middle}, parts[1]], CHAINS["zstd"])
     next(checkpoint.glob("__1_*.distcp")).unlink()
     (checkpoint / ".metadata").unlink()
-    ids = {file.stem[-32:] for file in data_files(checkpoint)}
+    ids = {file.stem[-32:] for file in helpers.data_files(checkpoint)}
     found = load_intact(checkpoint, without_metadata=ids)
     assert found.loaded == ("v",)
     assert found.lost == ("w",)
 
 
 def test_an_altered_metadata_file_under_a_key_is_refused_by_default(checkpoint: Path, state: dict[str, Any]) -> None:
-    save(state, checkpoint)
+    helpers.save(state, checkpoint)
     damage(checkpoint, "tag")
-    with refused(MetadataError, "read what that cannot check"):
-        load_intact(checkpoint, keys=KEY)
+    with helpers.refused(errors.MetadataError, "read what that cannot check"):
+        load_intact(checkpoint, keys=helpers.KEY)
 
 
 def test_metadata_that_the_disk_does_not_give_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise OSError(errno.EIO, "a bad sector")
 
-    save({"a": torch.zeros(9)}, tmp_path, [Checksum()])
+    helpers.save({"a": torch.zeros(9)}, tmp_path, [Checksum()])
     monkeypatch.setattr("streamxf.tools.salvage.damaged.read_metadata", fail)
-    with refused(MetadataError, "the metadata cannot be read: OSError", "a bad sector"):
+    with helpers.refused(errors.MetadataError, "the metadata cannot be read: OSError", "a bad sector"):
         load_intact(tmp_path)
 
 
@@ -479,9 +460,11 @@ def test_a_damaged_part_of_a_large_index(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("streamxf.format.index._SMALL", 0)
     monkeypatch.setattr("streamxf.format.bands._BYTES", 1000)
     state = {f"w{number:02}": torch.full((5,), float(number)) for number in range(40)}
-    save(state, tmp_path, [Checksum()])
-    pickled, sections = sections_of(tmp_path)
+    helpers.save(state, tmp_path, [Checksum()])
+    pickled, sections = helpers.sections_of(tmp_path)
     flip(tmp_path / ".metadata", len(pickled) + sections.parts_size - 20)  # not where the first items are
-    with pytest.raises(MetadataError, match=r"digest of a part.*`streamxf salvage --without-metadata` looks for"):
+    with pytest.raises(
+        errors.MetadataError, match=r"digest of a part.*`streamxf salvage --without-metadata` looks for"
+    ):
         load_intact(tmp_path)
-    assert_same(load_intact(tmp_path, without_metadata=True).state_dict, state)
+    helpers.assert_same(load_intact(tmp_path, without_metadata=True).state_dict, state)

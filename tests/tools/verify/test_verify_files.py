@@ -16,15 +16,7 @@ from safetensors.torch import save_file
 from torch._C import PyTorchFileReader
 
 import streamxf
-from streamxf import Key
-from streamxf.errors import (
-    AuthenticationError,
-    KeyMissingError,
-    ParameterError,
-    PolicyError,
-    StreamxfError,
-    UnknownCodecError,
-)
+from streamxf import Key, errors
 from tests.progress.recorder import Recorder
 from tests.sealing import container, zstd
 from tests.sealing import plain as plain_of
@@ -83,7 +75,7 @@ def test_every_flipped_byte_is_found(tmp_path: Path, keyed: bool, with_key: bool
     for position in range(len(whole)):
         path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
         if position < 8 and keys is not None:  # for all that is known, it was never encrypted
-            with pytest.raises(StreamxfError):
+            with pytest.raises(errors.StreamxfError):
                 streamxf.verify(path, keys=keys)
         else:
             assert not streamxf.verify(path, keys=keys).ok, position
@@ -111,9 +103,9 @@ def test_cut_or_continued(tmp_path: Path, change: Callable[[bytes], bytes]) -> N
 
 def test_keys_that_do_not_fit(tmp_path: Path) -> None:
     encrypted = plain(tmp_path / "encrypted.sxf", chain="zstd+encrypt", keys=KEY)
-    with pytest.raises(KeyMissingError):
+    with pytest.raises(errors.KeyMissingError):
         streamxf.verify(encrypted, keys=OTHER)
-    with pytest.raises(PolicyError, match="not encrypted"):
+    with pytest.raises(errors.PolicyError, match="not encrypted"):
         streamxf.verify(plain(tmp_path / "plain.sxf"), keys=KEY)
 
 
@@ -125,13 +117,13 @@ def test_what_somebody_altered_on_purpose_needs_the_key(tmp_path: Path) -> None:
     path.write_bytes(one[:start] + other[other.index(b"\xd3SXF") :])
     assert streamxf.verify(path).ok
     (damage,) = streamxf.verify(path, keys=KEY).damaged
-    assert damage.error == AuthenticationError.__name__
+    assert damage.error == errors.AuthenticationError.__name__
 
 
 def test_a_codec_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = plain(tmp_path / "data.sxf", chain="lz4")
     monkeypatch.setitem(sys.modules, "streamxf.codecs.lz4", None)
-    with pytest.raises(UnknownCodecError, match="CRCs of 5 blocks were compared"):
+    with pytest.raises(errors.UnknownCodecError, match="CRCs of 5 blocks were compared"):
         streamxf.verify(path)
     path.write_bytes(flipped(path, path.stat().st_size // 2))
     report = streamxf.verify(path)
@@ -150,7 +142,7 @@ def test_at_a_url(tmp_path: Path) -> None:
 def test_what_only_checkpoints_have(tmp_path: Path) -> None:
     path = plain(tmp_path / "data.sxf", chain="zstd+encrypt", keys=KEY)
     for options in ({"require": "encrypted"}, {"expect_save_id": "0" * 32}):
-        with pytest.raises(ParameterError, match="for checkpoints of DCP"):
+        with pytest.raises(errors.ParameterError, match="for checkpoints of DCP"):
             streamxf.verify(path, keys=KEY, **options)  # type: ignore[arg-type]
 
 
@@ -183,7 +175,7 @@ def test_torch_every_flipped_byte_is_found_or_does_no_harm(torch_file: Path) -> 
         torch_file.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
         try:
             ok = streamxf.verify(torch_file).ok
-        except StreamxfError:
+        except errors.StreamxfError:
             ok = False
         found += not ok
         if ok:
@@ -204,7 +196,7 @@ def test_torch_what_a_flipped_bit_of_the_directory_keeps_from_loading_is_found(t
         torch_file.write_bytes(whole[:position] + bytes([whole[position] ^ bit]) + whole[position + 1 :])
         try:
             missed += [position] * streamxf.verify(torch_file).ok
-        except StreamxfError:
+        except errors.StreamxfError:
             """It is found."""
     for position in missed:
         torch_file.write_bytes(whole[:position] + bytes([whole[position] ^ bit]) + whole[position + 1 :])
@@ -270,7 +262,7 @@ def test_safetensors_have_no_checksums(tmp_path: Path) -> None:
     assert counter.done == counter.expected == path.stat().st_size
     path.write_bytes(path.read_bytes()[:-1])
     assert not streamxf.verify(path).ok
-    with pytest.raises(PolicyError, match="not encrypted"):
+    with pytest.raises(errors.PolicyError, match="not encrypted"):
         streamxf.verify(path, keys=KEY)
 
 

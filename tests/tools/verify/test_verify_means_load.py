@@ -15,16 +15,7 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
 
 import streamxf
-from streamxf import Checksum, Encrypt, FloatZip
-from streamxf.errors import (
-    IdentityError,
-    KeyMissingError,
-    MetadataError,
-    NoCheckpointError,
-    ParameterError,
-    PolicyError,
-    StreamxfError,
-)
+from streamxf import Checksum, Encrypt, FloatZip, errors
 from streamxf.tools.verify import VerifyReport
 from streamxf.torchsave.objects import check_records
 from tests.altered import flip
@@ -71,11 +62,11 @@ def outcome(target: Checkpoint) -> tuple[VerifyReport | None, bool]:
     """The report, or None where `verify` refuses to look; and whether the checkpoint loads as it was saved."""
     try:
         report = streamxf.verify(target.folder, keys=target.keys)
-    except StreamxfError:
+    except errors.StreamxfError:
         report = None
     try:
         loads = target.load_metadata() == target.right
-    except StreamxfError:
+    except errors.StreamxfError:
         loads = False
     return report, loads
 
@@ -233,30 +224,30 @@ def test_another_dtype_in_a_pickle(checkpoint: Path) -> None:
 
 
 def test_what_keeps_it_from_looking(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(MetadataError, match="no checkpoint"):
+    with pytest.raises(errors.MetadataError, match="no checkpoint"):
         streamxf.verify(tmp_path / "nowhere")
     file = tmp_path / "file"
     file.write_bytes(b"")
-    with pytest.raises(NoCheckpointError, match="the file is not a checkpoint"):
+    with pytest.raises(errors.NoCheckpointError, match="the file is not a checkpoint"):
         streamxf.verify(file)
     save({"w": torch.zeros(5)}, checkpoint)
-    with pytest.raises(KeyMissingError):
+    with pytest.raises(errors.KeyMissingError):
         streamxf.verify(checkpoint, keys=OTHER_KEY)
-    with pytest.raises(IdentityError):
+    with pytest.raises(errors.IdentityError):
         streamxf.verify(checkpoint, keys=KEY, expect_save_id="0" * 32)
-    with pytest.raises(ParameterError):
+    with pytest.raises(errors.ParameterError):
         streamxf.verify(checkpoint, keys=KEY, expect_save_id="no id")
-    with pytest.raises(ParameterError):
+    with pytest.raises(errors.ParameterError):
         streamxf.verify(checkpoint, require="published")
     save({"w": torch.zeros(5)}, tmp_path / "open", [Checksum()])
-    with pytest.raises(PolicyError, match="not encrypted"):
+    with pytest.raises(errors.PolicyError, match="not encrypted"):
         streamxf.verify(tmp_path / "open", keys=KEY)
 
 
 def test_no_key_that_opens_what_torch_wrote(checkpoint: Path) -> None:
     writer = dcp.FileSystemWriter(checkpoint, sync_files=False, _extensions=[Encrypt(KEY)])
     dcp.save({"w": torch.zeros(5)}, storage_writer=writer)
-    with pytest.raises(KeyMissingError):
+    with pytest.raises(errors.KeyMissingError):
         streamxf.verify(checkpoint, keys=OTHER_KEY, require="encrypted")
     assert streamxf.verify(checkpoint, keys=[OTHER_KEY, KEY], require="encrypted").ok
 
@@ -331,7 +322,7 @@ def test_records_without_crc_are_said_to_be_unchecked(checkpoint: Path, monkeypa
 def test_records_of_something_else(tmp_path: Path) -> None:
 
     for data in (b"", b"PK", bytes(500)):
-        with pytest.raises(MetadataError, match="not as torch"):
+        with pytest.raises(errors.MetadataError, match="not as torch"):
             check_records(io.BytesIO(data), len(data))
 
 
