@@ -21,8 +21,8 @@ _K = TypeVar("_K")
 
 LARGEST = 10
 
-_WIDTHS: dict[str, float] = {**dict.fromkeys(WITHOUT_ELEMENTS, 1), "qint32": 4, "bits16": 2, "bcomplex32": 4, **ITEMSIZES}
-_WIDTHS |= {"quint4x2": 0.5, "quint2x4": 0.25}  # several share a byte
+_WIDTHS: dict[str, float] = {**dict.fromkeys(WITHOUT_ELEMENTS, 1), "qint32": 4, "bits16": 2, "bcomplex32": 4}
+_WIDTHS |= {"quint4x2": 0.5, "quint2x4": 0.25, **ITEMSIZES}  # several of these share a byte
 
 
 @dataclass(slots=True)
