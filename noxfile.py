@@ -1,5 +1,5 @@
 """Environments of other versions and packages than constraints.txt has, each made in .nox by `make compat` and
-`make frameworks`. docs/compatibility.md says what was seen to pass.
+`make frameworks`, or in a folder that .ci/run keeps. docs/compatibility.md says what was seen to pass.
 
 Interpreters are looked for on PATH. One: make compat ARGS="-s 'torch(2.7.0-3.12)'"; other tests: ARGS='-- PATH'.
 """
@@ -18,6 +18,7 @@ PROJECT = nox.project.load_toml("pyproject.toml")["project"]
 PINNED = next(line for line in Path("constraints.txt").read_text().splitlines() if line.startswith("torch=="))
 EXTRAS = PROJECT["optional-dependencies"]
 TESTED_WITH = [*EXTRAS["cli"], *EXTRAS["s3"], *EXTRAS["testing"], "pytest", "pytest-timeout"]
+FOR_OTHERS = [each for each in EXTRAS["test"] if not each.startswith("streamxf")]  # without which tests are skipped
 
 # Each torch with the oldest Python; the other Pythons with the oldest and the newest torch that there is for them.
 VERSIONS = [
@@ -59,11 +60,13 @@ def torch(session: nox.Session, torch: str) -> None:
     packages = [each for each in PROJECT["dependencies"] if not each.startswith("torch")]
     # First, and without what it depends on: on Linux PyPI's builds ask for gigabytes of CUDA.
     session.install("--no-cache-dir", "--no-deps", f"torch=={torch}")
-    session.install("-c", "constraints.txt", *packages, *TESTED_WITH)
-    session.install("--no-deps", "--editable", ".")
-    session.run("python", "tests/torch_on_cpu.py")
+    session.install("-c", "constraints.txt", "setuptools", *packages, *TESTED_WITH, *FOR_OTHERS, *EXTRAS["kms"])
+    session.run_install("python", "tests/torch_on_cpu.py")
+    # With --no-install, too: an environment that is used again may have another clone's.
+    session.run("python", "-m", "pip", "install", "-qq", "--no-deps", "--no-build-isolation", "--editable", ".")
     session.run("python", "-m", "pytest", *(session.posargs or TESTS))
-    shutil.rmtree(session.virtualenv.location)  # 2 GB each
+    if Path(session.virtualenv.location).parent.name == ".nox":
+        shutil.rmtree(session.virtualenv.location)  # 2 GB each
 
 
 @nox.session(reuse_venv=True)
