@@ -27,11 +27,11 @@ from streamxf.checkpoint.sources import dtype_name
 from streamxf.dcp.columns import Merged, PlannedItems, StoredResults
 from streamxf.errors import UnsupportedError, redacted
 from streamxf.format.bands import ChunkColumns
-from streamxf.format.chunks import StoredChunks
 from streamxf.format.header import Kind
 from streamxf.format.index import Index
 from streamxf.format.items import Chunk, Item, ObjectItem, Path, TensorItem, is_path
 from streamxf.format.names import metadata_name
+from streamxf.format.table import StoredChunks
 from streamxf.format.tiling import Boxes
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage

@@ -25,11 +25,10 @@ import streamxf.format.index
 from streamxf.errors import MetadataError
 from streamxf.format import bands
 from streamxf.format.bare import CRC_BYTES, pieces_of
-from streamxf.format.chunks import StoredChunks
 from streamxf.format.index import File, Index
 from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.format.run import RunFacts
-from streamxf.format.table import ItemTable
+from streamxf.format.table import ItemTable, StoredChunks
 from tests.forge import Band, MetadataParts, encode, frame_of, pack_columns, pack_index, unpack_columns
 from tests.reference_codecs import Refused, unzstd
 from tests.reference_decoder import Sections, parse_json, parse_root

@@ -204,7 +204,7 @@ def test_what_is_checked_costs_nothing_more_the_next_time() -> None:
             item = table[name]
             assert isinstance(item, TensorItem)
             item.chunks.spans()
-        with patch("streamxf.format.chunks.check_tiles", side_effect=AssertionError):
+        with patch("streamxf.format.table.check_tiles", side_effect=AssertionError):
             assert len(table["a"].chunks) == len(tuple(table["a"].chunks))
 
 
@@ -346,7 +346,7 @@ def test_few_boxes_are_remembered_and_fewer_of_many_chunks() -> None:
     table = read(*packed(made_of("a")))
     item = table["a"]
     assert isinstance(item, TensorItem)
-    with patch("streamxf.format.chunks._KEPT", 160):
+    with patch("streamxf.format.table._KEPT", 160):
         for begin, size in (*((0, size) for size in range(64, 32, -1)), *((begin, 1) for begin in range(32))):
             assert len(item.overlapping([((begin, 0), (size, 6))])) == size
             answers = [len(boxes) for _, boxes in table.parts.answers.values()]

@@ -53,6 +53,6 @@ def test_nobody_who_resumes_makes_an_object_for_each_chunk_of_a_large_index(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streamxf.format.index._SMALL", -1)
-    monkeypatch.setattr("streamxf.format.chunks.StoredChunks.__iter__", lambda *_: 1 / 0)
+    monkeypatch.setattr("streamxf.format.table.StoredChunks.__iter__", lambda *_: 1 / 0)
     assert latest(run) == str(run / "step-2")
     assert clean(run / "step-2", dry_run=True).removed == ()
