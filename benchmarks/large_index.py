@@ -19,9 +19,8 @@ from benchmarks.costs import Costs, cells, measured
 from benchmarks.harness import MIB, Settings
 from benchmarks.result import Row, Spread, goal_row
 from benchmarks.simulated import names_of
-from streamxf.format.bands import ChunkColumns
 from streamxf.format.header import Kind
-from streamxf.format.index import File, Index
+from streamxf.format.index import ChunkColumns, File, Index
 from streamxf.format.items import Chunk, Item, TensorItem
 from streamxf.format.tiling import Boxes
 from streamxf.format.trailer import Trailer, pack

@@ -26,9 +26,8 @@ from streamxf.checkpoint.pickled import OWN, PLANNER_DATA, members_of, plain_mem
 from streamxf.checkpoint.sources import dtype_name
 from streamxf.dcp.columns import Merged, PlannedItems, StoredResults
 from streamxf.errors import UnsupportedError, redacted
-from streamxf.format.bands import ChunkColumns
 from streamxf.format.header import Kind
-from streamxf.format.index import Index
+from streamxf.format.index import ChunkColumns, Index
 from streamxf.format.items import Chunk, Item, ObjectItem, Path, TensorItem, is_path
 from streamxf.format.names import metadata_name
 from streamxf.format.table import StoredChunks

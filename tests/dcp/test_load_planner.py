@@ -145,7 +145,7 @@ def in_parts(items: Sequence[TensorItem], rows: int) -> StoredMetadata:
         chunks = [Chunk(at, shape, Place(PATH, 0, 1, (), None, next(numbers)), False) for at, shape, *_ in item.chunks]
         made[item.name] = replace(item, chunks=chunks)
     index = Index("ab" * 16, None, (), ("streamxf.lz4/1?level=0",), {PATH: File(1, bytes(16))}, made)
-    with patch("streamxf.format.bands._ROWS", rows), patch("streamxf.format.index._SMALL", 0):
+    with patch("streamxf.format.index._ROWS", rows), patch("streamxf.format.index._SMALL", 0):
         root, parts = index.pack()
         read = Index.parse(memoryview(root), lambda at, size: parts[at : at + size], len(parts))
     assert isinstance(read.items, ItemTable)
@@ -183,7 +183,7 @@ def test_of_a_large_index_few_parts_are_read() -> None:
 def test_of_each_band_only_the_part_with_the_shards_of_a_rank_is_read() -> None:
     boxes = [((row, 0), (1, 6)) for row in range(512)]
     names = "abcd"
-    with patch("streamxf.format.bands._ITEMS", 1):
+    with patch("streamxf.format.index._ITEMS", 1):
         content = in_parts([tensor(name, (512, 6), boxes) for name in names], 32)
     table = content._found.items
     assert isinstance(table, ItemTable)
@@ -196,8 +196,8 @@ def test_of_each_band_only_the_part_with_the_shards_of_a_rank_is_read() -> None:
 def test_a_load_reads_of_each_band_what_its_rank_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the reader's first request to its last, whatever part of the planner or the reader asks for names."""
     monkeypatch.setattr("streamxf.format.index._SMALL", 0)
-    monkeypatch.setattr("streamxf.format.bands._ITEMS", 1)
-    monkeypatch.setattr("streamxf.format.bands._ROWS", 4)
+    monkeypatch.setattr("streamxf.format.index._ITEMS", 1)
+    monkeypatch.setattr("streamxf.format.index._ROWS", 4)
     whole = {name: torch.randn(64, 5) for name in "abcd"}
     shards.save_shards(
         tmp_path, [{name: shards.rows(value, rank, 32) for name, value in whole.items()} for rank in range(32)]
@@ -222,7 +222,7 @@ def test_a_part_that_is_damaged_is_told_as_other_metadata_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planner: Any
 ) -> None:
     monkeypatch.setattr("streamxf.format.index._SMALL", 0)
-    monkeypatch.setattr("streamxf.format.bands._ITEMS", 1)
+    monkeypatch.setattr("streamxf.format.index._ITEMS", 1)
     folder = tmp_path / "run" / "step-1"
     (tmp_path / "run" / NOTES).mkdir(parents=True)
     save({"a": torch.zeros(8, 2), "b": torch.ones(8, 2)}, folder, full_chain())
@@ -285,7 +285,7 @@ def test_a_dtype_that_this_torch_lacks_is_no_damage(tmp_path: Path, monkeypatch:
 
 def test_what_is_wanted_is_compared_without_a_look_at_other_chunks() -> None:
     boxes = [((row, 0), (1, 6)) for row in range(512)]
-    with patch("streamxf.format.bands._ITEMS", 1):
+    with patch("streamxf.format.index._ITEMS", 1):
         table = in_parts([tensor(name, (512, 6), boxes) for name in "ab"], 32)._found.items
     assert isinstance(table, ItemTable)
     one, two = (ItemPart(item, item.chunks[300]) for item in (table["a"], table["a"]) if isinstance(item, TensorItem))

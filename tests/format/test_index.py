@@ -23,7 +23,6 @@ from hypothesis import strategies as st
 
 import streamxf.format.index
 from streamxf.errors import MetadataError
-from streamxf.format import bands
 from streamxf.format.bare import CRC_BYTES, pieces_of
 from streamxf.format.index import File, Index
 from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Place, TensorItem
@@ -139,8 +138,8 @@ def test_round_trip(index: Index) -> None:
 def test_a_large_index_gives_the_same(index: Index, step: int) -> None:
     """In bands of few items, and parts of few chunks; items are read when they are asked for."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bands, "_ROWS", step)
-        patch.setattr(bands, "_ITEMS", 1)
+        patch.setattr(streamxf.format.index, "_ROWS", step)
+        patch.setattr(streamxf.format.index, "_ITEMS", 1)
         patch.setattr(streamxf.format.index, "_SMALL", -1)
         packed = index.pack()
         parsed = parse(packed, hashed=index.hashed)
@@ -187,7 +186,7 @@ def test_a_box_finds_the_chunks_that_reach_into_it(tensor: Any, step: int, data:
     spans = [sorted(data.draw(st.tuples(st.integers(0, size), st.integers(0, size)))) for size in shape]
     box = [begin for begin, _ in spans], [end - begin for begin, end in spans]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bands, "_ROWS", step)
+        patch.setattr(streamxf.format.index, "_ROWS", step)
         patch.setattr(streamxf.format.index, "_SMALL", -1)
         found = parse(replace(index, items={"w": item}).pack()).items["w"]
         assert isinstance(found, TensorItem)

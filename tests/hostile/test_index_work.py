@@ -171,7 +171,7 @@ def grids(count: int) -> Index:
 def test_a_band_is_read_once_for_all_its_items() -> None:
     """Also where no part stays in memory."""
     count = 40
-    with patch("streamxf.format.bands._ROWS", 2 * count):
+    with patch("streamxf.format.index._ROWS", 2 * count):
         root, parts = grids(count).pack()
     with patch.object(parts_module, "_REMEMBERED", (0, 0)):
         table = Index.parse(memoryview(root), lambda at, size: parts[at : at + size], len(parts), lazy=True).items

@@ -25,7 +25,7 @@ import streamxf
 from streamxf import Storage
 from streamxf.checkpoint import metadata
 from streamxf.dcp.once import host
-from streamxf.format import bands, index
+from streamxf.format import index
 from streamxf.storage.storage import StorageEntry
 from tests.dcp.helpers import KEY, full_chain
 
@@ -77,7 +77,7 @@ SAVED: dict[str, Any] = {}
 
 def save(folder: Path) -> None:
     SAVED.update(state(1))
-    with patch.multiple(bands, _ROWS=32, _ITEMS=16):
+    with patch.multiple(index, _ROWS=32, _ITEMS=16):
         writer = streamxf.FileSystemWriter(folder / "checkpoint", _extensions=full_chain())
         dcp.save(SAVED, storage_writer=writer)
 

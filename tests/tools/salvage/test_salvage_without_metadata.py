@@ -458,7 +458,7 @@ def test_metadata_that_the_disk_does_not_give_is_named(tmp_path: Path, monkeypat
 
 def test_a_damaged_part_of_a_large_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("streamxf.format.index._SMALL", 0)
-    monkeypatch.setattr("streamxf.format.bands._BYTES", 1000)
+    monkeypatch.setattr("streamxf.format.index._BYTES", 1000)
     state = {f"w{number:02}": torch.full((5,), float(number)) for number in range(40)}
     helpers.save(state, tmp_path, [Checksum()])
     pickled, sections = helpers.sections_of(tmp_path)
