@@ -27,10 +27,9 @@ from streamxf.format.names import GLOBAL, is_metadata_name, metadata_among, rank
 from streamxf.formats.opening import contents_of
 from streamxf.manager.folder import Folder
 from streamxf.manager.holds import has_no_place, holding
-from streamxf.manager.lines import Line, continued
 from streamxf.manager.listing import Run
 from streamxf.manager.notes import FOLDER, Authority, is_framework_file
-from streamxf.manager.record import Record, numbers_in, order_of, series_of
+from streamxf.manager.record import Line, Record, continued, numbers_in, order_of, series_of
 from streamxf.manager.retention import Retention
 from streamxf.manager.sample import read_sample
 from streamxf.storage.removal import remove_entry

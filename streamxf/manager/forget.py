@@ -20,10 +20,9 @@ from streamxf.keys import KeysLike, TrustLike
 from streamxf.manager.choice import ABANDONED, Verify, check_verify, newest
 from streamxf.manager.folder import Folder
 from streamxf.manager.holds import going, has_no_place, held, is_over, removing
-from streamxf.manager.lines import Line, lined
 from streamxf.manager.listing import Run, records_of
 from streamxf.manager.notes import remove_notes, written_since
-from streamxf.manager.record import Record, series_of
+from streamxf.manager.record import Line, Record, lined, series_of
 from streamxf.manager.retention import Retention, settled
 from streamxf.manager.sessions import is_held
 from streamxf.storage.lock import locked

@@ -23,9 +23,8 @@ from streamxf.manager.choice import ABANDONED, Verify, check_alone, digest_of
 from streamxf.manager.folder import checksum_of
 from streamxf.manager.forget import finish, forget_in, leftovers
 from streamxf.manager.holds import has_no_place, put_hold
-from streamxf.manager.lines import Line, last_line
 from streamxf.manager.listing import Run
-from streamxf.manager.record import Record, numbers_in
+from streamxf.manager.record import Line, Record, last_line, numbers_in
 from streamxf.manager.retention import Retention
 from streamxf.manager.sessions import Session, Sessions
 from streamxf.storage.removal import files_of, remove_entry, remove_tree

@@ -41,10 +41,9 @@ from streamxf.manager.choice import ALL, Verify, check_verify, choose, clear, da
 from streamxf.manager.holds import MAX_NAME_BYTES
 from streamxf.manager.hosts import check_one_folder
 from streamxf.manager.housekeeper import Housekeeper
-from streamxf.manager.lines import Line
 from streamxf.manager.listing import Run
 from streamxf.manager.notes import Authority
-from streamxf.manager.record import MAX_DIGITS, Record, is_numbered, numbers_in, series_of
+from streamxf.manager.record import MAX_DIGITS, Line, Record, is_numbered, numbers_in, series_of
 from streamxf.manager.retention import Retention
 from streamxf.manager.schedule import Interval, SaveTimer, Schedule
 from streamxf.manager.signals import StopSignals

@@ -25,8 +25,8 @@ from streamxf.errors import KeyMissingError, NoCheckpointError
 from streamxf.manager import holds
 from streamxf.manager.choice import choose
 from streamxf.manager.latest import latest_in
-from streamxf.manager.lines import continued
 from streamxf.manager.listing import list_checkpoints
+from streamxf.manager.record import continued
 from tests.manager.adversary import STRANGE, Adversary
 from tests.manager.canned import checkpoint, data_of
 from tests.manager.model import DAY, Folder
