@@ -36,10 +36,9 @@ from streamxf.dcp.writer import FileSystemWriter
 from streamxf.errors import ParameterError, escaped, is_damage
 from streamxf.format.run import RunFacts
 from streamxf.keys import KeysLike
-from streamxf.manager.agreement import Agreement, give_back, gloo_group
+from streamxf.manager.agreement import Agreement, check_one_folder, give_back, gloo_group
 from streamxf.manager.choice import ALL, Verify, check_verify, choose, clear, damage_of
 from streamxf.manager.holds import MAX_NAME_BYTES
-from streamxf.manager.hosts import check_one_folder
 from streamxf.manager.housekeeper import Housekeeper
 from streamxf.manager.listing import Run
 from streamxf.manager.notes import Authority
