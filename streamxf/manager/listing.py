@@ -19,9 +19,8 @@ from streamxf.errors import DAMAGE, NoCheckpointError, ParameterError, Unsupport
 from streamxf.format.names import GLOBAL
 from streamxf.formats.opening import contents_of, open_source, parts_of
 from streamxf.manager.folder import Folder, checksum_of
-from streamxf.manager.notes import Authority
+from streamxf.manager.notes import ANY, Authority, RowCache
 from streamxf.manager.record import Record, is_numbered, lined, order_of, series_of
-from streamxf.manager.rows import ANY, RowCache
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.removal import files_of, files_of_many, is_literal
 from streamxf.storage.storage import Entries, Storage

@@ -17,7 +17,7 @@ from streamxf.checkpoint.notes import seal_note
 from streamxf.format.run import RunFacts
 from streamxf.manager.latest import latest_in
 from streamxf.manager.listing import folder_mark
-from streamxf.manager.rows import ANY
+from streamxf.manager.notes import ANY
 from streamxf.storage.opening import open_storage
 from tests.manager.canned import checkpoint, data_of, keying
 from tests.manager.model import Folder

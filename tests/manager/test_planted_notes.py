@@ -20,8 +20,7 @@ from streamxf.errors import MetadataError, ParameterError
 from streamxf.manager.folder import Folder
 from streamxf.manager.latest import is_complete
 from streamxf.manager.listing import Run, folder_mark, list_checkpoints
-from streamxf.manager.notes import Authority
-from streamxf.manager.rows import RowCache
+from streamxf.manager.notes import Authority, RowCache
 from streamxf.storage.opening import open_storage
 from streamxf.storage.removal import files_of
 
