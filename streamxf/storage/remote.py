@@ -20,6 +20,7 @@ from streamxf.storage.fetch import (
     answers,
     begun,
     fetches_ranges,
+    in_turns,
     is_asynchronous,
     lowest,
     made,
@@ -30,7 +31,6 @@ from streamxf.storage.files import check_component, draft_of, noted
 from streamxf.storage.multipart import PendingUpload, creating, multipart_of, pending_uploads, put_over, stamp_of
 from streamxf.storage.reading import StoredFile, access_to, size_of
 from streamxf.storage.storage import Check, Kind, Storage, StorageEntry
-from streamxf.storage.turns import in_turns
 
 _FLAT = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss", "obs", "memory", "http", "https"})
 """Object stores, and web servers: a put replaces an object in one step, and there are no links and no folders."""
