@@ -8,9 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 from streamxf.errors import MetadataError
-from streamxf.format.extra import from_json, is_decimal
+from streamxf.format.extra import entries_in, from_json, is_decimal
 from streamxf.format.items import Path
-from streamxf.format.nesting import entries_in
 
 MAX_LISTS = 2**20
 """Elements that all lists may have together, and 16 more for each item: what is not there takes memory, too."""

@@ -18,9 +18,8 @@ from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.elements import Array
 from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError, shorten
-from streamxf.format.extra import NESTING
+from streamxf.format.extra import NESTING, moved
 from streamxf.format.items import Item, Path, TensorItem
-from streamxf.format.nesting import moved
 from streamxf.formats.contents import OF_TORCH, SUFFIXES, FileReader, Format, chosen
 from streamxf.formats.huggingface import INDEX
 from streamxf.formats.safetensors import DTYPES, TWO_IN_ONE, is_text

@@ -12,8 +12,8 @@ from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import Access, Names, Renaming, SaveIds, check_nesting, renamed
 from streamxf.errors import ParameterError, PolicyError
 from streamxf.format.extra import NESTING
+from streamxf.format.extra import moved as moved_record
 from streamxf.format.items import Item
-from streamxf.format.nesting import moved as moved_record
 from streamxf.keys import KeysLike, SignerLike, TrustLike
 from streamxf.storage.opening import Location, open_storage
 from streamxf.tools.rekey.holders import MetadataFile, each, metadata_of, replace_each
