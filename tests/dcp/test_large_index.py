@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -150,8 +151,8 @@ def test_a_save_that_cannot_be_prepared_leaves_nothing(checkpoint: Path, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr("streamxf.storage.lock.PATIENCE", 0.0)
         with streamxf.storage.lock.locked(streamxf.storage.opening.open_storage(checkpoint)):
-            with pytest.raises(AbortedError, match="another process is publishing"):
-                save_shards(checkpoint, states)
+            with pytest.raises(AbortedError, match="another process is publishing"), ThreadPoolExecutor(1) as pool:
+                pool.submit(save_shards, checkpoint, states).result()
             before.add(checkpoint / ".streamxf.lock")
             assert set(checkpoint.iterdir()) == before
     assert_same(load(OLD, checkpoint), OLD)

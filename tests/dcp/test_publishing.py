@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -209,10 +210,10 @@ def test_a_file_that_is_not_as_it_was_written_is_not_published(
 def test_a_lock_that_somebody_keeps(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(state_of(0), checkpoint)
     monkeypatch.setattr(lock, "PATIENCE", 0.05)
-    with lock.locked(open_storage(checkpoint)) as alone:
+    with lock.locked(open_storage(checkpoint)) as alone, ThreadPoolExecutor(1) as pool:
         assert alone
         with refused(AbortedError, "another process"):
-            save(state_of(1), checkpoint)
+            pool.submit(save, state_of(1), checkpoint).result()
     assert_same(load(state_of(1), checkpoint), state_of(0))
     save(state_of(1), checkpoint)
     assert_same(load(state_of(0), checkpoint), state_of(1))
