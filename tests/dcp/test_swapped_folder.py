@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +40,8 @@ class Swap:
             (self.outside / name).write_text("the victim's")
         self._before = self._seen()
         self._left = number
-        self._armed = self._inside = False
+        self._armed = False
+        self._lock = threading.Lock()
 
     def _seen(self) -> Any:
         return os.stat(self.outside).st_mtime_ns, {file.name: file.read_text() for file in self.outside.iterdir()}
@@ -55,14 +57,15 @@ class Swap:
         self._armed = True
 
     def _reached(self) -> None:
-        if not self._armed or self._inside:
+        if not self._armed or not self._lock.acquire(blocking=False):  # by this thread, in the calls below, or another
             return
-        self._inside = True
-        if self._left == 0 and self.folder.is_dir() and not self.folder.is_symlink():
-            os.rename(self.folder, self.moved)
-            os.symlink(self.outside, self.folder)
-        self._left -= self._left > 0
-        self._inside = False
+        try:
+            if self._left == 0 and self.folder.is_dir() and not self.folder.is_symlink():
+                os.rename(self.folder, self.moved)
+                os.symlink(self.outside, self.folder)
+            self._left -= self._left > 0
+        finally:
+            self._lock.release()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
