@@ -9,7 +9,7 @@ from streamxf.cli import show
 from streamxf.cli.show import say
 from streamxf.format.items import Item, TensorItem
 from streamxf.formats.contents import Format
-from streamxf.tools.inspect.summary import ItemTotals, Summary, TensorStatistics, chain_text, ratio_of, ratio_text
+from streamxf.tools.inspect.inspect import ItemTotals, Summary, TensorStatistics, chain_text, ratio_of, ratio_text
 from streamxf.tools.inspect.tree import Module, walk
 from streamxf.wording import SALVAGE_DATA, many, printable, size_text
 

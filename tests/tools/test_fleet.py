@@ -23,7 +23,7 @@ from streamxf.keys.location import format_key
 from streamxf.tools import fleet
 from streamxf.tools.diff.difference import Difference
 from streamxf.tools.fleet import fits
-from streamxf.tools.inspect.summary import Summary
+from streamxf.tools.inspect.inspect import Summary
 from tests.altered import flip
 from tests.dcp.helpers import KEY, data_files, full_chain, save
 from tests.dcp.shards import rows, save_shards

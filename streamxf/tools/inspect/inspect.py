@@ -1,27 +1,279 @@
-"""`inspect`: a checkpoint of any format, in figures; and `PlainSummary`, a plain file."""
+"""`inspect`: a checkpoint of any format, in figures (`Summary`); and a plain file (`PlainSummary`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from heapq import nlargest
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from streamxf.budget import MAX_EXPANSION
+from streamxf.cached import cached_property
 from streamxf.checkpoint.access import Access, Require
 from streamxf.errors import located
-from streamxf.formats.contents import Format
+from streamxf.format.items import ITEMSIZES, WITHOUT_ELEMENTS, Item, ObjectItem, TensorItem
+from streamxf.formats.contents import Contents, Format
 from streamxf.formats.opening import contents_of, open_source
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.keys.envelope import Envelope, Vouchers
 from streamxf.progress import Progress
+from streamxf.registry import short_name
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage
 from streamxf.stream.container import BlockReader
 from streamxf.stream.plain import PlainParts
 from streamxf.stream.plain import open as open_plain
 from streamxf.tools.fleet import Fleet
-from streamxf.tools.inspect.summary import Summary, TensorStatistics, names_of
+from streamxf.wording import many
+
+if TYPE_CHECKING:
+    from streamxf.tools.values.statistics import Statistics
+
+_K = TypeVar("_K")
+
+LARGEST = 10
+
+_WIDTHS: dict[str, float] = {**dict.fromkeys(WITHOUT_ELEMENTS, 1), "qint32": 4, "bits16": 2, "bcomplex32": 4}
+_WIDTHS |= {"quint4x2": 0.5, "quint2x4": 0.25, **ITEMSIZES}  # several of these share a byte
+
+
+@dataclass(slots=True)
+class ItemTotals:
+    """Sums over some items.
+
+    - `elements`, `raw_bytes`, `stored_bytes`: of the tensors; the bytes as they are in memory and as they are stored.
+    - `object_bytes`: of the objects, as they are stored; their size in memory is not known without decoding them.
+    """
+
+    tensors: int = 0
+    objects: int = 0
+    elements: int = 0
+    raw_bytes: int = 0
+    stored_bytes: int = 0
+    object_bytes: int = 0
+
+    @classmethod
+    def of(cls, items: Iterable[Item]) -> ItemTotals:
+        totals = cls()
+        for item in items:
+            totals.add(item)
+        return totals
+
+    @property
+    def items(self) -> int:
+        """Tensors and objects."""
+        return self.tensors + self.objects
+
+    @property
+    def ratio(self) -> float | None:
+        """Stored over raw bytes, of the tensors; None where there are no raw bytes."""
+        return self.stored_bytes / self.raw_bytes if self.raw_bytes else None
+
+    def add(self, item: Item, chain: tuple[str, ...] | None = None) -> None:
+        """Count an item, or only what is stored through one chain."""
+        if isinstance(item, ObjectItem):
+            self.objects += 1
+            self.object_bytes += item.stored_bytes
+            return
+        chunks = item.chunks if chain is None else [each for each in item.chunks if each.chain == chain]
+        elements = sum(math.prod(chunk.shape) for chunk in chunks)
+        self.tensors += 1
+        self.elements += elements
+        self.raw_bytes += math.ceil(elements * _WIDTHS.get(item.dtype, 0))
+        self.stored_bytes += sum(chunk.place.size for chunk in chunks)
+
+    def merge(self, other: ItemTotals) -> None:
+        self.tensors += other.tensors
+        self.objects += other.objects
+        self.elements += other.elements
+        self.raw_bytes += other.raw_bytes
+        self.stored_bytes += other.stored_bytes
+        self.object_bytes += other.object_bytes
+
+    def as_dict(self) -> dict[str, int | float | None]:
+        """For JSON."""
+        return {**asdict(self), "ratio": self.ratio}
+
+
+@dataclass(frozen=True)
+class TensorStatistics:
+    """Statistics of the tensors of a checkpoint, by name; None where the elements are not numbers, and for what is
+    in `unreadable`, which has the reasons.
+    """
+
+    statistics: Mapping[str, Statistics | None]
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def nan(self) -> tuple[str, ...]:
+        """Tensors that contain NaN."""
+        return self._with(lambda found: found.nan > 0)
+
+    @cached_property
+    def inf(self) -> tuple[str, ...]:
+        """Tensors that contain an infinity."""
+        return self._with(lambda found: found.inf > 0)
+
+    @cached_property
+    def zeros(self) -> tuple[str, ...]:
+        """Tensors of zeros only."""
+        return self._with(lambda found: found.all_zero)
+
+    @cached_property
+    def flagged(self) -> tuple[str, ...]:
+        """All of these, those with NaN or infinities first."""
+        return tuple(dict.fromkeys((*self.nan, *self.inf, *self.zeros)))
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Tensors whose elements are not numbers."""
+        return tuple(name for name, found in self.statistics.items() if found is None and name not in self.unreadable)
+
+    def _with(self, property: Callable[[Statistics], bool]) -> tuple[str, ...]:
+        return tuple(name for name, found in self.statistics.items() if found is not None and property(found))
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "with_nan": list(self.nan),
+            "with_inf": list(self.inf),
+            "all_zero": list(self.zeros),
+            "not_numbers": list(self.unknown),
+            "unreadable": dict(self.unreadable),
+        }
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A checkpoint in figures.
+
+    - `contents`: what it holds, item by item.
+    - `dtypes`: of the tensors, by dtype, the most stored bytes first.
+    - `chains`: of all items, by the chain that their parts were stored through, the most stored bytes first. An item
+      with parts of several chains counts in each of them.
+    - `shards`: how many parts the tensors have.
+    - `notes`: those of the contents, that some bytes were counted more than once, and which tensors could not be read.
+    - `values`: statistics of the tensors, if they were read.
+    """
+
+    contents: Contents
+    total: ItemTotals
+    dtypes: dict[str, ItemTotals]
+    chains: dict[tuple[str, ...], ItemTotals]
+    shards: int
+    notes: tuple[str, ...]
+    values: TensorStatistics | None = None
+
+    @classmethod
+    def of(cls, contents: Contents, values: TensorStatistics | None = None) -> Summary:
+        dtypes: dict[str, ItemTotals] = {}
+        chains: dict[tuple[str, ...], ItemTotals] = {}
+        total, shards = ItemTotals(), 0
+        for item in contents.items.values():
+            total.add(item)
+            if isinstance(item, TensorItem):
+                dtypes.setdefault(item.dtype, ItemTotals()).add(item)
+                shards += len(item.chunks)
+            used = _chains_of(item)
+            for chain in used:
+                chains.setdefault(chain, ItemTotals()).add(item, chain if len(used) > 1 else None)
+        unread = values.unreadable.items() if values is not None else ()
+        notes = (*contents.notes, *_shared(contents), *(f"{name} could not be read: {why}" for name, why in unread))
+        return cls(contents, total, _by_size(dtypes), _by_size(chains), shards, notes, values)
+
+    def largest(self, count: int = LARGEST) -> list[TensorItem]:
+        """The tensors with the most stored bytes, the largest first."""
+        return nlargest(count, self.contents.tensors.values(), key=lambda item: (item.stored_bytes, item.size))
+
+    def as_dict(self, *, largest: int = LARGEST, items: bool = False) -> dict[str, Any]:
+        """For JSON: with this number of the `largest` tensors, and every item if `items`."""
+        contents = self.contents
+        found: dict[str, Any] = {
+            "path": contents.path,
+            "format": str(contents.format),
+            **self.total.as_dict(),
+            "shards": self.shards,
+            "files": len(contents.files),
+            "file_bytes": sum(contents.files.values()),
+            "by_dtype": [{"dtype": dtype, **totals.as_dict()} for dtype, totals in self.dtypes.items()],
+            "by_chain": [
+                {"chain": names_of(chain), "descriptors": list(chain), **totals.as_dict()}
+                for chain, totals in self.chains.items()
+            ],
+            "largest_tensors": [self.item(item) for item in self.largest(largest)],
+            "packages": dict(contents.packages),
+            "save_ids": list(contents.save_ids),
+            "key_ids": list(contents.key_ids),
+            "signers": list(contents.signers),
+            "notes": list(self.notes),
+            "extra": dict(contents.extra),
+        }
+        if self.values is not None:
+            found["flagged"] = self.values.as_dict()
+        if items:
+            found["entries"] = [self.item(item) for item in contents.items.values()]
+        return found
+
+    def item(self, item: Item) -> dict[str, Any]:
+        """One item, for JSON."""
+        tensor = item if isinstance(item, TensorItem) else None
+        facts: dict[str, Any] = {
+            "name": item.name,
+            "dtype": tensor.dtype if tensor else None,
+            "shape": list(tensor.shape) if tensor else None,
+            "raw_bytes": tensor.size if tensor else None,
+            "stored_bytes": item.stored_bytes,
+            "ratio": ratio_of(item),
+            "shards": len(item.places),
+            "chains": list(dict.fromkeys(map(names_of, _chains_of(item)))),
+        }
+        if self.values is not None:
+            found = self.values.statistics.get(item.name)
+            facts["values"] = None if found is None else asdict(found)
+        return facts
+
+
+def ratio_of(item: Item) -> float | None:
+    """Stored over raw bytes; None for an object, and for a tensor without elements."""
+    return None if isinstance(item, ObjectItem) or not item.size else item.stored_bytes / item.size
+
+
+def _chains_of(item: Item) -> dict[tuple[str, ...], None]:
+    return dict.fromkeys(part.chain for part in (item.chunks if isinstance(item, TensorItem) else item.places))
+
+
+def ratio_text(ratio: float | None) -> str:
+    """A ratio for people: ``0.668``, and a dash where there is none."""
+    return "-" if ratio is None else f"{ratio:.3f}"
+
+
+def chain_text(chain: tuple[str, ...]) -> str:
+    """A chain for people: ``floatzip+checksum``, and ``none``."""
+    return names_of(chain) or "none"
+
+
+def names_of(chain: tuple[str, ...]) -> str:
+    """A chain's short names, as in its text form."""
+    return "+".join(short_name(descriptor.split("/")[0]) for descriptor in chain)
+
+
+def _shared(contents: Contents) -> Iterator[str]:
+    """torch.save stores memory once that several tensors share, such as tied weights."""
+    if contents.format is not Format.TORCH:
+        return
+    places = sorted((place.at, place.size) for item in contents.tensors.values() for place in item.places)
+    end, shared = 0, 0
+    for start, size in places:
+        shared += size > 0 and start < end
+        end = max(end, start + size)
+    if shared:
+        yield f"Stored bytes of {many(shared, 'tensor')} are shared with others; each counts in full."
+
+
+def _by_size(tallies: dict[_K, ItemTotals]) -> dict[_K, ItemTotals]:
+    return dict(sorted(tallies.items(), key=lambda pair: pair[1].stored_bytes + pair[1].object_bytes, reverse=True))
 
 
 def inspect(

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from streamxf.buffers import collector_paused
 from streamxf.format.items import Item, TensorItem
-from streamxf.tools.inspect.summary import ItemTotals
+from streamxf.tools.inspect.inspect import ItemTotals
 
 # Deeper than any model; what remains of a longer name stays one piece. Without a bound a name of dots alone would
 # exhaust the stack.

@@ -8,7 +8,7 @@ import numpy as np
 
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, elements_size
 from streamxf.formats.contents import Contents, Format
-from streamxf.tools.inspect.summary import TensorStatistics
+from streamxf.tools.inspect.inspect import TensorStatistics
 from streamxf.tools.values.statistics import Statistics, ValueCounter
 
 CHAIN = ("streamxf.floatzip/1", "streamxf.checksum/1?algorithm=crc32c")

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from streamxf.format.items import Item
 from streamxf.formats.contents import Format
+from streamxf.tools.inspect.inspect import Summary, TensorStatistics
 from streamxf.tools.inspect.page.page import MAX_LAYERS, MAX_ROLES, html_page, page_data, scale_of
-from streamxf.tools.inspect.summary import Summary, TensorStatistics
 from streamxf.tools.values.statistics import Statistics
 from tests.tools.inspect.made import contents, statistics, tensor, thing, transformer, values
 from tests.tools.inspect.parsed import Page

@@ -20,8 +20,8 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from streamxf.format.items import Item
 from streamxf.formats.contents import Format
+from streamxf.tools.inspect.inspect import Summary, TensorStatistics
 from streamxf.tools.inspect.page.page import html_page
-from streamxf.tools.inspect.summary import Summary, TensorStatistics
 from tests.tools.inspect.browser import HOW_TO, browser, installed, requests, show
 from tests.tools.inspect.made import contents, statistics, tensor, thing, transformer, values
 

@@ -13,8 +13,7 @@ from safetensors.torch import save_file
 
 from streamxf.format.items import TensorItem
 from streamxf.formats.contents import Format
-from streamxf.tools.inspect.inspect import inspect
-from streamxf.tools.inspect.summary import ItemTotals, Summary, chain_text
+from streamxf.tools.inspect.inspect import ItemTotals, Summary, chain_text, inspect
 from tests.dcp.shards import save_shards
 from tests.tools.inspect.made import CHAIN, chunk, contents, tensor, thing, transformer
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf.format.items import Item
-from streamxf.tools.inspect.summary import ItemTotals
+from streamxf.tools.inspect.inspect import ItemTotals
 from streamxf.tools.inspect.tree import MAX_DEPTH, Module, tree_of, walk
 from tests.tools.inspect.made import tensor, thing, transformer
 

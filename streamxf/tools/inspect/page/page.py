@@ -22,7 +22,7 @@ from typing import Any
 
 from streamxf.buffers import collector_paused
 from streamxf.format.items import Item, TensorItem
-from streamxf.tools.inspect.summary import ItemTotals, Summary, TensorStatistics, chain_text, ratio_of, ratio_text
+from streamxf.tools.inspect.inspect import ItemTotals, Summary, TensorStatistics, chain_text, ratio_of, ratio_text
 from streamxf.tools.inspect.tree import MAX_DEPTH, Stack, stacks_of
 from streamxf.tools.values.statistics import Moments, Statistics
 from streamxf.version import __version__
