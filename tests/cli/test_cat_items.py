@@ -16,7 +16,7 @@ from streamxf import Checksum
 from streamxf.cli import look
 from streamxf.keys import write_key
 from tests.altered import flip
-from tests.cli.command import Run, runner
+from tests.cli.command import Run
 from tests.dcp.helpers import KEY, data_files, full_chain, save
 
 STATE: dict[str, Any] = {
@@ -27,11 +27,6 @@ STATE: dict[str, Any] = {
     "packed": torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
     "options": {1, 2},
 }
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    return runner(capsys)
 
 
 @pytest.fixture

@@ -20,6 +20,13 @@ def state() -> dict[str, Any]:
     return small_state()
 
 
+@pytest.fixture(params=["small", "in parts"])
+def size_of_index(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large index is read part by part, when it is asked for an item."""
+    if request.param == "in parts":
+        monkeypatch.setattr("streamxf.format.index._SMALL", 0)
+
+
 @pytest.fixture
 def big_folder(tmp_path: Path) -> Iterator[Path]:
     """A folder for gigabytes: in memory where there is room, and gone when the test is."""

@@ -424,13 +424,6 @@ def test_a_plan_that_fails_leaves_the_metadata(tmp_path: Path) -> None:
     assert planner.metadata is content
 
 
-@pytest.fixture(params=["small", "in parts"])
-def size_of_index(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large index is read part by part, when it is asked for an item."""
-    if request.param == "in parts":
-        monkeypatch.setattr("streamxf.format.index._SMALL", 0)
-
-
 @pytest.mark.usefixtures("size_of_index")
 @pytest.mark.parametrize("reader", ["streamxf", "stock"])
 def test_it_loads(tmp_path: Path, reader: str) -> None:

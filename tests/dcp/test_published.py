@@ -27,6 +27,8 @@ from .rank_scenarios import run_ranks
 
 STATE = {"model": {"w": torch.arange(12.0).reshape(3, 4)}, "step": 3}
 
+pytestmark = pytest.mark.usefixtures("size_of_index")
+
 
 def saved(path: Any, writer: Any = None, **options: Any) -> Metadata:
     writer = writer or streamxf.FileSystemWriter(path, _extensions=full_chain(), sync_files=False)
@@ -196,13 +198,6 @@ def test_cached_plans_over_several_ranks(tmp_path: Path) -> None:
 
 
 # -- what readers return -----------------------------------------------------------------------------------
-
-
-@pytest.fixture(params=["small", "in parts"], autouse=True)
-def size_of_index(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large index is read part by part, when it is asked for an item."""
-    if request.param == "in parts":
-        monkeypatch.setattr("streamxf.format.index._SMALL", 0)
 
 
 def test_lists_of_chunks_are_made_when_they_are_asked_for(checkpoint: Path) -> None:

@@ -43,7 +43,7 @@ _UNPARSED = (*containers.UNPARSED, *metadata_files.UNPARSED)
 
 
 @cache
-def _folder() -> Path:
+def scratch_folder() -> Path:
     made = Path(tempfile.mkdtemp(prefix="streamxf-fuzz-", dir=in_memory(2**26)))
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     return made
@@ -61,7 +61,7 @@ def run(data: bytes) -> None:
 def unpacked(data: bytes) -> Iterator[Path]:
     """The folder that an input makes: the data file has all names that the index gives to one."""
     metadata, content = _split(data)
-    folder = _folder()
+    folder = scratch_folder()
     names = _names(metadata)
     (folder / ".metadata").write_bytes(metadata)
     for name in names:

@@ -5,16 +5,12 @@
 
 from __future__ import annotations
 
-import atexit
 import io
 import pickle
 import random
-import shutil
 import struct
-import tempfile
 import zipfile
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +30,13 @@ from tests.archives import behind, join, old_form, redirected, saved, take_apart
 from tests.fuzz.oracle import agree, attempt
 from tests.fuzz.pickles import change_pickle
 from tests.fuzz.target import Havoc, Target
-from tests.fuzz.target_checkpoint import loaded_into
-from tests.surroundings import in_memory
+from tests.fuzz.target_checkpoint import loaded_into, scratch_folder
 
 TENSOR = torch.arange(6.0).reshape(2, 3)
 
 
 def run(data: bytes) -> None:
-    folder = _folder()
+    folder = scratch_folder()
     (folder / "model.pt").write_bytes(data)
     alone, _ = attempt(lambda: _read(folder / "model.pt"))
     if alone is not None:
@@ -83,13 +78,6 @@ def _bits(value: Any) -> Any:
         return repr(value)
     raw = value.detach().contiguous().reshape(-1).view(torch.uint8)
     return value.dtype, value.shape, bytes(raw.numpy())
-
-
-@cache
-def _folder() -> Path:
-    made = Path(tempfile.mkdtemp(prefix="streamxf-fuzz-", dir=in_memory(2**26)))
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
-    return made
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -3,15 +3,8 @@
 from __future__ import annotations
 
 import io
-from typing import Any
 
 import torch
-
-
-def saved(value: Any) -> bytes:
-    file = io.BytesIO()
-    torch.save(value, file)
-    return file.getvalue()
 
 
 def archive(pickled: bytes, records: dict[str, bytes] | None = None) -> bytes:

@@ -17,11 +17,12 @@ import torch.distributed.checkpoint as dcp
 
 from streamxf.errors import ContainerError, MetadataError, PolicyError
 from streamxf.torchsave.objects import Objects
+from tests.archives import saved
 from tests.cli import preloaded
 from tests.dcp.helpers import assert_same, data_files, index_of, load, load_with, refused, rewrite_index, rewrite_pickle
 from tests.vectors.recipes.world import crcs_of
 
-from .pickles import archive, call, number, saved, tensor, text
+from .pickles import archive, call, number, tensor, text
 from .test_policy import HINTS, READERS, WRITERS
 
 HUGE = 2**40

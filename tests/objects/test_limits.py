@@ -22,9 +22,10 @@ import streamxf
 from streamxf.errors import BlockError, MetadataError, PolicyError
 from streamxf.torchsave.check import needs_of
 from streamxf.torchsave.objects import Objects
+from tests.archives import saved
 from tests.dcp.helpers import KEY, assert_same, load, refused, save
 
-from .pickles import archive, call, number, saved, text
+from .pickles import archive, call, number, text
 from .test_policy import Tagged
 
 MANY = 2**22

@@ -13,8 +13,7 @@ import torch
 
 from streamxf.errors import MetadataError, ObjectError, is_damage
 from streamxf.torchsave.objects import Objects
-
-from .pickles import saved
+from tests.archives import saved
 
 FAILS: dict[str, Callable[[], object]] = {
     "its own error": lambda: [].pop(),

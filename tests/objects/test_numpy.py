@@ -21,9 +21,10 @@ from streamxf.errors import PolicyError
 from streamxf.torchsave.calls import PLAIN
 from streamxf.torchsave.check import Check, Maker, chosen
 from streamxf.torchsave.objects import Objects
+from tests.archives import saved
 from tests.dcp.helpers import load, refused, save
 
-from .pickles import archive, call, number, saved, text
+from .pickles import archive, call, number, text
 
 CODES = "?bhilqBHILQefdgFDG"
 

@@ -21,8 +21,9 @@ from streamxf.torchsave import objects, writing
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 from streamxf.torchsave.check import Check, Maker, numbers_in
 from streamxf.torchsave.objects import Objects
+from tests.archives import saved
 
-from .pickles import archive, saved
+from .pickles import archive
 
 
 def pickled(value: Any) -> bytes:

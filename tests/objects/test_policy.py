@@ -30,9 +30,10 @@ import streamxf
 from streamxf import Checksum, Encrypt, ZStandard
 from streamxf.errors import ForeignError, MetadataError, NotAllowedError, ObjectError, ParameterError, PolicyError
 from streamxf.torchsave.objects import Objects
+from tests.archives import saved
 from tests.dcp.helpers import KEY, Xor, assert_same, data_files, load, load_with, refused, save
 
-from .pickles import archive, saved
+from .pickles import archive
 
 HINTS = ("safe_globals=[...]", "weights_only=False")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -36,12 +36,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable
 
 KEY = Key(bytes(range(32)))
 FILE_SIZE = 400_000
-
-
-@pytest.fixture(scope="module")
-def spawned() -> Iterator[Executor]:
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        yield pool
 
 
 def copied(source: Any, target: Any, executor: Executor | None, chain: Any = "zstd", **options: Any) -> Any:

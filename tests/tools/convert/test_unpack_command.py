@@ -11,12 +11,6 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint import save
 
 import streamxf
-from tests.cli.command import Run, runner
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    return runner(capsys)
 
 
 @pytest.fixture

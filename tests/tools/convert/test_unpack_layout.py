@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf.checkpoint.reading import boxes_of
-from streamxf.format.items import TensorItem
 from streamxf.formats.contents import Format
 from streamxf.tools.convert import plan
 from streamxf.tools.convert.plan import NewFile, Stretch, fresh, pieces
+from tests.formats.samples import tensor_item
 from tests.tools.elements import Memory, elements_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.complex128, torch.float8_e4m3fn]
@@ -22,12 +22,6 @@ DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.complex
 def filled(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-9, 9, shape, generator=generator).to(dtype)
-
-
-def tensor_in(source: Memory, name: str) -> TensorItem:
-    item = source.stored[name]
-    assert isinstance(item, TensorItem)
-    return item
 
 
 def written(source: Memory, file: NewFile) -> bytes:
@@ -64,11 +58,11 @@ def test_every_byte_is_where_it_belongs(cuts, shapes, limit, data):
             at += cuts[number]
         if number < len(shapes):
             order = tuple(data.draw(st.permutations(range(len(shapes[number])))))
-            runs.append(Stretch(len(wanted), tensor_in(source, str(number)), order))
+            runs.append(Stretch(len(wanted), tensor_item(source, str(number)), order))
             wanted += as_bytes(tensors[str(number)].permute(order))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "boxes_of", lambda item, _=0: boxes_of(item, limit))
-        for around in (tensor_in(source, "rest"), as_bytes(rest)):
+        for around in (tensor_item(source, "rest"), as_bytes(rest)):
             file = NewFile("x", runs, around)
             assert written(source, file) == wanted
             assert file.size == len(wanted)
@@ -76,11 +70,11 @@ def test_every_byte_is_where_it_belongs(cuts, shapes, limit, data):
 
 def test_a_row_of_bytes_is_read_once_however_many_parts_it_has():
     source = Memory({"rest": torch.arange(200, dtype=torch.uint8), "w": torch.zeros(3)})
-    runs = [Stretch(13 * number + 1, tensor_in(source, "w")) for number in range(200)]
+    runs = [Stretch(13 * number + 1, tensor_item(source, "w")) for number in range(200)]
     boxes = []
     read = source.read_boxes
     source.read_boxes = lambda wanted: read(boxes.append(box) or box for box in wanted)  # type: ignore[method-assign]
-    written(source, NewFile("x", runs, tensor_in(source, "rest")))
+    written(source, NewFile("x", runs, tensor_item(source, "rest")))
     assert sum(box.item.name == "rest" for box in boxes) == 1
 
 

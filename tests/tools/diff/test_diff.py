@@ -17,13 +17,7 @@ from streamxf.errors import KeyMissingError, MetadataError, NoCheckpointError, P
 from streamxf.keys.file import write_key
 from streamxf.tools.convert.manifest import ITEM
 from streamxf.tools.diff.diff import diff
-from tests.cli.command import Run, runner
 from tests.dcp.shards import rows, save_shards
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    return runner(capsys)
 
 
 def state(seed: int) -> dict[str, Any]:
