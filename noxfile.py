@@ -7,7 +7,7 @@ Interpreters are looked for on PATH. One: make compat ARGS="-s 'torch(2.7.0-3.12
 from __future__ import annotations
 
 import shutil
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 
 import nox
@@ -18,7 +18,9 @@ PROJECT = nox.project.load_toml("pyproject.toml")["project"]
 PINNED = next(line for line in Path("constraints.txt").read_text().splitlines() if line.startswith("torch=="))
 EXTRAS = PROJECT["optional-dependencies"]
 TESTED_WITH = [*EXTRAS["cli"], *EXTRAS["s3"], *EXTRAS["testing"], "pytest", "pytest-timeout"]
-FOR_OTHERS = [each for each in EXTRAS["test"] if not each.startswith("streamxf")]  # without which tests are skipped
+# What single tests need beside that. ZipNN, which benchmarks alone call, would have to be compiled.
+OTHERS = chain(EXTRAS["kms"], EXTRAS["storages"], EXTRAS["bench"], EXTRAS["test"])
+FOR_SINGLE_TESTS = [each for each in OTHERS if not each.startswith(("streamxf", "zipnn"))]
 
 # Each torch with the oldest Python; the other Pythons with the oldest and the newest torch that there is for them.
 VERSIONS = [
@@ -60,7 +62,7 @@ def torch(session: nox.Session, torch: str) -> None:
     packages = [each for each in PROJECT["dependencies"] if not each.startswith("torch")]
     # First, and without what it depends on: on Linux PyPI's builds ask for gigabytes of CUDA.
     session.install("--no-cache-dir", "--no-deps", f"torch=={torch}")
-    session.install("-c", "constraints.txt", "setuptools", *packages, *TESTED_WITH, *FOR_OTHERS, *EXTRAS["kms"])
+    session.install("-c", "constraints.txt", "setuptools", *packages, *TESTED_WITH, *FOR_SINGLE_TESTS)
     session.run_install("python", "tests/torch_on_cpu.py")
     # With --no-install, too: an environment that is used again may have another clone's.
     session.run("python", "-m", "pip", "install", "-qq", "--no-deps", "--no-build-isolation", "--editable", ".")
