@@ -33,7 +33,7 @@ from streamxf.checkpoint.saving import Save
 from streamxf.checkpoint.sources import Content
 from streamxf.errors import AbortedError, ChainError, MetadataError, ParameterError, StreamxfError, UnsupportedError
 from streamxf.format.header import Identity, Kind
-from streamxf.format.items import ITEMSIZES, ObjectItem, TensorItem
+from streamxf.format.items import ObjectItem, TensorItem
 from streamxf.format.limits import TRAILER_BYTES, WRAPPED_KEY_BYTES
 from streamxf.format.trailer import Trailer
 from streamxf.storage.opening import open_storage
@@ -41,6 +41,7 @@ from streamxf.stream.encoder import MemorySource
 from streamxf.torchsave.stock import read_stock
 from streamxf.wording import reason_of
 from tests.dcp.helpers import KEY, assert_same, blank, data_files, entries_of, raw_bytes
+from tests.dcp.test_frame import DTYPES, filled
 from tests.progress.recorder import Recorder
 from tests.reference_decoder import load as reference_load
 from tests.reference_keys import Reader, aes_key
@@ -51,14 +52,6 @@ CHAINS: dict[str, list[Any]] = {
     "floatzip": [FloatZip()],
     "full": [ZStandard(level=1), Checksum(), Encrypt(KEY)],
 }
-DTYPES = sorted(name for name in ITEMSIZES if hasattr(torch, name))
-
-
-def filled(dtype: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    made = torch.empty(shape, dtype=getattr(torch, dtype))
-    raw = torch.empty(0, dtype=torch.uint8).set_(made.untyped_storage())
-    raw.random_(0, 2 if dtype == "bool" else 256, generator=torch.Generator().manual_seed(seed))
-    return made
 
 
 def strided(dtype: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:

@@ -368,3 +368,19 @@ class _XorReader(io.RawIOBase):
         data = self._input.read(len(buffer))
         buffer[: len(data)] = data.translate(self._table)
         return len(data)
+
+
+WRITERS: dict[str, Callable[[Path], Any]] = {
+    "own": lambda path: streamxf.FileSystemWriter(path, _extensions=[Checksum()], sync_files=False),
+    "own, bare": lambda path: streamxf.FileSystemWriter(path, _extensions=[], sync_files=False),
+    "own, foreign": lambda path: streamxf.FileSystemWriter(path, _extensions=[Xor()], sync_files=False),
+    "attached": lambda path: streamxf.attach(dcp.FileSystemWriter(path, sync_files=False), [ZStandard()]),
+    "stock": lambda path: dcp.FileSystemWriter(path, sync_files=False),
+    "stock with a codec": lambda path: dcp.FileSystemWriter(path, _extensions=[ZStandard()], sync_files=False),
+}
+
+
+def registry() -> streamxf.Registry:
+    made = streamxf.Registry()
+    made.register(Xor)
+    return made

@@ -15,8 +15,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import MetadataIndex
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 
 import streamxf
 from streamxf import Checksum, Encrypt, engine
@@ -26,7 +25,7 @@ from streamxf.stream.container import BlockReader
 from tests.altered import flip
 
 from .helpers import KEY, data_files, error_of, load, load_with, refused, save
-from .test_loads_like_stock import Into
+from .test_loads_like_stock import Into, read_items
 
 MIB = 2**20
 
@@ -52,17 +51,7 @@ def read_boxes(path: Path, boxes: list[tuple[tuple[int, ...], torch.Tensor]], ke
     metadata = reader.read_metadata()
     reader.set_up_storage_reader(metadata, True)
     (index,) = metadata.storage_data
-    items = [
-        ReadItem(
-            LoadItemType.TENSOR,
-            MetadataIndex("t", index=number),
-            torch.Size([0] * target.ndim),
-            index,
-            torch.Size(offsets),
-            target.size(),
-        )
-        for number, (offsets, target) in enumerate(boxes)
-    ]
+    items = read_items(index, [(offsets, target.size()) for offsets, target in boxes])
     reader.read_data(LoadPlan(items), Into([target for _, target in boxes]))
     return reader.report
 

@@ -136,11 +136,9 @@ class Into(LoadPlanner):
 Boxes = list[tuple[tuple[int, ...], tuple[int, ...]]]
 
 
-def read(reader: Any, boxes: Boxes, targets: list[torch.Tensor]) -> type[BaseException] | None:
-    metadata = reader.read_metadata()
-    reader.set_up_storage_reader(metadata, True)
-    (index,) = metadata.storage_data
-    items = [
+def read_items(index: MetadataIndex, boxes: Boxes) -> list[ReadItem]:
+    """What a planner asks for boxes of one tensor, each for a target of its own."""
+    return [
         ReadItem(
             LoadItemType.TENSOR,
             MetadataIndex("t", index=number),
@@ -151,9 +149,15 @@ def read(reader: Any, boxes: Boxes, targets: list[torch.Tensor]) -> type[BaseExc
         )
         for number, (offsets, lengths) in enumerate(boxes)
     ]
+
+
+def read(reader: Any, boxes: Boxes, targets: list[torch.Tensor]) -> type[BaseException] | None:
+    metadata = reader.read_metadata()
+    reader.set_up_storage_reader(metadata, True)
+    (index,) = metadata.storage_data
     planner = Into(targets)
     try:
-        reader.read_data(LoadPlan(items), planner)
+        reader.read_data(LoadPlan(read_items(index, boxes)), planner)
     except Exception as error:
         return type(error)
     assert sorted(planner.committed) == list(range(len(boxes)))

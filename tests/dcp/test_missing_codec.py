@@ -19,7 +19,7 @@ from streamxf.tools.salvage.salvage import salvage
 from tests.altered import flip
 from tests.cli.command import runner
 
-from .helpers import KEY, Xor, data_files, rewrite_index, rewrite_pickle, save
+from .helpers import KEY, Xor, data_files, registry, rewrite_index, rewrite_pickle, save
 
 MANY = 60
 STATE: dict[str, Any] = {f"w{number}": torch.arange(400.0) + number for number in range(MANY)} | {"step": 7}
@@ -32,12 +32,6 @@ def saved(path: Path, chain: list[Any] | None = None) -> Path:
 
     rewrite_index(path, lambda index: index.update(modules=["toy.xor=toy-codecs==2.1"]))
     return path
-
-
-def registry() -> streamxf.Registry:
-    made = streamxf.Registry()
-    made.register(Xor)
-    return made
 
 
 def test_verify_names_the_package_once_and_compares_all_the_same(tmp_path: Path) -> None:

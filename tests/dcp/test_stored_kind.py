@@ -15,20 +15,24 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 
 import streamxf
-from streamxf import Checksum, ZStandard
+from streamxf import Checksum
 from streamxf.errors import IdentityError, MetadataError, StreamxfError, UnsupportedError
 
-from .helpers import KEY, Xor, data_files, error_of, load, load_with, refused, rewrite_index, rewrite_pickle, save
+from .helpers import (
+    KEY,
+    WRITERS,
+    Xor,
+    data_files,
+    error_of,
+    load,
+    load_with,
+    refused,
+    rewrite_index,
+    rewrite_pickle,
+    save,
+)
 from .test_loads_like_stock import Into
 
-WRITERS: dict[str, Callable[[Path], Any]] = {
-    "own": lambda path: streamxf.FileSystemWriter(path, _extensions=[Checksum()], sync_files=False),
-    "own, bare": lambda path: streamxf.FileSystemWriter(path, _extensions=[], sync_files=False),
-    "own, foreign": lambda path: streamxf.FileSystemWriter(path, _extensions=[Xor()], sync_files=False),
-    "attached": lambda path: streamxf.attach(dcp.FileSystemWriter(path, sync_files=False), [ZStandard()]),
-    "stock": lambda path: dcp.FileSystemWriter(path, sync_files=False),
-    "stock with a codec": lambda path: dcp.FileSystemWriter(path, _extensions=[ZStandard()], sync_files=False),
-}
 SIZES = {"small": (6, 4), "large": (600, 400)}
 ALTERED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "another dtype": lambda tensor: tensor.to(torch.float64),

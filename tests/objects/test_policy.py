@@ -27,11 +27,11 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 
 import streamxf
-from streamxf import Checksum, Encrypt, ZStandard
+from streamxf import Encrypt, ZStandard
 from streamxf.errors import ForeignError, MetadataError, NotAllowedError, ObjectError, ParameterError, PolicyError
 from streamxf.torchsave.objects import Objects
 from tests.archives import saved
-from tests.dcp.helpers import KEY, Xor, assert_same, data_files, load, load_with, refused, save
+from tests.dcp.helpers import KEY, WRITERS, assert_same, data_files, load, load_with, refused, registry, save
 
 from .pickles import archive
 
@@ -78,22 +78,6 @@ def torchs_list_stays_as_it_was() -> Iterator[None]:
 
 
 # -- who writes and who reads --------------------------------------------------------------------
-
-WRITERS = {
-    "own": lambda path: streamxf.FileSystemWriter(path, _extensions=[Checksum()], sync_files=False),
-    "own, bare": lambda path: streamxf.FileSystemWriter(path, _extensions=[], sync_files=False),
-    "own, foreign": lambda path: streamxf.FileSystemWriter(path, _extensions=[Xor()], sync_files=False),
-    "attached": lambda path: streamxf.attach(dcp.FileSystemWriter(path, sync_files=False), [ZStandard()]),
-    "stock": lambda path: dcp.FileSystemWriter(path, sync_files=False),
-    "stock with a codec": lambda path: dcp.FileSystemWriter(path, _extensions=[ZStandard()], sync_files=False),
-}
-
-
-def registry() -> streamxf.Registry:
-    made = streamxf.Registry()
-    made.register(Xor)
-    return made
-
 
 READERS = {
     "own": lambda path, **options: streamxf.FileSystemReader(path, registry(), **options),

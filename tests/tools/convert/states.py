@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,15 @@ def assert_whole(path: Path | str, keys: Any = None, expect_save_id: Any = None)
 
 def bits(value: torch.Tensor) -> bytes:
     return value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def only_named(path: Path) -> None:
+    assert sorted(file.name for file in path.iterdir()) == sorted([".metadata", *data_files(path)])
+
+
+def digests(path: Path) -> dict[str, str]:
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    return {str(file.relative_to(path)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 def trained() -> dict[str, Any]:

@@ -29,7 +29,7 @@ from streamxf.tools.convert.unpack import unpack
 from tests.altered import flip
 from tests.dcp.shards import rows, save_shards
 from tests.tools.convert.folders import contents
-from tests.tools.convert.states import assert_same, assert_whole, data_files, loaded, trained
+from tests.tools.convert.states import assert_same, assert_whole, data_files, loaded, only_named, trained
 from tests.tools.executors import Altering, Backwards, Deadly, Elsewhere, Losing, Silent, Unpicklable
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
@@ -40,10 +40,6 @@ FILE_SIZE = 400_000
 
 def copied(source: Any, target: Any, executor: Executor | None, chain: Any = "zstd", **options: Any) -> Any:
     return transcode(source, target, chain, file_size=FILE_SIZE, executor=executor, **options)
-
-
-def only_named(path: Path) -> None:
-    assert sorted(file.name for file in path.iterdir()) == sorted([".metadata", *data_files(path)])
 
 
 def counts(done: Any) -> tuple[Any, ...]:

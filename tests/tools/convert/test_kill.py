@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,16 +17,12 @@ from streamxf.tools.convert.pack import pack, transcode
 from streamxf.tools.convert.unpack import unpack
 from tests.dcp.shards import rows, save_shards
 from tests.tools.convert.child import STEPS, kills
-from tests.tools.convert.states import assert_same, assert_whole, data_files, loaded, trained
+from tests.tools.convert.states import assert_same, assert_whole, loaded, only_named, trained
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
 
 FILE_SIZE = 600_000
 TOUCHES = [(LocalStorage, "put"), (LocalStorage, "create"), (LocalStorage, "remove"), (DataFile, "write")]
-
-
-def only_named(path: Path) -> None:
-    assert sorted(file.name for file in path.iterdir()) == sorted([".metadata", *data_files(path)])
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,11 +33,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable
 KEY = Key(bytes(range(32)))
 
 
-def digests(path: Path) -> dict[str, str]:
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    return {str(file.relative_to(path)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
-
-
 def packed(path: Path | str, keys: Any = None) -> dict[str, Any]:
     """What a packed checkpoint holds, without what pack keeps of the files."""
     return {name: value for name, value in states.loaded(path, keys).items() if not name.startswith(ITEM)}
@@ -61,7 +55,7 @@ def test_safetensors(state, metadata, chain, file_size):
         states.assert_same(packed(target, to), state)
         states.assert_whole(target, to)
         unpack(target, Path(folder, "b.safetensors"), keys=to)
-        assert digests(Path(folder, "b.safetensors")) == digests(source)
+        assert states.digests(Path(folder, "b.safetensors")) == states.digests(source)
 
 
 @settings(max_examples=40)
@@ -74,7 +68,7 @@ def test_torch_save(state, chain, file_size):
         pack(source, target, chain, recipients=to, file_size=file_size)
         states.assert_same(packed(target, to), state)
         unpack(target, Path(folder, "b.pt"), keys=to)
-        assert digests(Path(folder, "b.pt")) == digests(source)
+        assert states.digests(Path(folder, "b.pt")) == states.digests(source)
 
 
 def test_names_are_those_of_a_save_by_dcp(tmp_path):
@@ -131,7 +125,7 @@ def test_a_folder_comes_back_file_by_file(tmp_path):
     pack(tmp_path / "hub", tmp_path / "packed", file_size=20_000)
     states.assert_same(packed(tmp_path / "packed"), state)
     unpack(tmp_path / "packed", tmp_path / "back")
-    assert digests(tmp_path / "back") == digests(tmp_path / "hub")
+    assert states.digests(tmp_path / "back") == states.digests(tmp_path / "hub")
 
 
 def test_a_folder_of_pickles_comes_back(tmp_path):
@@ -139,7 +133,7 @@ def test_a_folder_of_pickles_comes_back(tmp_path):
     pack(tmp_path / "hub", tmp_path / "packed")
     states.assert_same(packed(tmp_path / "packed"), state)
     unpack(tmp_path / "packed", tmp_path / "back")
-    assert digests(tmp_path / "back") == digests(tmp_path / "hub")
+    assert states.digests(tmp_path / "back") == states.digests(tmp_path / "hub")
 
 
 @pytest.mark.parametrize("chain", ["floatzip", ""])

@@ -27,6 +27,7 @@ from streamxf.tools.convert.unpack import unpack
 from tests.altered import flip
 from tests.dcp.s3_server import storage
 from tests.progress.recorder import Recorder
+from tests.tools.convert.states import bits
 
 DTYPES = [torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64]
 DTYPES += [torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64]
@@ -65,10 +66,6 @@ def checkpoint(tmp_path: Path) -> Path:
     """A training checkpoint."""
     dcp_save(trained(), storage_writer=streamxf.FileSystemWriter(tmp_path / "checkpoint"))
     return tmp_path / "checkpoint"
-
-
-def bits(value: torch.Tensor) -> bytes:
-    return value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def assert_same(found: Any, wanted: Any) -> None:

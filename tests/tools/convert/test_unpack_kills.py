@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from pathlib import Path
@@ -19,15 +18,11 @@ from streamxf.tools.convert import unpack as unpacking
 from streamxf.tools.convert.unpack import unpack
 from tests.progress.recorder import Meanwhile
 from tests.tools.convert.child import STEPS, Child, kills
+from tests.tools.convert.states import digests
 
 TOUCHES = [(LocalStorage, "create"), (unpacking, "write_all"), (unpacking, "sync_folder"), (shutil, "rmtree")]
 TOUCHES += [(Path, name) for name in ("mkdir", "rename", "replace")]
 TARGETS = {"x.safetensors": None, "x.pt": None, "hub": "huggingface"}
-
-
-def digests(path: Path) -> dict[str, str]:
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    return {str(file.relative_to(path)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 def remove(target: Path) -> None:

@@ -16,19 +16,9 @@ from streamxf.tools.diff import difference as distance_module
 from streamxf.tools.diff.difference import Distance, DistanceCounter, distance_text
 from streamxf.tools.values.numbers import is_number
 from tests.tools.elements import dtype_name, elements_of
+from tests.tools.values.test_statistics import COMPLEX, FLOATS, INTEGERS, of_bits
 
-INTEGERS = [torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.int64]
-INTEGERS.append(torch.uint64)
-FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
-FLOATS += [torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e8m0fnu]
-COMPLEX = [torch.complex32, torch.complex64, torch.complex128]
 BITS_ONLY = [torch.float4_e2m1fn_x2]
-
-
-def of_bits(dtype: torch.dtype, data: bytes) -> torch.Tensor:
-    if dtype == torch.bool:
-        data = bytes(each & 1 for each in data)
-    return torch.tensor(list(data), dtype=torch.uint8).view(dtype)
 
 
 def bfloat16(*bits: int) -> torch.Tensor:
