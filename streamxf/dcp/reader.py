@@ -35,7 +35,6 @@ from streamxf.dcp.extensions import Registry
 from streamxf.dcp.loader import Loader
 from streamxf.dcp.metadata import FOUND, StoredMetadata
 from streamxf.dcp.once import reading as once
-from streamxf.dcp.once.host import SharedFile
 from streamxf.dcp.once.transfer import Transfer
 from streamxf.dcp.targets import check_filled, check_placed, empty_text, left_out
 from streamxf.format.names import GLOBAL, metadata_name
@@ -249,7 +248,7 @@ class ChainReaderMixin(StorageMixin):
         keyless = is_once and not len(self._access.keys)
         self._sharing.close()
         # what is near is in the host's page cache
-        share = partial(SharedFile, self._sharing) if is_once and not storage.near else None
+        share = partial(once.SharedFile, self._sharing) if is_once and not storage.near else None
         return read_metadata(storage, name, self._access, listing=keyless, share=share)
 
     @property

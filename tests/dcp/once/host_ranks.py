@@ -24,7 +24,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 import streamxf
 from streamxf import Storage
 from streamxf.checkpoint import metadata
-from streamxf.dcp.once import host
+from streamxf.dcp.once import reading
 from streamxf.format import index
 from streamxf.storage.storage import StorageEntry
 from tests.dcp.helpers import KEY, full_chain
@@ -135,7 +135,7 @@ def deserted(folder: Path) -> Any:
     """The rank that serves the others hangs up, cannot read, falls silent, or is alone: nobody waits for long."""
     save(folder)
     found: dict[str, Any] = {}
-    original = host.SharedFile._read
+    original = reading.SharedFile._read
 
     def attempt(name: str, act: Any) -> None:
         def read(self: Any, position: int, size: int) -> bytes:
@@ -144,7 +144,7 @@ def deserted(folder: Path) -> Any:
             return bytes(act(size))
 
         dist.barrier()
-        found[name] = load(folder, "once", patch.object(host.SharedFile, "_read", read))
+        found[name] = load(folder, "once", patch.object(reading.SharedFile, "_read", read))
 
     def fail(size: int) -> bytes:
         raise OSError(5, "Input/output error")
