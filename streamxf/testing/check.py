@@ -7,14 +7,13 @@ from typing import Any, ClassVar
 
 from streamxf.codec import Codec
 from streamxf.keys import KeysLike
-from streamxf.testing import hostile, properties
+from streamxf.testing import properties
 from streamxf.testing.case import Case, ConformanceError
 
 _FUNCTIONS: dict[str, Callable[[Case], None]] = {
     name: found
-    for module in (properties, hostile)
-    for name, found in vars(module).items()
-    if getattr(found, "__module__", "") == module.__name__ and not name.startswith("_")
+    for name, found in vars(properties).items()
+    if getattr(found, "__module__", "") == properties.__name__ and not name.startswith("_")
 }
 
 PROPERTIES: dict[str, str] = {name: " ".join((check.__doc__ or "").split()) for name, check in _FUNCTIONS.items()}
