@@ -61,8 +61,8 @@ if TYPE_CHECKING:
         recipients as recipients,
         rekey as rekey,
         remove_recipient as remove_recipient,
+        rename as rename,
     )
-    from streamxf.tools.rekey.rename import rename as rename
     from streamxf.tools.salvage.salvage import load_intact as load_intact, salvage as salvage
     from streamxf.tools.unsafe_globals import unsafe_globals as unsafe_globals
     from streamxf.tools.verify.verify import verify as verify
@@ -101,8 +101,7 @@ _NAMES = {
     "tools.convert.unpack": "unpack",
     "tools.diff.diff": "diff",
     "tools.inspect.inspect": "inspect",
-    "tools.rekey.rekey": "add_recipient recipients rekey remove_recipient",
-    "tools.rekey.rename": "rename",
+    "tools.rekey.rekey": "add_recipient recipients rekey remove_recipient rename",
     "tools.salvage.salvage": "load_intact salvage",
     "tools.unsafe_globals": "unsafe_globals",
     "tools.verify.verify": "verify",

@@ -142,7 +142,7 @@ def stock(path: str = options.PATH, *, out: Output) -> int:
     Examples:
     streamxf stock /checkpoints/step-1000
     """
-    from streamxf.tools.rekey.rename import stock as add
+    from streamxf.tools.rekey.rekey import stock as add
 
     written = add(path)
     said = f"rewritten: {', '.join(written)}" if written else "nothing changed: torch's own readers can read it"

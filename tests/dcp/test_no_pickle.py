@@ -20,7 +20,7 @@ from streamxf.checkpoint import saving
 from streamxf.errors import MetadataError, ParameterError, StreamxfError, UnsupportedError
 from streamxf.format.limits import NO_PICKLE
 from streamxf.keys import KeyRing
-from streamxf.tools.rekey.rename import stock
+from streamxf.tools.rekey.rekey import stock
 from tests.altered import flip
 from tests.dcp.helpers import KEY, assert_same, blank, full_chain, load, save, sections_of
 from tests.storage.stores import MemoryStorage

@@ -21,7 +21,7 @@ import streamxf
 from streamxf import Checksum, Encrypt, FloatZip, Key, ZStandard
 from streamxf.errors import StreamxfError
 from streamxf.storage.opening import open_storage
-from streamxf.tools.rekey.rename import stock
+from streamxf.tools.rekey.rekey import stock
 
 KEY = Key(bytes(range(32)))
 OLD, NEW, NEXT = 1, 2, 3

@@ -19,7 +19,7 @@ from streamxf.errors import StreamxfError, UnsupportedError
 from streamxf.format.run import metrics_json
 from streamxf.manager.listing import Run
 from streamxf.manager.record import Record
-from streamxf.tools.rekey.rename import stock
+from streamxf.tools.rekey.rekey import stock
 
 from .runs import complete, state_at
 
