@@ -15,18 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from streamxf.errors import ParameterError
-from streamxf.storage.fetch import (
-    FetchedFile,
-    answers,
-    begun,
-    fetches_ranges,
-    in_turns,
-    is_asynchronous,
-    lowest,
-    made,
-    requests_to,
-    status_of,
-)
+from streamxf.storage import fetch
 from streamxf.storage.files import check_component, draft_of, noted
 from streamxf.storage.multipart import PendingUpload, creating, multipart_of, pending_uploads, put_over, stamp_of
 from streamxf.storage.reading import StoredFile, access_to, size_of
@@ -67,9 +56,9 @@ class RemoteStorage(Storage):
             self.protocol = schemes[-1]
         if self.protocol in _WEBDAV:
             self.path = self.path.lstrip("/")  # as it lists them
-        alone = is_asynchronous(lowest(filesystem)) or self.protocol == "memory"
-        self.filesystem = filesystem if alone else in_turns(filesystem)
-        self._fetches = fetches_ranges(filesystem)
+        alone = fetch.is_asynchronous(fetch.lowest(filesystem)) or self.protocol == "memory"
+        self.filesystem = filesystem if alone else fetch.in_turns(filesystem)
+        self._fetches = fetch.fetches_ranges(filesystem)
         self.has_links = self.protocol not in _FLAT
         self.is_cached = any(_CACHES.intersection(names) for _, names in layers)
         self.replaces_in_one_step = self.protocol in _FLAT | _SFTP
@@ -172,8 +161,8 @@ class RemoteStorage(Storage):
             if not self._fetches:
                 yield StoredFile(self.label(name), size, raw, access_to(raw))
                 return
-            requests = requests_to(self.filesystem, self.path_of(name), self.label(name), size)
-            with closing(FetchedFile(requests, size)) as fetched:
+            requests = fetch.requests_to(self.filesystem, self.path_of(name), self.label(name), size)
+            with closing(fetch.FetchedFile(requests, size)) as fetched:
                 yield StoredFile(self.label(name), size, raw, fetched, fetched)
 
     def read(self, path: str, start: int, stop: int) -> bytes:
@@ -184,8 +173,8 @@ class RemoteStorage(Storage):
         place, filesystem = self.path_of(path), self.filesystem
         try:
             if self._fetches:
-                return bytes(made(filesystem, lambda: filesystem._cat_file(place, start=start, end=stop)))
-            if not is_asynchronous(filesystem):
+                return bytes(fetch.made(filesystem, lambda: filesystem._cat_file(place, start=start, end=stop)))
+            if not fetch.is_asynchronous(filesystem):
                 return bytes(filesystem.cat_file(place, start=start, end=stop))
             with closing(filesystem.open(place, "rb")) as raw:
                 raw.seek(start)
@@ -202,7 +191,7 @@ class RemoteStorage(Storage):
         filesystem = self.filesystem
         if self.has_links or not self._fetches:
             return super().fetch(path, start, stop)
-        return begun(filesystem, lambda: filesystem._cat_file(self.path_of(path), start=start, end=stop))
+        return fetch.begun(filesystem, lambda: filesystem._cat_file(self.path_of(path), start=start, end=stop))
 
     # -- writing -----------------------------------------------------------------------------------
 
@@ -310,14 +299,14 @@ class RemoteStorage(Storage):
 
     def _remove_folder(self, place: str) -> None:
         filesystem = self.filesystem
-        if is_asynchronous(filesystem) and hasattr(filesystem, "_rmdir"):
-            made(filesystem, lambda: filesystem._rmdir(place))  # sshfs inherits an `rmdir` that does nothing
+        if fetch.is_asynchronous(filesystem) and hasattr(filesystem, "_rmdir"):
+            fetch.made(filesystem, lambda: filesystem._rmdir(place))  # sshfs inherits an `rmdir` that does nothing
         else:
             filesystem.rmdir(place)
 
 
 def _is_refusal(error: BaseException) -> bool:
-    return status_of(error) >= 400 and status_of(error) not in (404, 410)
+    return fetch.status_of(error) >= 400 and fetch.status_of(error) not in (404, 410)
 
 
 def layers_of(filesystem: Any, path: Any) -> Iterator[tuple[Any, tuple[str, ...]]]:
@@ -367,7 +356,7 @@ def remove_files(filesystem: Any, paths: Iterable[str]) -> Failed:
     there is fine. Fsspec's own `rm` expands `[`, `*` and `?`, and removes what matches them.
     """
     failed: Failed = {}
-    if not is_asynchronous(filesystem):
+    if not fetch.is_asynchronous(filesystem):
         for path in paths:
             try:
                 filesystem.rm_file(path)
@@ -378,10 +367,14 @@ def remove_files(filesystem: Any, paths: Iterable[str]) -> Failed:
     elif hasattr(filesystem, "_call_s3"):
         keys = tuple(paths)
         parts = [keys[at : at + _BATCH] for at in range(0, len(keys), _BATCH)]
-        for part, outcome in answers(parts, lambda part: begun(filesystem, partial(_remove_batch, filesystem, part))):
+        for part, outcome in fetch.answers(
+            parts, lambda part: fetch.begun(filesystem, partial(_remove_batch, filesystem, part))
+        ):
             failed |= dict.fromkeys(part, outcome) if isinstance(outcome, Exception) else outcome
     else:
-        for path, found in answers(paths, lambda path: begun(filesystem, partial(_remove_one, filesystem, path))):
+        for path, found in fetch.answers(
+            paths, lambda path: fetch.begun(filesystem, partial(_remove_one, filesystem, path))
+        ):
             failed |= {path: found} if isinstance(found, Exception) else {}
     return failed
 
