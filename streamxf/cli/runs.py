@@ -9,17 +9,15 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import typer
 
 from streamxf.cli import options, show, units
 from streamxf.cli.exits import FAILED, FINE, with_options
 from streamxf.errors import ParameterError, escaped
+from streamxf.manager.record import Record
 from streamxf.wording import by_reason, listed, many, printable, size_text, some, time_text
-
-if TYPE_CHECKING:
-    from streamxf.manager.record import Record
 
 
 def list_(run: str = options.RUN, run_id: str | None = options.RUN_ID, *, out: show.Output) -> int:

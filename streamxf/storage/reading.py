@@ -15,18 +15,16 @@ from contextlib import AbstractContextManager, ExitStack
 from copy import copy
 from dataclasses import dataclass
 from time import perf_counter
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, Any, Protocol
 from weakref import WeakValueDictionary
+
+from typing_extensions import Buffer
 
 from streamxf.buffers import Scratch
 from streamxf.engine import ForkLock
 from streamxf.errors import ContainerError, ReplacedError, UnsupportedError
 from streamxf.storage.fetch import FetchedFile
 from streamxf.storage.fetch import Span as Span
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
 
 READ_WHOLE = 128 * 1024
 READ_STEP = 32 * 2**20
