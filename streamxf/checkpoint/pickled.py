@@ -64,7 +64,7 @@ def members_of(extra: Mapping[str, Any]) -> dict[str, Any]:
 
 def pickled(index: Index, wrapped: Mapping[bytes, str], checkpoint_id: str) -> bytes:
     """The pickle at the head of a metadata file. `wrapped` is each writer's wrapped data key, as text, and
-    `checkpoint_id` where the checkpoint is. Raises MetadataError for a tensor of a dtype that is not known here.
+    `checkpoint_id` where the checkpoint is. Raises UnsupportedError for a tensor of a dtype that is not known here.
     """
     made = _Pickle(descriptors_of(index, wrapped))
     items = (index.items.whole() if isinstance(index.items, ItemTable) else index.items).values()
@@ -250,7 +250,7 @@ def _properties(item: TensorItem) -> bytes:
     torch, facts = sys.modules.get("torch"), item.properties
     known = item.dtype in ITEMSIZES or item.dtype in WITHOUT_ELEMENTS
     if not known and not isinstance(getattr(torch, item.dtype, None), getattr(torch, "dtype", ())):
-        raise MetadataError(f"there is no dtype {item.dtype} here; a newer torch may have it", item=item.name)
+        raise UnsupportedError(f"there is no dtype {item.dtype} here; a newer torch may have it", item=item.name)
     layout = facts.get("layout") if facts.get("layout") in _LAYOUTS else "strided"
     layout_of = named("torch.serialization", "_get_layout") + plain((f"torch.{layout}",)) + b"R"
     form = plain((_FORMATS.get(str(facts.get("memory_format")), 0),))

@@ -367,7 +367,7 @@ def under_way(storage: Storage, names: Collection[str], age: float = HOUR) -> bo
         else:
             unlocked.append(name)
     written = storage.written(unlocked).values() if age and unlocked else ()
-    return any(at is not None and time.time() - at < age for at in written)
+    return any(at is not None and abs(time.time() - at) < age for at in written)
 
 
 def settled(storage: Storage, names: Collection[str], age: float) -> set[str]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import IO, Any, Literal, Self
+from weakref import finalize
 
 from streamxf.buffers import Writable
 from streamxf.cached import cached_property
@@ -46,6 +48,8 @@ Entry = tuple[Identity, Callable[[], Content]]
 """An item, or a shard of one, without its writer's id; and what gives its bytes when it is its turn."""
 
 _REASONS = 3  # in a warning
+
+_TRIES, _PAUSE = 40, 0.025  # the latter in seconds
 
 _ADVICE: dict[int | None, str] = {
     **dict.fromkeys(
@@ -187,7 +191,7 @@ class Save:
         self.meter = Meter()
         self._needs: dict[str, tuple[tuple[str, ...], str]] = {}
         self.failures: list[BaseException] = []
-        self._files = count(1)
+        self._files = count()
         self._lock: IO[bytes] | None = None
 
     @classmethod
@@ -228,25 +232,41 @@ class Save:
     def enter(self, *, links: bool = True) -> Storage:
         """Hold a local folder open, whatever is put in its place; AbortedError for a link that is not followed."""
         self.storage = self.storage.hold(links=links)
-        self._files = count()
+        self._unlock()
         return self.storage
 
     @contextmanager
     def create(self, path: str) -> Iterator[IO[bytes]]:
-        """`Storage.create` of a data file. Where there are locks, the first one that is made between `enter` and
-        `leave` is locked until the latter: tools leave alone what lies beside it.
+        """`Storage.create` of a data file. Where there are locks, the first one is locked until `leave`: tools leave
+        alone what lies beside it.
         """
         with self.storage.create(path) as raw:
             if next(self._files) == 0:
-                with suppress(BlockingIOError):  # a tool looks at it just now
-                    self._lock = self.storage.lock_file(path, make=True)
+                self._lock = self._locked(path)
             yield raw
 
-    def leave(self) -> None:
-        lock, self._lock = self._lock, None
+    def _locked(self, path: str) -> IO[bytes] | None:
+        for _ in range(_TRIES):
+            with suppress(BlockingIOError):
+                lock = self.storage.lock_file(path, make=True)
+                if lock is not None:
+                    finalize(self, lock.close)
+                return lock
+            time.sleep(_PAUSE)  # a tool looks at it just now
+        return None
+
+    def _unlock(self) -> None:
+        self._files, lock, self._lock = count(), self._lock, None
         if lock is not None:
             with lock:
                 release(lock)  # a forked child may still have the descriptor
+
+    def leave(self, *, published: bool = True) -> None:
+        """Let go of the folder, and of the lock unless another process has yet to publish this one's files: until the
+        next save, that is.
+        """
+        if published:
+            self._unlock()
         self.storage = self.storage.let_go()
 
     def file_name(self, rank: int, number: int) -> str:

@@ -278,7 +278,7 @@ class ChainWriterMixin(StorageMixin):
             raise
         finally:
             if not self._publishes:
-                save.leave()
+                save.leave(published=False)
         save.report = SaveReport.of(save.meter, perf_counter() - begin)
         self.report = None if self._publishes else save.report
         done: Future[Any] = Future()

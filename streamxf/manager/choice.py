@@ -130,6 +130,8 @@ def choose(
                 raise
             _log.warning("nothing keeps %s from being removed while it is read: %s", choice.record.name, error)
         choice.line = continued(records, choice.record)
+        if name is None and best is None:
+            warn_of_later(run, records, choice)
         return choice
 
 
@@ -147,6 +149,20 @@ def check_copied(run: Run, records: Collection[Record], others: Iterable[str] = 
             "Nothing was removed. To start over, use an empty folder, or move these away",
             file=run.storage.label(),
         )
+
+
+def warn_of_later(run: Run, records: Iterable[Record], choice: Choice) -> None:
+    """Say what seems to have been saved later, and whose metadata is lost or cannot be read: it decides nothing."""
+    assert choice.record is not None
+    chosen = choice.record
+    for each in records:
+        later = each.order > chosen.order or (each.time or 0.0) > (chosen.time or 0.0)
+        if not later or each.series != chosen.series or each.name in choice.skipped:
+            continue
+        why = each.note if each.damaged else f"it has data, and no {GLOBAL}; perhaps a copy left out hidden files"
+        if each.damaged or (each.kind == "unfinished" and _is_bare(run.folder(each.name))):
+            text = "%s is chosen, though %s may have been saved later: %s"
+            _log.warning(text, chosen.name, escaped(run.storage.label(each.name)), escaped(why))
 
 
 def _is_bare(folder: Folder) -> bool:

@@ -20,6 +20,7 @@ from streamxf.manager.choice import (
     check_verify,
     damage_of,
     newest,
+    warn_of_later,
 )
 from streamxf.manager.listing import Run, check_folder, of_other_formats, records_of, run_of
 from streamxf.manager.record import Record
@@ -94,6 +95,8 @@ def latest(
         _log.warning("no checkpoint to resume from: %s", escaped(str(error)))
         return None
     choice = latest_in(run, verify, best=None if best is None else (best, mode), ranks=ranks)
+    for passed, reason in choice.skipped.items():
+        _log.warning("%s is passed over: %s", escaped(storage.label(passed)), escaped(reason))
     if choice.record is None and choice.skipped:
         raise NoCheckpointError(f"no checkpoint can be resumed from ({choice.why})", file=storage.label())
     if choice.record is None:
@@ -112,6 +115,8 @@ def latest_in(run: Run, verify: Verify, *, best: tuple[str, str] | None = None, 
     if choice.record is not None:
         series = choice.record.series
         choice.run_id = run.settle_id([each for each in complete if each.series == series])
+        if best is None:
+            warn_of_later(run, records, choice)
     elif not complete and best is None and not run.authority.strict:
         choice = _of_other_formats(run, records, verify)
     if not complete and choice.record is None:

@@ -20,7 +20,7 @@ from streamxf.format.names import GLOBAL
 from streamxf.formats.opening import contents_of, open_source, parts_of
 from streamxf.manager.folder import Folder, checksum_of
 from streamxf.manager.notes import ANY, Authority, RowCache
-from streamxf.manager.record import Record, is_numbered, lined, order_of, series_of
+from streamxf.manager.record import Record, is_numbered, lined, series_of
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.removal import files_of, files_of_many, is_literal
 from streamxf.storage.storage import Entries, Storage
@@ -49,6 +49,7 @@ class Run:
         self.names: list[str] = []
         """The folders that may be checkpoints, when they were listed last."""
         self.linked: dict[str, str] = {}
+        self._unread: dict[str, OSError] = {}
         """Those to which links in the run's folder led then, such as ``best -> step-100``, each with a link."""
         self._rows = RowCache(storage, self.authority)
         self.ids: dict[str, str] = {}
@@ -99,6 +100,7 @@ class Run:
                 gone = any(each.abandoned for each in placed)
                 apart = (each for each in placed if each.kind == "foreign" or (gone and (each.line or each.abandoned)))
                 if not (again := {each.name for each in apart} & told):
+                    self._check_unread(placed)
                     return placed
             elif lied:
                 again = told
@@ -107,7 +109,19 @@ class Run:
     def record(self, name: str, folder: Folder | None = None) -> Record | None:
         """One checkpoint as its folder is now, or was listed; None if it holds nothing of one."""
         record = self._look(name, folder)
+        if name in self._unread:
+            raise self._unread[name]
         return self._placed(record) if record is not None else None
+
+    def _check_unread(self, records: Collection[Record]) -> None:
+        """Raise why a checkpoint could not be read, unless a newer one is complete: whoever fell back for it would lose
+        work, and an old one must not stop a job.
+        """
+        counted = [each for each in records if each.complete and not each.damaged and not each.abandoned]
+        for each in records:
+            error = self._unread.get(each.name)
+            if error and not any(newer.series == each.series and newer.order > each.order for newer in counted):
+                raise error
 
     def settle_id(self, records: Sequence[Record]) -> str | None:
         """Which run this is, by its checkpoints; None if none says so. Raises ParameterError if they are of several."""
@@ -218,6 +232,7 @@ class Run:
                 found[name] = record
 
     def _look(self, name: str, folder: Folder | None = None) -> Record | None:
+        self._unread.pop(name, None)
         try:
             self.storage.check_literal(name)
         except ParameterError as error:  # it cannot be listed, and nobody is to take its run for an empty one
@@ -227,11 +242,9 @@ class Run:
             folder = folder or self.folder(name)
             record = folder.record()
         except OSError as error:  # of a bad sector, say
-            newer = (
-                each for each in self.names if series_of(each) == series_of(name) and order_of(each) > order_of(name)
-            )
-            if error.errno not in _UNREADABLE or next(newer, None) is None:
-                raise  # who fell back for it would lose work; an old one must not stop a job
+            if error.errno not in _UNREADABLE:
+                raise
+            self._unread[name] = error
             return Record(name, verified=False, note=f"{type(error).__name__}: {error}", damaged=True)
         if not folder.is_link:
             self._rows.note(name, mark if self.storage.near else listing_mark(folder.files), record)

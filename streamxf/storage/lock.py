@@ -173,9 +173,9 @@ def try_lock_file(folder: int, name: str, make: bool) -> IO[bytes] | None:
     The lock is POSIX's, which file systems over a network have, too; on Linux that of the open file, since the other
     ends when its process closes the file wherever it has opened it: in a backup, say. A child inherits the file.
     """
-    flags = os.O_RDWR | NO_LINK | os.O_NONBLOCK | (os.O_CREAT if make else 0)
+    flags = (os.O_RDWR | os.O_CREAT if make else os.O_RDONLY) | NO_LINK | os.O_NONBLOCK
     kind, posix = (fcntl.F_WRLCK, fcntl.LOCK_EX) if make else (fcntl.F_RDLCK, fcntl.LOCK_SH)
-    file = io.FileIO(os.open(name, flags, 0o600, dir_fd=folder), "r+")
+    file = io.FileIO(os.open(name, flags, 0o600, dir_fd=folder), "r+" if make else "r")
     try:
         _set_lock(file, kind, posix)
     except OSError as error:

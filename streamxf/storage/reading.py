@@ -258,7 +258,7 @@ class StoredFile:
     _ahead: tuple[int, bytes] = (0, b"")
 
     def __post_init__(self) -> None:
-        if self.size in _POINTER_BYTES and self.read(0, len(_POINTER)) == _POINTER:
+        if self.size in _POINTER_BYTES and self.read(0, _POINTER_HEAD).startswith(_POINTERS):
             text = "a Git LFS pointer stands in place of the file: run `git lfs pull` in the repository"
             raise UnsupportedError(text, file=self.name)
 
@@ -288,8 +288,9 @@ class StoredFile:
         return self.slice(at, size).read_at(0, size)
 
 
-_POINTER = b"version https://git-lfs.github.com/spec/v1"
-_POINTER_BYTES = range(100, 200)  # a digest and a size follow
+_POINTERS = tuple(b"version https://%s.github.com/spec/v1" % name for name in (b"git-lfs", b"hawser"))
+_POINTER_HEAD = max(map(len, _POINTERS))
+_POINTER_BYTES = range(100, 1024)  # the specification's limit; a digest and a size follow, and what extensions add
 
 
 def size_of(raw: IO[bytes]) -> int | None:

@@ -29,7 +29,7 @@ from streamxf.storage.storage import Storage, StorageEntry
 from tests.altered import flip
 from tests.storage.stores import MemoryStorage
 
-from .runs import resumed, saved_run
+from .runs import resumed, saved_run, state_at
 
 KEY = streamxf.Key(bytes(range(32)))
 STATE = {"weight": torch.arange(5000.0), "step": 7}
@@ -381,6 +381,47 @@ def test_an_old_checkpoint_that_cannot_be_read_stops_nothing(tmp_path: Path, mon
     bad.add("step-3")
     with pytest.raises(OSError, match="Input/output error"):
         resumed(tmp_path)
+
+
+@pytest.mark.parametrize("later", ["a killed save", "abandoned"])
+def test_one_that_cannot_be_read_is_not_passed_over_for_what_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: str
+) -> None:
+    saved_run(tmp_path, 1, 2, 3)
+    if later == "abandoned":
+        saved_run(tmp_path, 8, 9)
+        with streamxf.CheckpointManager(tmp_path) as manager:
+            assert manager.resume(state_at(0), step=1) == 1
+            manager.save(2, state_at(2))
+            manager.save(3, state_at(3))
+    else:
+        (tmp_path / "step-9").mkdir()
+        (tmp_path / "step-9" / f"__0_0_{'0' * 32}.distcp").write_bytes(b"x")
+    shutil.rmtree(tmp_path / ".streamxf")
+    read = folder.read_metadata
+
+    def failing(place: Storage, *arguments: Any, **options: Any) -> Any:
+        if place.name == "step-3":
+            raise OSError(errno.EIO, "Input/output error", place.label())
+        return read(place, *arguments, **options)
+
+    monkeypatch.setattr(folder, "read_metadata", failing)
+    for call in (lambda: resumed(tmp_path), lambda: streamxf.latest(tmp_path)):
+        with pytest.raises(OSError, match="Input/output error"):
+            call()
+
+
+def test_what_is_passed_over_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    saved_run(tmp_path, 1, 2, 3, 4)
+    cut(tmp_path / "step-4" / ".metadata")
+    for name in (".metadata", ".streamxf-saving"):
+        (tmp_path / "step-3" / name).unlink(missing_ok=True)
+    assert streamxf.latest(tmp_path) == str(tmp_path / "step-2")
+    assert "step-4 is passed over: " in caplog.text
+    assert "step-3 may have been saved later: it has data, and no .metadata" in caplog.text
+    caplog.clear()
+    assert resumed(tmp_path) == 2
+    assert "step-3 may have been saved later" in caplog.text
 
 
 @pytest.mark.parametrize("damaged", [False, True])

@@ -7,8 +7,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf.errors import NoCheckpointError
+from streamxf.tools.convert import conversion
+from tests.altered import flip
+from tests.dcp.shards import rows, save_shards
 from tests.polling import wait_until
 
 STATE = {"weight": torch.arange(1000.0)}
@@ -124,3 +128,65 @@ def test_verify_of_a_run_says_which_of_its_checkpoints_went_meanwhile(tmp_path: 
     assert report.ok, str(report)
     wait_until(lambda: not (tmp_path / "step-2").exists())
     assert any("step-2" in text for text in report.unchecked), report.unchecked
+
+
+def test_verify_hides_no_damage_for_times_and_links(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "step-1"
+    dcp.save(STATE, storage_writer=streamxf.FileSystemWriter(folder))
+    (data,) = folder.glob("*.distcp")
+    flip(data, -100)
+
+    def meanwhile() -> None:
+        os.utime(folder / ".metadata")
+        os.link(folder / ".metadata", tmp_path / os.urandom(8).hex())  # as backups do
+
+    for path in (folder, folder.parent):
+        assert not streamxf.verify(path, progress=Meanwhile(meanwhile)).ok
+
+
+def test_a_conversion_is_locked_until_it_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dcp.save(STATE, storage_writer=streamxf.FileSystemWriter(tmp_path))
+    publish, kept = conversion.publish, list[bool]()
+
+    def clean_before(*arguments: Any, **options: Any) -> Any:
+        kept.append(not streamxf.clean(tmp_path).removed)
+        return publish(*arguments, **options)
+
+    monkeypatch.setattr(conversion, "publish", clean_before)
+    streamxf.transcode(tmp_path, in_place=True, chain="zstd")
+    assert kept == [True]
+    assert streamxf.verify(tmp_path).ok
+    assert streamxf.clean(tmp_path).recent == ()
+
+
+def test_a_rank_with_data_locks_it_for_one_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_shards(tmp_path, [STATE])
+    finish, kept = streamxf.FileSystemWriter.finish, list[bool]()
+
+    def clean_before(writer: streamxf.FileSystemWriter, *given: Any) -> None:
+        kept.append(not streamxf.clean(tmp_path).removed)
+        finish(writer, *given)
+
+    monkeypatch.setattr(streamxf.FileSystemWriter, "finish", clean_before)
+    save_shards(tmp_path, [{}, {"t": rows(torch.arange(800.0), 0, 1)}])
+    assert kept == [True]
+    assert streamxf.verify(tmp_path).ok
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+def test_another_user_sees_the_lock(request: pytest.FixtureRequest) -> None:
+    folder = Path(tempfile.mkdtemp())  # pytest's own are closed to others
+    request.addfinalizer(lambda: shutil.rmtree(folder))
+    folder.chmod(0o777)
+    dcp.save(STATE, storage_writer=streamxf.FileSystemWriter(folder))
+    assert streamxf.clean(folder).removed == ()  # and what is imported for it
+    with save_under_way(folder) as process:
+        child = os.fork()
+        if not child:
+            with suppress(BaseException):
+                os.setuid(65534)
+                os._exit(len(streamxf.clean(folder).removed))
+            os._exit(99)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        process.communicate("\n")
+        assert process.returncode == 0

@@ -219,9 +219,12 @@ class _Writing:
             save.progress = progress
             progress.expect(expected)
         self._done += [kept[number] for number in sorted(kept)]
-        self._write_all(left, fleet)
         save_id = os.urandom(16).hex()
-        self._publish(save_id)
+        try:
+            self._write_all(left, fleet)
+            self._publish(save_id)
+        finally:
+            save.leave()
         items = sum(map(len, self._files))
         stored = sum(chunk.place.size for file in self._done for _, chunk in file.written)
         chain = self._to.extensions.chain

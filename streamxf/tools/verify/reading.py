@@ -308,6 +308,8 @@ class FileCheck(AnyCheck):
                     self._pipeline.cancel()
         except FileNotFoundError:
             self._lose_all("the file is missing from the checkpoint")
+        except errors.UnsupportedError as error:
+            findings.missing.append(error)
         except (errors.StreamxfError, OSError) as error:
             findings.damage(error)
             if not findings.files and self._items:

@@ -45,7 +45,10 @@ _NO_METADATA = (
     "the metadata is missing, so the checkpoint's contents are unknown: it was lost, or no save to this folder was "
     "published yet"
 )
-_UNDER_WAY = "there is no checkpoint here yet: a save to this folder is under way, or was killed within the last hour"
+_UNDER_WAY = (
+    "there is no checkpoint here yet: a save to this folder is under way, or was killed within the last hour; or a "
+    "copy left out .metadata"
+)
 _CHANGED = "it was removed, replaced or written to while it was checked: verify it again"
 _AT_ONCE = 4  # files that fsspec reads: each by one thread, which waits for each request
 
@@ -300,7 +303,7 @@ def _steps(call: Verification, only_dcp: bool, part: tuple[int, int] = (0, 1)) -
             return (yield from _check_checkpoint(call, begin, part))
     if only_dcp:
         raise errors.ParameterError("options for checkpoints of DCP do not apply here (require, expect_save_id)")
-    look = storage.version if layout is None else lambda: huggingface.layout_of(storage.names(()))
+    look = partial(_ends_of, storage) if layout is None else lambda: huggingface.layout_of(storage.names(()))
     with located(file=storage.label()), _looking_again(call, look):
         yield from check_file(call) if layout is None else check_folder(call, layout)
     _note_missing(call)
@@ -325,7 +328,14 @@ def _state_of(storage: Storage) -> object:
     """What differs once a checkpoint was removed or replaced: its metadata, or without it its data files."""
     listed = storage.names(())
     names = metadata_among(listed)
-    return (names, storage.version(names[0])) if names else {name for name in listed if name.endswith(".distcp")}
+    return (names, _ends_of(storage, names[0])) if names else {name for name in listed if name.endswith(".distcp")}
+
+
+def _ends_of(storage: Storage, path: str = "") -> tuple[int, bytes, bytes]:
+    """A file's size, beginning and end: its times and links change without it, too."""
+    with storage.open(path) as file:
+        size = min(file.size, 4096)
+        return file.size, file.read(0, size), file.read(file.size - size)
 
 
 def _check_checkpoint(call: Verification, begin: float, part: tuple[int, int]) -> _Steps:
@@ -395,7 +405,7 @@ def _read(call: Verification, findings: Findings) -> Metadata | None:
         with call.noting_unread():
             metadata = read_metadata(call.storage, name, call.access, listing=True)
             metadata.check()
-    except errors.NOT_DAMAGE:
+    except (*errors.NOT_DAMAGE, errors.UnsupportedError):
         raise
     except (errors.StreamxfError, OSError) as error:
         findings.damage(error)
