@@ -76,6 +76,11 @@ class Folder:
                 others = True
         return ordered(found.items()), others
 
+    def replaced_supplements(self, save_id: str) -> list[str]:
+        """The files of those to other saves than this one, which has just been published in their place."""
+        notes = ((file, *self.note(file, Supplement.of_json)) for file in filter(SUPPLEMENT.fullmatch, self.top))
+        return [file for file, said, doubt in notes if said is not None and not doubt and said.save_id != save_id]
+
     def committed(self) -> Commit:
         """The commit record of what a framework wrote. Raises MetadataError if it cannot be read, ContainerError unless
         its files are there in their sizes.

@@ -254,6 +254,7 @@ class Housekeeper:
         if record is None:
             raise NoCheckpointError("it has been removed meanwhile", file=self._storage.label(name))
         if (known := save_id or record.save_id) is not None:
+            remove_entry(self._storage, *(f"{name}/{file}" for file in folder.replaced_supplements(known)))
             self._run.authority.published[known] = name
             if more:
                 self._supplement(name, known, more)

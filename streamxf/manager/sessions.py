@@ -99,7 +99,8 @@ class Sessions:
             raise
         if self._lock is None or not self._own_disk:
             # the thread holds nothing of a manager that nobody closes, and does not hold up the end of the process
-            threading.Thread(target=_give_signs, args=(ref(self), self._end), daemon=True).start()
+            signs = (ref(self), self._end)
+            threading.Thread(target=_give_signs, args=signs, name=SIGNS, daemon=True).start()
 
     def _others(self) -> list[Session]:
         return [each for each in self.earlier() if each.series == self.own.series]
@@ -138,6 +139,10 @@ class Sessions:
         if lock is not None:
             _own.pop(self.own.id, None)
             lock.close()  # its file stays, to show that nobody holds it
+
+
+SIGNS = "streamxf-session"
+"""The name of the thread that gives signs of life."""
 
 
 def _give_signs(session: ref[Sessions], end: threading.Event) -> None:

@@ -79,6 +79,7 @@ class RunOnDisk(RuleBasedStateMachine):
         self.files: dict[str, Files] = {}  # of complete checkpoints, as they were saved or planted
         self.others: dict[str, bytes | str] = {}  # files in the run that belong to no checkpoint, by their paths
         self.litter: set[str] = set()  # what looks like a file of the manager's, which may go or stay
+        self.save_ids: dict[Any, str] = {}  # by the metadata's bytes
         self.muddles: set[bytes] = set()  # contents of notes that count for nothing
         self.committed: dict[str, Committed] = {}  # what frameworks wrote
         self.holds: dict[int, tuple[str, ExitStack]] = {}
@@ -182,7 +183,11 @@ class RunOnDisk(RuleBasedStateMachine):
         for name in self.model.folders if names is None else names:
             size = self.committed[name].size if name in self.committed else self.size(name)
             folder = self.model.folders[name]
-            folder.size, folder.muddled = size, self.place.below(name).get(NOTE) in self.muddles
+            files = self.place.below(name)
+            late = (data for path, data in files.items() if path.startswith(".streamxf-note-") and path != NOTE)
+            save_id = self.save_ids.get(files.get(".metadata"), "").encode()
+            replaced = any(isinstance(data, bytes) and save_id not in data for data in late)
+            folder.size, folder.muddled = size, files.get(NOTE) in self.muddles or replaced
             if self.keying.strict and name in self.committed:
                 found = self.place.below(self.model.links.get(name, name)).keys() - self.committed[name].paths
                 folder.mixed = not all(path.startswith(".streamxf") for path in found)
@@ -328,6 +333,7 @@ class RunOnDisk(RuleBasedStateMachine):
         self.now += 60
         self.saves += 1
         made, save_id = checkpoint(self.keys, self.saves, facts)
+        self.save_ids[made[".metadata"]] = save_id
         self.write(f"step-{step}", made, end)
         if end >= 4:
             self.own(f"step-{step}", made, Folder(f"step-{step}", True, facts.time, metrics, line=facts.line))

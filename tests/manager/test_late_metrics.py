@@ -239,3 +239,15 @@ def test_more_metrics_than_an_index_takes_stop_a_transcode_before_it_writes(tmp_
     with pytest.raises(StreamxfError, match="fewer or shorter metrics"):
         streamxf.transcode(tmp_path / "step-1", None, [], in_place=True)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_save_over_another_takes_its_late_metrics_away(tmp_path: Path, keys: Any) -> None:
+    """They would leave open what the new one's are, and no rule would ever remove it."""
+    with streamxf.CheckpointManager(tmp_path, chain(keys), keys=keys) as manager:
+        for _ in range(2):
+            manager.save(1, state_at(1))
+            manager.commit(1, metrics={"loss": 0.5})
+        manager.save(1, state_at(1))
+    (found,) = streamxf.list_checkpoints(tmp_path)
+    assert (found.metrics, found.other_notes) == ({}, False)
+    assert not [*tmp_path.glob("step-1/.streamxf-note-*")]
