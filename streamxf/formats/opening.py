@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -30,6 +31,7 @@ _SLICES = "Its tensors are slices, as DCP's Hugging Face writer stores them: ope
 _BEGINNING = 16  # bytes
 OF_DCP = (".distcp", ".metadata")
 _OF_TORCH = (b"PK\x03\x04", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9")  # a zip file; or the older form's magic number
+_OTHER_PROTOCOL = re.compile(rb"\x80[\3-\5](\x95.{8})?\x8a\nl\xfc\x9c|L119547037146", re.DOTALL)  # and that number
 _NOTHING = Access()
 
 Source = Checkpoint | FileReader
@@ -153,6 +155,12 @@ def format_of(file: StoredFile, name: str) -> Format | None:
         return Format.PLAIN
     if beginning.startswith(_OF_TORCH):
         return Format.TORCH
+    if _OTHER_PROTOCOL.match(beginning):
+        raise UnsupportedError(
+            "a file of torch.save in its form before version 1.6, of another pickle protocol than its own, 2: load it "
+            "with torch.load, and save it again",
+            file=file.name,
+        )
     if name.endswith(".safetensors") or safetensors.looks_like_one(beginning, file.size):
         return Format.SAFETENSORS
     return None

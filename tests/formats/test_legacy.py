@@ -16,7 +16,7 @@ import torch
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 import streamxf
-from streamxf.errors import ContainerError, PolicyError, StreamxfError
+from streamxf.errors import ContainerError, PolicyError, StreamxfError, UnsupportedError
 from streamxf.torchsave import legacy
 from streamxf.torchsave.archive import Archive
 from tests.archives import old_form, redirected, saved
@@ -251,3 +251,12 @@ def test_a_tensor_that_is_more_than_elements_is_not_packed_as_an_object_that_no_
     (note,) = streamxf.pack(tmp_path / "model.pt", tmp_path / "packed").notes
     assert "restores it: s;" in note
     assert streamxf.diff(tmp_path / "model.pt", tmp_path / "packed").same
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 3, 4, 5])
+def test_other_pickle_protocols_are_named(tmp_path: Path, protocol: int) -> None:
+    path = tmp_path / "old.pt"
+    torch.save({"w": torch.ones(3)}, path, _use_new_zipfile_serialization=False, pickle_protocol=protocol)
+    for call in (streamxf.inspect, streamxf.verify, lambda it: streamxf.pack(it, tmp_path / "packed")):
+        with pytest.raises(UnsupportedError, match="another pickle protocol"):
+            call(path)
