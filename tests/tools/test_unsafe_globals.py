@@ -20,8 +20,8 @@ import streamxf
 from streamxf import Encrypt, FloatZip
 from streamxf.errors import KeyMissingError, PolicyError
 from streamxf.torchsave.objects import Objects
+from tests.archives import saved
 from tests.dcp.helpers import KEY, Xor, load, refused, save
-from tests.objects.pickles import saved
 from tests.objects.test_policy import Colour, Hostile, Plain, Point
 
 STATE = {
