@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -361,18 +361,24 @@ def test_metadata_that_only_one_rank_cannot_read_is_not_damage(
     assert resumed(tmp_path) == 2
 
 
-def test_an_old_checkpoint_that_cannot_be_read_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The newest one does: who fell back from it for a disk's bad moment, or a permission, would lose work."""
-    saved_run(tmp_path, 1, 2, 3)
-    shutil.rmtree(tmp_path / ".streamxf")
-    read, bad = folder.read_metadata, {"step-1"}
+def fail_to_read(monkeypatch: pytest.MonkeyPatch, names: Collection[str]) -> None:
+    """The metadata of these checkpoints lies in bad sectors."""
+    read = folder.read_metadata
 
     def failing(place: Storage, *arguments: Any, **options: Any) -> Any:
-        if place.name in bad:
+        if place.name in names:
             raise OSError(errno.EIO, "Input/output error", place.label())
         return read(place, *arguments, **options)
 
     monkeypatch.setattr(folder, "read_metadata", failing)
+
+
+def test_an_old_checkpoint_that_cannot_be_read_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest one does: who fell back from it for a disk's bad moment, or a permission, would lose work."""
+    saved_run(tmp_path, 1, 2, 3)
+    shutil.rmtree(tmp_path / ".streamxf")
+    bad = {"step-1"}
+    fail_to_read(monkeypatch, bad)
     assert resumed(tmp_path) == 3
     (first, *_) = streamxf.list_checkpoints(tmp_path)
     assert (first.complete, first.counts) == (True, False)
@@ -398,14 +404,7 @@ def test_one_that_cannot_be_read_is_not_passed_over_for_what_does_not_count(
         (tmp_path / "step-9").mkdir()
         (tmp_path / "step-9" / f"__0_0_{'0' * 32}.distcp").write_bytes(b"x")
     shutil.rmtree(tmp_path / ".streamxf")
-    read = folder.read_metadata
-
-    def failing(place: Storage, *arguments: Any, **options: Any) -> Any:
-        if place.name == "step-3":
-            raise OSError(errno.EIO, "Input/output error", place.label())
-        return read(place, *arguments, **options)
-
-    monkeypatch.setattr(folder, "read_metadata", failing)
+    fail_to_read(monkeypatch, {"step-3"})
     for call in (lambda: resumed(tmp_path), lambda: streamxf.latest(tmp_path)):
         with pytest.raises(OSError, match="Input/output error"):
             call()
@@ -430,17 +429,10 @@ def test_one_that_cannot_be_read_may_have_been_the_best(
 ) -> None:
     saved_run(tmp_path, 1, 2, 3)
     shutil.rmtree(tmp_path / ".streamxf")
-    read = folder.read_metadata
-
-    def failing(place: Storage, *arguments: Any, **options: Any) -> Any:
-        if place.name == "step-1":
-            raise OSError(errno.EIO, "Input/output error", place.label())
-        return read(place, *arguments, **options)
-
     if damaged:
         cut(tmp_path / "step-1" / ".metadata")
     else:
-        monkeypatch.setattr(folder, "read_metadata", failing)
+        fail_to_read(monkeypatch, {"step-1"})
     keep = streamxf.Retention(best=3, metric="loss", mode="max")
     with streamxf.CheckpointManager(tmp_path, keep=keep) as manager:
         assert manager.best() == str(tmp_path / "step-2")

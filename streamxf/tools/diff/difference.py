@@ -249,7 +249,7 @@ class Difference:
     @property
     def same(self) -> bool:
         """Whether every item that was compared is known to be the same."""
-        return not (self.removed or self.added or self.changed or self.incomparable)
+        return not (self.differs or self.incomparable)
 
     @property
     def differs(self) -> bool:
