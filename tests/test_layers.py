@@ -271,7 +271,7 @@ LINES = {
     "codecs": 1_684,
     "dcp": 5_415,
     "format": 3_334,
-    "formats": 1_060,
+    "formats": 1_061,
     "integrations": 794,
     "keys": 2_113,
     "manager": 4_362,

@@ -167,10 +167,11 @@ def _are_alike(item: Item, other: Item) -> bool:
 
 
 def _joined(item: Any, chunks: list[Chunk], work: Steps) -> TensorItem:
-    """The tensor of which these are the slices, as large as they are together. Raises ContainerError if they overlap,
-    or leave a part out.
+    """The tensor of which these are the slices, as large as they are together, without those that have no elements.
+    Raises ContainerError if they overlap, or leave a part out.
     """
     shape = tuple(map(max, zip(*(map(add, chunk.offset, chunk.shape) for chunk in chunks), strict=True)))
+    chunks = [chunk for chunk in chunks if 0 not in chunk.shape] or chunks[:1]
     made: TensorItem = replace(item, shape=shape, chunks=tuple(chunks))
     try:
         check_tiles(shape, [chunk[:2] for chunk in chunks], work)

@@ -75,6 +75,24 @@ def test_a_packed_folder_comes_back_slice_by_slice(tmp_path: Path) -> None:
     assert "slices" in contents_at(tmp_path / "saved" / SHARD.format(2)).notes[0]
 
 
+@pytest.mark.parametrize("sizes", [(0, 7), (7, 0), (3, 0, 4), (0, 3, 4, 0, 0), (0, 0)])
+def test_slices_without_elements_overlap_nothing(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    parts = STATE["w"][: sum(sizes)].split(sizes)
+    offsets = [sum(sizes[:number]) if size else 0 for number, size in enumerate(sizes)]
+    for number, (part, at) in enumerate(zip(parts, offsets, strict=True)):
+        noted = {"DCP_SHARDING_INFO": json.dumps({"w": {"saved_offsets": [at, 0]}})}
+        save_file({"w": part.clone()}, saved / SHARD.format(number), noted)
+    streamxf.pack(saved, tmp_path / "packed")
+    with open_at(tmp_path / "packed") as reader:
+        assert torch.equal(whole(reader, "w"), STATE["w"][: sum(sizes)])
+    assert streamxf.diff(saved, tmp_path / "packed").same
+    assert streamxf.unpack(tmp_path / "packed", tmp_path / "back").restored  # type: ignore[union-attr]
+    for path in saved.iterdir():
+        assert (tmp_path / "back" / path.name).read_bytes() == path.read_bytes()
+
+
 def test_dcp_loads_what_its_writer_stored_in_safetensors_format(tmp_path: Path) -> None:
     """Torch 2.13 cannot, with either of its readers."""
     own_files(tmp_path)

@@ -110,8 +110,8 @@ class PackManifest:
             )
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
             raise MetadataError(f"the item is not what pack stores: {error!r:.100}", item=ITEM) from None
-        sliced = {tensor.name for file in made.files.values() for tensor in file.tensors if tensor.offset}
-        names = [name for name in made.items() if name not in sliced]
+        whole = (tensor.name for file in made.files.values() for tensor in file.tensors if not tensor.offset)
+        names = [ITEM, *map(rest_of, made.files), *whole]
         above = (path[:at] for path in made.files for at, char in enumerate(path) if char == "/")
         if not (made.is_folder or (made.format in (Format.SAFETENSORS, Format.TORCH) and len(made.files) == 1)):
             raise MetadataError("it does not describe a single file, as its format requires", item=ITEM)
