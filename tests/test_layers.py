@@ -271,14 +271,14 @@ LINES = {
     "codecs": 1_684,
     "dcp": 5_415,
     "format": 3_334,
-    "formats": 1_061,
+    "formats": 1_064,
     "integrations": 794,
     "keys": 2_113,
     "manager": 4_362,
     "storage": 3_695,
     "stream": 1_371,
     "testing": 875,
-    "tools": 9_104,
+    "tools": 9_107,
     "torchsave": 2_143,
 }
 

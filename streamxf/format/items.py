@@ -224,7 +224,7 @@ def check_name(name: object) -> str:
     if name == "":
         raise UnsupportedError(
             "an item has the empty name, as of a tensor under the key '' of a state dict, for which the format has no "
-            "place: give it a name. torch's own reader loads it where stock DCP saved it"
+            "place: give it a name, and save it again. torch.load, safetensors and torch's own reader of DCP load it"
         )
     if not isinstance(name, str) or (not name.isascii() and _SURROGATE.search(name)):
         raise MetadataError("the metadata has an item whose name is not a string, or not valid Unicode")

@@ -129,7 +129,10 @@ def _flattened(root: Any, size: int) -> dict[str, tuple[Path, Any]]:
         else:
             name = ".".join(map(str, path))
             if name in found:
-                raise UnsupportedError(f"two of the file's items have the name {shorten(name)!r} once flattened")
+                raise UnsupportedError(
+                    f"two of the file's items have the name {shorten(name)!r} once flattened: load it with torch.load, "
+                    "rename a key, and save it again"
+                )
             found[name] = path, value
             return
         if len(path) == MAX_STEPS:

@@ -25,7 +25,7 @@ from streamxf.checkpoint.saving import Save
 from streamxf.checkpoint.sources import Content
 from streamxf.errors import ChecksumError, MetadataError, ParameterError, UnsupportedError, located
 from streamxf.format.header import Kind
-from streamxf.format.items import ITEMSIZES, TensorItem, elements_size
+from streamxf.format.items import ITEMSIZES, TensorItem, check_name, elements_size
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.format.names import GLOBAL
 from streamxf.format.run import RunFacts
@@ -306,6 +306,9 @@ def pack(
         return replace(made, notes=(*tree.notes(), *made.notes))
     before = tree.identity()
     with open_packed(tree, max_expansion) as whole:
+        if (nameless := whole.stored.get("")) is not None:
+            with located(file=whole.label(nameless.places[0].file)):
+                check_name("")
 
         def check() -> None:
             check_same(storage, before, FileTree.of(storage).identity())

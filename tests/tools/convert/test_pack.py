@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import streamxf
 from streamxf import engine
-from streamxf.errors import ContainerError, NoCheckpointError, ParameterError
+from streamxf.errors import ContainerError, NoCheckpointError, ParameterError, UnsupportedError
 from streamxf.keys import Key
 from streamxf.tools.convert.manifest import ITEM
 from streamxf.tools.convert.pack import pack
@@ -226,3 +226,20 @@ def test_a_checkpoint_that_is_there_stays(tmp_path):
     assert states.data_files(tmp_path / "packed") == before
     pack(tmp_path / "a.safetensors", tmp_path / "packed", overwrite=True)
     assert not set(before) & set(states.data_files(tmp_path / "packed"))
+
+
+@pytest.mark.parametrize("name", ["a.pt", "a.safetensors", "hub/model.safetensors", "hub/pytorch_model.bin"])
+def test_an_item_without_a_name_is_refused_by_its_file(tmp_path: Path, name: str) -> None:
+    source = tmp_path / name
+    source.parent.mkdir(exist_ok=True)
+    (save_file if "safetensors" in name else torch.save)({"": torch.ones(3), "a": torch.ones(2)}, source)
+    with pytest.raises(UnsupportedError, match=r"the empty name.*give it a name, and save it again") as caught:
+        pack(tmp_path / name.split("/")[0], tmp_path / "packed")
+    assert caught.value.file == str(source)
+    assert not (tmp_path / "packed").exists()
+
+
+def test_two_items_of_one_name_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    torch.save({"a": {"b": torch.ones(3)}, "a.b": torch.ones(2)}, tmp_path / "a.pt")
+    with pytest.raises(UnsupportedError, match=r"'a\.b' once flattened: load it with torch\.load, rename a key"):
+        pack(tmp_path / "a.pt", tmp_path / "packed")
