@@ -268,11 +268,7 @@ class Elements:
         return max(wanted.start, start // self.itemsize), min(wanted.stop, last)
 
     def _scatter(
-        self,
-        decode: Callable[[memoryview], None],
-        index: int,
-        wanted: Selection,
-        put: Callable[[Slices, Array], None],
+        self, decode: Callable[[memoryview], None], index: int, wanted: Selection, put: Callable[[Slices, Array], None]
     ) -> None:
         """Decode a block, and put what is wanted of it where it belongs in an array of the box."""
         import numpy as np

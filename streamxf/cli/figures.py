@@ -15,8 +15,7 @@ from streamxf.wording import SALVAGE_DATA, many, printable, size_text
 
 if TYPE_CHECKING:
     from streamxf.tools.inspect.inspect import PlainSummary
-    from streamxf.tools.values.histogram import Histogram
-    from streamxf.tools.values.statistics import Statistics
+    from streamxf.tools.values.statistics import Histogram, Statistics
 
 HEADINGS = ("zeros", "min", "max", "mean", "std")
 BARS = 16  # and a mark at either end

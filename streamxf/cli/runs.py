@@ -188,8 +188,7 @@ def forget(
         callback=_checked,
     ),
     metric: str | None = options.value(
-        "NAME[:max]",
-        "The metric for best=N; lower is better, or with NAME:max higher. streamxf list shows the names.",
+        "NAME[:max]", "The metric for best=N; lower is better, or with NAME:max higher. streamxf list shows the names."
     ),
     max_size: int | None = options.value(
         "SIZE",
@@ -202,8 +201,7 @@ def forget(
         parser=units.seconds,
     ),
     extras: Literal["keep", "remove"] | None = options.value(
-        "HOW",
-        "What happens to other files in the folder of a removed checkpoint: keep, the default, or remove.",
+        "HOW", "What happens to other files in the folder of a removed checkpoint: keep, the default, or remove."
     ),
     verify: options.Verify = options.VERIFY,
     dry_run: bool = options.DRY_RUN,

@@ -284,13 +284,7 @@ class Loader:
         self._submit(batch, _BATCH * self._together)
 
     def _read_tensor(
-        self,
-        file: str,
-        request: ReadItem,
-        wanted: ItemPart,
-        target: Target,
-        blocks: Blocks,
-        elements: Elements | None,
+        self, file: str, request: ReadItem, wanted: ItemPart, target: Target, blocks: Blocks, elements: Elements | None
     ) -> None:
         """Read the part of a tensor that a request wants. Errors in workers are raised by later calls."""
         item, tensor, lengths = wanted.item, target.tensor, tuple(request.lengths)

@@ -68,11 +68,7 @@ class ItemParts:
     """
 
     def __init__(
-        self,
-        rules: ItemRules,
-        bands: Sequence[Band],
-        files: Mapping[str, Any],
-        read: Callable[[int, int], bytes],
+        self, rules: ItemRules, bands: Sequence[Band], files: Mapping[str, Any], read: Callable[[int, int], bytes]
     ) -> None:
         import numpy
 

@@ -175,12 +175,7 @@ class Comparison:
     """Compares two opened checkpoints, as `diff` does, without the items `beside`."""
 
     def __init__(
-        self,
-        first: BoxReader,
-        second: BoxReader,
-        values: bool,
-        progress: Progress | None,
-        beside: Collection[str] = (),
+        self, first: BoxReader, second: BoxReader, values: bool, progress: Progress | None, beside: Collection[str] = ()
     ) -> None:
         self._beside = beside
         self._first, self._second, self._values, self._progress = first, second, values, progress
