@@ -7,7 +7,7 @@ import struct
 
 import crc32c
 
-from streamxf.errors import ContainerError
+from streamxf.errors import ContainerError, UnsupportedError
 from streamxf.format.header import format_fault
 from streamxf.format.limits import FORMAT, MAX_KEY_LINE, PLAIN_MAGIC, SEAL_MAGIC
 
@@ -33,8 +33,6 @@ def prefix_size(start: bytes) -> int:
     """The whole prefix's size in bytes, from its first 16; raises ContainerError if they begin no such file."""
     if len(start) < PREFIX_START_BYTES or start[:8] != PLAIN_MAGIC:
         raise ContainerError("this is not a file that streamxf.open wrote: it begins with other bytes")
-    if fault := format_fault(start[8:12]):
-        raise ContainerError(f"the file {fault}")
     size = int(_WORD.unpack_from(start, 12)[0])
     if size > MAX_KEY_LINE:
         raise ContainerError(f"the file's prefix says it has {size} bytes of keys, {MAX_KEY_LINE} are allowed")
@@ -42,10 +40,15 @@ def prefix_size(start: bytes) -> int:
 
 
 def parse_prefix(data: bytes) -> tuple[str, bytes]:
-    """The wrapped data key and the format bytes."""
+    """The wrapped data key and the format bytes. Raises ContainerError if they are damaged, UnsupportedError if they
+    are of another version of the format.
+    """
     if len(data) != prefix_size(data[:PREFIX_START_BYTES]):
         raise ContainerError("the file is truncated inside its prefix")
-    return _checked(data, data[PREFIX_START_BYTES : -_WORD.size], "prefix"), data[8:12]
+    wrapped = _checked(data, data[PREFIX_START_BYTES : -_WORD.size], "prefix")
+    if fault := format_fault(data[8:12]):
+        raise UnsupportedError(f"the file {fault}")
+    return wrapped, data[8:12]
 
 
 def pack_seal(vouchers: str) -> bytes:

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from streamxf.errors import MetadataError
+from streamxf.errors import MetadataError, UnsupportedError
 from streamxf.format import limits
 from streamxf.format.header import format_fault
 
@@ -49,7 +49,8 @@ class Trailer:
     @classmethod
     def parse(cls, end: bytes, file_size: int) -> Trailer | None:
         """Read the trailer from the last 104 bytes of a file, or all of it if it is smaller; None if it does not end in
-        one. Raises MetadataError if it ends in one that cannot be.
+        one. Raises MetadataError if it ends in one that cannot be. That of another version is split before it is
+        refused: only the digest shows whether it is one.
         """
         if end[-len(limits.METADATA_MAGIC) :] != limits.METADATA_MAGIC:
             return None
@@ -57,9 +58,7 @@ class Trailer:
             raise MetadataError("the metadata is truncated: only a part of its trailer is there")
         *sizes, format_bytes, zeros, head_digest, digest = _TRAILER.unpack(end[-limits.TRAILER_BYTES :])
         head_size, parts_size, root_size, keys_size = sizes
-        if fault := format_fault(format_bytes):
-            raise MetadataError(f"the metadata {fault}")
-        if zeros:
+        if zeros and not format_fault(format_bytes):
             raise MetadataError("the metadata's trailer has a byte that is not zero where version 1 has zeros")
         trailer = cls(head_size, parts_size, root_size, keys_size, format_bytes, head_digest, digest)
         fits = 1 <= root_size <= limits.MAX_ROOT and keys_size <= limits.KEYS_BYTES
@@ -69,12 +68,15 @@ class Trailer:
 
     def split(self, tail: bytes, label: bytes = INDEX_LABEL, read: Read = _NOTHING) -> Sections:
         """Root (or other contents vouched for under `label`) and keys out of the file's last `size` bytes; `read` as in
-        `Sections`. Raises MetadataError if their digest does not match.
+        `Sections`. Raises MetadataError if their digest does not match, UnsupportedError if they are of another version
+        of the format, which all the same begins and ends with what is looked at here.
         """
         view = memoryview(tail)
         signed = view[: self.root_size + self.keys_size + _SIGNED_BYTES]
         if not hmac.compare_digest(hashlib.sha256(signed).digest(), self.digest):
             raise MetadataError("the digest of the metadata does not match: the file is damaged")
+        if fault := format_fault(self.format_bytes):
+            raise UnsupportedError(f"the metadata {fault}")
         keys = view[self.root_size : self.root_size + self.keys_size]
         about = self.head_digest != _NO_PICKLE_DIGEST, self.head_size, self.parts_size
         return Sections(view[: self.root_size], keys, label, self.format_bytes, *about, read)

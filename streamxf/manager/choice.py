@@ -229,6 +229,8 @@ def _fit(
         if record.name in ((skip := os.environ.get(SKIP, "")), *skip.split(",")):
             skipped[record.name] = f"{SKIP} names it"
         elif not record.verified:
+            if record.damaged:
+                damage_of(run, record, "none")  # raises what is no damage, such as a version that is not known here
             skipped[record.name] = f"not verified: {record.note}"
         elif record.kind == "foreign" and not foreign:
             skipped[record.name] = f"{_FOREIGN}{record.note}"

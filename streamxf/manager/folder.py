@@ -83,9 +83,12 @@ class Folder:
 
     def committed(self) -> Commit:
         """The commit record of what a framework wrote. Raises MetadataError if it cannot be read, ContainerError unless
-        its files are there in their sizes.
+        its files are there in their sizes, UnsupportedError if it is of a newer version.
         """
-        commit, doubt = self.note(COMMIT, Commit.of_json)
+        try:
+            commit, doubt = read(self.place, COMMIT, Commit.of_json, self.authority)
+        except MetadataError as error:
+            commit, doubt = None, error.message
         if commit is None:
             raise MetadataError(f"the commit record cannot be read: {doubt}")
         for path, file in commit.files.items():

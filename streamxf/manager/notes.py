@@ -21,7 +21,15 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.notes import parse_note, seal_note
 from streamxf.checkpoint.publish import RUN_FILE
 from streamxf.codecs.encrypt import Encrypt
-from streamxf.errors import KeyMissingError, KeyServiceError, MetadataError, ParameterError, StreamxfError, escaped
+from streamxf.errors import (
+    KeyMissingError,
+    KeyServiceError,
+    MetadataError,
+    ParameterError,
+    StreamxfError,
+    UnsupportedError,
+    escaped,
+)
 from streamxf.format.limits import MAX_NOTE
 from streamxf.keys import VerifyKey
 from streamxf.manager.record import Record
@@ -164,7 +172,7 @@ def notes_in(storage: Storage, authority: Authority, names: str, make: Callable[
             note = parse_note(data, MOST_BYTES)
             if not authority.doubt(note.check, note.signed_by):
                 found[file] = note.said(make)
-        except MetadataError as error:
+        except (MetadataError, UnsupportedError) as error:
             _log.debug("%s", escaped(f"{storage.label(file)} is ignored: {error.message}"))
     return found
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamxf.errors import ContainerError
+from streamxf.errors import ContainerError, UnsupportedError
 from streamxf.format import plain
 from streamxf.format.limits import MAX_KEY_LINE
 from tests.forge import prefix_of, seal_of
@@ -67,8 +67,10 @@ def test_lengths_beyond_the_limit() -> None:
 def test_format_bytes_that_this_version_does_not_read(format_bytes: tuple[int, ...]) -> None:
     version, suite, critical, _ = format_bytes
     found = f"version {version}, suite {suite} and critical flags {critical}; this streamxf reads version 1, suite 1"
-    with pytest.raises(ContainerError, match=found):
+    with pytest.raises(UnsupportedError, match=found):
         plain.parse_prefix(prefix_of(b"", bytes(format_bytes)))
+    with pytest.raises(ContainerError, match="CRC"):
+        plain.parse_prefix(prefix_of()[:8] + bytes(format_bytes) + prefix_of()[12:])
 
 
 def test_what_is_not_ascii() -> None:

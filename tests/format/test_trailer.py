@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamxf.errors import MetadataError
+from streamxf.errors import MetadataError, UnsupportedError
 from streamxf.format.limits import MAX_KEY_LINE, MAX_ROOT, TRAILER_BYTES
 from streamxf.format.trailer import Sections, Trailer, pack, pack_keys
 from tests.forge import METADATA_MAGIC, MetadataParts
@@ -74,7 +75,6 @@ def test_a_part_of_a_trailer(size: int) -> None:
         ({"head_size": 5}, "impossible sizes"),
         ({"parts_size": 4}, "impossible sizes"),
         ({"index_size": 3, "parts_size": 6}, "does not match"),
-        ({"format_bytes": bytes([2, 1, 0, 0])}, "version 2"),
     ],
     ids=str,
 )
@@ -82,6 +82,15 @@ def test_trailers_that_cannot_be(changes: dict[str, object], match: str) -> None
     """More of them are among the vectors."""
     with pytest.raises(MetadataError, match=match):
         read(MetadataParts(b"head", b"root", b"keys", b"parts").change(**changes).pack())
+
+
+@pytest.mark.parametrize("changes", [{}, {"reserved": b"1234"}])
+@pytest.mark.parametrize("format_bytes", [(2, 1, 0, 0), (3, 1, 0, 0), (1, 2, 0, 0), (1, 1, 1, 0)])
+def test_another_version_is_no_damage(format_bytes: tuple[int, ...], changes: dict[str, Any]) -> None:
+    parts = MetadataParts(b"head", b"root", b"keys", b"parts", format_bytes=bytes(format_bytes))
+    version, suite, flags, _ = format_bytes
+    with pytest.raises(UnsupportedError, match=f"version {version}, suite {suite} and critical flags {flags}.*pgrade"):
+        read(parts.change(**changes).pack())
 
 
 def test_what_is_too_large_is_not_written() -> None:

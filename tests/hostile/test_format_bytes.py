@@ -14,7 +14,7 @@ import pytest
 from streamxf import Checksum, Encrypt, PrivateKey, SigningKey, ZStandard
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.notes import parse_note, seal_note
-from streamxf.errors import AuthenticationError, ContainerError, MetadataError
+from streamxf.errors import AuthenticationError, UnsupportedError
 from streamxf.format.limits import NO_PICKLE
 from streamxf.keys import KeyRing
 from tests.dcp.helpers import KEY, full_chain
@@ -65,7 +65,7 @@ def judge(row: Row, place: int, keyed: bool, right: Any, refusal: type[Exception
 
 def judge_trailer(row: Row, parts: MetadataParts, keyed: bool, right: Any, load: Any) -> None:
     for place, changed in flips(parts.format_bytes):
-        judge(row, place, keyed, right, MetadataError, load, parts.change(format_bytes=changed).pack())
+        judge(row, place, keyed, right, UnsupportedError, load, parts.change(format_bytes=changed).pack())
     for place, changed in flips(parts.reserved):
         row.refuse(place, load, parts.change(reserved=changed).pack())
 
@@ -81,7 +81,7 @@ def test_plain_files(row: Row, chain: str, pipe: bool) -> None:
     assert file.file[8:12] == bytes([1, 1, 0, 0])
     for place, changed in flips(file.file[8:12]):
         data = prefix_of(file.wrapped, changed) + file.file[len(file.parts.prefix) :]
-        judge(row, place, keyed, TEXT, ContainerError, file.load, data)
+        judge(row, place, keyed, TEXT, UnsupportedError, file.load, data)
         if keyed or place != INFORMATIVE:
             with pytest.raises(Refused):
                 read_plain(data, REFERENCE[chain])

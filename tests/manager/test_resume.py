@@ -19,7 +19,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
-from streamxf.errors import ForeignError, KeyMissingError, NoCheckpointError
+from streamxf import Encrypt
+from streamxf.checkpoint.notes import COMMIT
+from streamxf.errors import ForeignError, KeyMissingError, NoCheckpointError, UnsupportedError
 from streamxf.manager import choice
 from streamxf.manager import forget as module_of_forget
 from streamxf.manager import holds as module_of_holds
@@ -32,6 +34,8 @@ from streamxf.manager.retention import Retention
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
 from tests.altered import flip
+from tests.dcp.helpers import KEY
+from tests.forge import split_metadata
 
 from .places import below
 from .runs import blank, complete, damage, is_at, resumed, saved_run, state_at
@@ -77,6 +81,25 @@ def test_data_without_any_metadata_is_no_fresh_start(tmp_path: Path, framework: 
         with pytest.raises(NoCheckpointError, match="neither metadata nor a mark"):
             streamxf.latest(tmp_path / "copy")
     assert below(tmp_path / "copy") == before
+
+
+@pytest.mark.parametrize("framework", [False, True])
+@pytest.mark.parametrize("keys", [None, KEY])
+def test_what_a_newer_version_saved_is_no_damage(tmp_path: Path, keys: Any, framework: bool) -> None:
+    """A job that took an older one would save over it; with keys nothing of it is authentic, and it decides nothing."""
+    with CheckpointManager(tmp_path, keys=keys, chain=[Encrypt(keys)] if keys else ()) as manager:
+        for step in (1, 2):
+            if framework:
+                torch.save({}, Path(str(manager.begin(step))) / "model.pt")
+                manager.commit(step)
+            else:
+                manager.save(step, state_at(step))
+        newer = tmp_path / "step-2" / (COMMIT if framework else ".metadata")
+        newer.write_bytes(split_metadata(newer.read_bytes()).change(format_bytes=bytes([2, 1, 0, 0])).pack())
+        for call in (lambda: manager.resume(blank()), manager.latest, lambda: streamxf.latest(tmp_path, keys=keys)):
+            with pytest.raises(UnsupportedError, match=r"format version 2.*Upgrade streamxf"):
+                call()
+    assert not [*tmp_path.rglob("damage-*")]
 
 
 @pytest.mark.parametrize("verify", ["none", "sample", "whole"])

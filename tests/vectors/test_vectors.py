@@ -51,11 +51,13 @@ PAGES = Path(__file__).parents[2] / "docs" / "format"
 # What streamxf raises for each rule: exactly one of these, no base class of them. Where a rule is of files and of an
 # index, the second is MetadataError; where the reference decoder names a rule, streamxf may meet a neighbour first.
 CLASSES: dict[str, tuple[type[StreamxfError], ...]] = {
-    **dict.fromkeys(["header", "identity", "footer", "prefix", "seal", "C2", "C4"], (errors.ContainerError,)),
+    **dict.fromkeys(["header", "identity", "footer", "seal", "C2", "C4"], (errors.ContainerError,)),
+    "prefix": (errors.ContainerError, errors.UnsupportedError),
     **dict.fromkeys(["block", "C13"], (errors.BlockError,)),
     **dict.fromkeys(["C7", "C8", "C10"], (errors.BlockError, errors.ContainerError)),
-    **dict.fromkeys(["trailer", "index", "M1", "M2", "M4", "M6", "M10", "M16"], (errors.MetadataError,)),
+    **dict.fromkeys(["index", "M1", "M2", "M4", "M6", "M10", "M16"], (errors.MetadataError,)),
     **dict.fromkeys(["M13", "M14", "M15", "N1", "N2"], (errors.MetadataError,)),
+    "trailer": (errors.MetadataError, errors.UnsupportedError),
     "descriptor": (errors.DescriptorError, errors.ContainerError, errors.MetadataError),
     "C1": (errors.ContainerError, errors.ChainError, errors.MetadataError),
     "C3": (errors.AuthenticationError,),

@@ -118,6 +118,8 @@ def _check_plain(file: StoredFile, access: Access, findings: Findings) -> None:
     notes, findings.items = Notes(findings), 1
     try:
         parts = PlainParts.of(file.slice(0, file.size))
+    except errors.UnsupportedError:
+        raise
     except (errors.StreamxfError, OSError) as error:
         notes.error(error)
         with suppress(errors.StreamxfError, OSError):  # as is noted already
