@@ -29,7 +29,6 @@ from streamxf.registry import BUILTINS, CodecRegistry
 from streamxf.report import Meter
 from streamxf.storage.disk import Mount
 from streamxf.storage.files import TO_NOTHING
-from streamxf.storage.lock import release
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage
 from streamxf.stream.encoder import ContainerEncoder, StreamWriter, block_log2_of
@@ -258,8 +257,7 @@ class Save:
     def _unlock(self) -> None:
         self._files, lock, self._lock = count(), self._lock, None
         if lock is not None:
-            with lock:
-                release(lock)  # a forked child may still have the descriptor
+            lock.close()
 
     def leave(self, *, published: bool = True) -> None:
         """Let go of the folder, and of the lock unless another process has yet to publish this one's files: until the

@@ -157,13 +157,7 @@ def _give_signs(session: ref[Sessions], end: threading.Event) -> None:
         del own
 
 
-def _let_go() -> None:
-    """A child that outlives the job, such as a data loader, must not pass for it."""
-    for lock in _own.values():
-        lock.close()
-
-
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_own.clear)  # a child is not the job
 
 
 def is_held(storage: Storage, session: str) -> bool | None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import IO
+from weakref import WeakSet
 
 from streamxf.errors import AbortedError
 from streamxf.storage.files import NO_LINK, open_folder
@@ -27,6 +28,8 @@ _NO_LOCK = frozenset(
 )
 _LONGEST_PAUSE = 0.25
 _holders: dict[tuple[int, int], tuple[int, int]] = {}  # by the lock's file: the process and the thread
+_open: WeakSet[IO[bytes]] = WeakSet()
+"""Files whose locks a forked child would keep, for as long as it lives, if it kept them open."""
 
 
 @contextmanager
@@ -64,26 +67,26 @@ def acquire(path: str, place: str | int, patience: float, links: bool) -> Callab
             if isinstance(error, PermissionError | FileNotFoundError | NotADirectoryError):
                 return None  # a writable folder need not be readable; if there is none, others say so
             raise
-        descriptor, free, kept = None, None, False
+        file, free, kept = None, None, False
         try:
-            if (descriptor := _lock_file(folder)) is not None:
-                free = _try_lock(descriptor)
-            if descriptor is None or free is None:
+            if (file := _lock_file(folder)) is not None:
+                free = _try_lock(file)
+            if file is None or free is None:
                 return None
             if free:
-                _holders[_file_of(descriptor)] = _this_thread()
-            elif _holders.get(_file_of(descriptor)) == _this_thread():
+                _holders[_identity_of(file)] = _this_thread()
+            elif _holders.get(_identity_of(file)) == _this_thread():
                 raise AbortedError(
                     f"this thread is itself publishing to {path}, or writing or cleaning up there, and would wait for "
                     "itself: a handler that it runs, of a signal or of logs, saves there too. That save was not made; "
                     "let the handler save into another folder, or ask for a save that is made later"
                 )
-            if free and is_still(descriptor, LOCK, folder) and (place != path or is_still(folder, path, links=links)):
-                kept = True
-                return partial(_release, folder, descriptor, unlock=True)
+            kept = free and is_still(file.fileno(), LOCK, folder)
+            if kept := kept and (place != path or is_still(folder, path, links=links)):
+                return partial(_release, folder, file, unlock=True)
         finally:
             if not kept:
-                _release(folder, descriptor, unlock=free is not False)
+                _release(folder, file, unlock=free is not False)
         if not free and time.monotonic() > end:
             raise AbortedError(
                 f"another process is publishing to {path}, or writing or cleaning up there"
@@ -94,8 +97,22 @@ def acquire(path: str, place: str | int, patience: float, links: bool) -> Callab
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def _file_of(descriptor: int) -> tuple[int, int]:
-    facts = os.fstat(descriptor)
+def _opened(name: str, flags: int, mode: int, folder: int) -> IO[bytes]:
+    file = io.FileIO(os.open(name, flags, mode, dir_fd=folder), "r+" if flags & os.O_RDWR else "r")
+    _open.add(file)
+    return file
+
+
+def _close_all() -> None:
+    for file in [*_open]:
+        file.close()
+
+
+os.register_at_fork(after_in_child=_close_all)
+
+
+def _identity_of(file: IO[bytes]) -> tuple[int, int]:
+    facts = os.fstat(file.fileno())
     return facts.st_dev, facts.st_ino
 
 
@@ -103,17 +120,17 @@ def _this_thread() -> tuple[int, int]:
     return os.getpid(), threading.get_ident()  # a forked child has the thread's number, too
 
 
-def _lock_file(folder: int) -> int | None:
+def _lock_file(folder: int) -> IO[bytes] | None:
     """Open the lock's file, which is made if there is none; None where that cannot be, or it is no regular file."""
     flags = os.O_RDWR | NO_LINK | os.O_NONBLOCK
     try:
         try:
-            descriptor = os.open(LOCK, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+            file = _opened(LOCK, flags | os.O_CREAT | os.O_EXCL, 0o600, folder)
         except FileExistsError:
-            descriptor = os.open(LOCK, flags, dir_fd=folder)
-            if stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return descriptor
-            os.close(descriptor)
+            file = _opened(LOCK, flags, 0o600, folder)
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return file
+            file.close()
             return None
     except FileNotFoundError:  # its holder was done, or the folder is gone
         return _lock_file(folder) if os.fstat(folder).st_nlink else None
@@ -124,34 +141,30 @@ def _lock_file(folder: int) -> int | None:
     facts = os.fstat(folder)
     if facts.st_mode & stat.S_IWGRP:
         with suppress(OSError):  # in a group of which this user is no member, it stays this user's
-            os.fchown(descriptor, -1, facts.st_gid)
-            os.fchmod(descriptor, 0o660)
-    return descriptor
+            os.fchown(file.fileno(), -1, facts.st_gid)
+            os.fchmod(file.fileno(), 0o660)
+    return file
 
 
-def _try_lock(descriptor: int) -> bool | None:
+def _try_lock(file: IO[bytes]) -> bool | None:
     """Whether it was free; None if there are no locks on its file system."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         return False if error.errno in _HELD else None
     return True
 
 
-def _release(folder: int, descriptor: int | None, unlock: bool) -> None:
+def _release(folder: int, file: IO[bytes] | None, unlock: bool) -> None:
     try:
-        # not if the folder was removed, or cannot be written to by now: whoever comes next takes the file
-        with suppress(OSError):
-            if unlock and descriptor is not None:
-                _holders.pop(_file_of(descriptor), None)
-            if unlock and descriptor is not None and is_still(descriptor, LOCK, folder):
-                os.unlink(LOCK, dir_fd=folder)
-    finally:
-        if descriptor is not None:
-            with suppress(OSError):  # there are no locks
+        if file is not None and not file.closed:  # as it is in a forked child, whose parent goes on
+            # not if the folder was removed, or cannot be written to by now: whoever comes next takes the file
+            with file, suppress(OSError):
                 if unlock:
-                    fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked child may still have the descriptor
-            os.close(descriptor)
+                    _holders.pop(_identity_of(file), None)
+                if unlock and is_still(file.fileno(), LOCK, folder):
+                    os.unlink(LOCK, dir_fd=folder)
+    finally:
         os.close(folder)
 
 
@@ -168,14 +181,15 @@ def is_still(descriptor: int, name: str, folder: int | None = None, *, links: bo
 
 def try_lock_file(folder: int, name: str, make: bool) -> IO[bytes] | None:
     """A file in an open folder, held; None if there are no locks. Raises BlockingIOError if another process has it that
-    made it: those that only look share it, or two that look at once would take each other for that one.
+    made it: those that only look share it, or two that look at once would take each other for that one. They need only
+    be allowed to read it.
 
     The lock is POSIX's, which file systems over a network have, too; on Linux that of the open file, since the other
-    ends when its process closes the file wherever it has opened it: in a backup, say. A child inherits the file.
+    ends when its process closes the file wherever it has opened it: in a backup, say.
     """
     flags = (os.O_RDWR | os.O_CREAT if make else os.O_RDONLY) | NO_LINK | os.O_NONBLOCK
     kind, posix = (fcntl.F_WRLCK, fcntl.LOCK_EX) if make else (fcntl.F_RDLCK, fcntl.LOCK_SH)
-    file = io.FileIO(os.open(name, flags, 0o600, dir_fd=folder), "r+" if make else "r")
+    file = _opened(name, flags, 0o666, folder)
     try:
         _set_lock(file, kind, posix)
     except OSError as error:
@@ -183,13 +197,10 @@ def try_lock_file(folder: int, name: str, make: bool) -> IO[bytes] | None:
         if isinstance(error, BlockingIOError | PermissionError):
             raise BlockingIOError(*error.args) from None
         return None
+    if make and not is_still(file.fileno(), name, folder):  # it was removed before it was locked
+        file.close()
+        return try_lock_file(folder, name, make)
     return file
-
-
-def release(file: IO[bytes]) -> None:
-    """Release the lock of such a file for all who have inherited it."""
-    with suppress(OSError):
-        _set_lock(file, fcntl.F_UNLCK, fcntl.LOCK_UN)
 
 
 def _set_lock(file: IO[bytes], kind: int, posix: int) -> None:

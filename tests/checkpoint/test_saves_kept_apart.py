@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +26,7 @@ from streamxf.storage import disk, lock
 from streamxf.storage.disk import Mount
 from streamxf.storage.opening import open_storage, storage_over
 from streamxf.storage.storage import LOCK
+from tests.faults.forks import run_one
 from tests.polling import at_once
 
 OLD = time.time() - 2 * 86_400
@@ -212,6 +216,49 @@ def test_a_file_of_a_process_that_was_killed_is_taken_over(folder: Path) -> None
     with lock.locked(open_storage(folder)) as alone:
         assert alone
     assert not os.listdir(folder)
+
+
+FORKS = """
+import os, signal, sys, numpy as np, streamxf
+from streamxf.storage.lock import locked
+from streamxf.storage.opening import open_storage
+with streamxf.CheckpointWriter(sys.argv[1]) as writer, locked(open_storage(sys.argv[1])):
+    writer["weight"] = np.arange(1000.0)
+    job = open_storage(sys.argv[1]).lock_file("job", make=True)
+    os.fork() or print(os.getpid(), flush=True)
+    signal.pause()
+"""
+
+
+def test_a_child_that_outlives_a_killed_process_holds_no_lock(folder: Path) -> None:
+    """Such as a data loader, forked in the middle of a save."""
+    storage = open_storage(folder)
+    with subprocess.Popen([sys.executable, "-c", FORKS, str(folder)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        try:
+            (data,) = folder.glob("*.distcp")
+            for name in ("job", data.name):
+                with pytest.raises(BlockingIOError):
+                    storage.lock_file(name)
+            process.kill()
+            process.wait()
+            with lock.locked(storage, patience=0.0) as alone:
+                assert alone
+            for name in ("job", data.name):
+                file = storage.lock_file(name)
+                assert file is not None
+                file.close()
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_forked_child_leaves_the_lock_to_its_parent(folder: Path) -> None:
+    with ExitStack() as stack:
+        stack.enter_context(lock.locked(open_storage(folder)))
+        assert run_one(stack.close).how == "returned"
+        assert os.listdir(folder) == [LOCK]
+        assert run_one(lambda: lock.acquire(str(folder), str(folder), 0.0, True)).error.startswith("AbortedError")
 
 
 def test_what_is_said_beside_a_save_is_no_leftover() -> None:

@@ -6,9 +6,11 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from streamxf.manager.sessions import Sessions
 from streamxf.storage.disk import Mount
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import open_storage
+from tests.faults.forks import run_one
 from tests.polling import wait_until
 
 
@@ -127,6 +130,28 @@ def test_a_child_that_outlives_a_job_does_not_pass_for_it(tmp_path: Path) -> Non
         os.close(begin)
         os.close(end)
         os.waitpid(child, 0)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+@pytest.mark.parametrize("mask", [0o002, 0o027])
+def test_another_user_s_job_is_seen(mask: int, request: pytest.FixtureRequest) -> None:
+    run = Path(tempfile.mkdtemp())  # pytest's own are closed to others
+    request.addfinalizer(lambda: shutil.rmtree(run))
+    for folder in (run, run / ".streamxf"):
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o770)  # a group's
+    request.addfinalizer(partial(os.umask, os.umask(mask)))
+    running = session(run, "1")
+    running.begin()
+
+    def begin() -> None:
+        os.setuid(65534)
+        session(run, "2").begin()
+
+    outcome = run_one(begin)
+    assert f"process {running.own.pid} on" in outcome.error, outcome
+    running.close()
+    assert run_one(begin).how == "returned"
 
 
 def is_seen(run: Path, running: Sessions) -> bool:
