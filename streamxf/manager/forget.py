@@ -268,9 +268,9 @@ def _remove_unchanged(
         elif left and notes[name]:
             text = "%s still holds %s, since nothing says whose they are (%s): delete it if you need none"
             _log.warning(text, escaped(run.storage.label(name)), many(len(left), "file"), escaped(notes[name]))
-        elif left:
+        elif others := sorted({*left}.difference(orders[name][1])):  # the log has a warning of what was to go
             _log.info(
-                "%s: what is not of the checkpoint stays: %s", escaped(run.storage.label(name)), escaped(some(left))
+                "%s: what is not of the checkpoint stays: %s", escaped(run.storage.label(name)), escaped(some(others))
             )
     return failed
 

@@ -13,10 +13,16 @@ from itertools import islice
 from streamxf.errors import ParameterError, escaped
 from streamxf.storage.files import MOST, NOT_THERE, check_component, components
 from streamxf.storage.storage import LOCK, Entries, Storage, StorageEntry
+from streamxf.wording import many, some
 
 _log = logging.getLogger(__name__)
 
 Order = tuple[Collection[str], Collection[str]]
+
+_ODD = (
+    "%s still holds %s (%s): the client of this store might take such a name for another, so nothing is removed by it; "
+    "delete it with the store's own tools if you need it no longer"
+)
 
 ONE_BY_ONE = 8  # folders in an object store; more are found by one listing of everything
 
@@ -32,7 +38,7 @@ def remove_tree(storage: Storage, name: str, first: Collection[str], rest: Colle
     first, rest : collection of str
         Paths in the folder. Those of `first` go before all others, in object stores in batches; if one of them cannot
         be removed, none of `rest` is. The last of each goes once all others of it have. A file that is not there is
-        fine. A path that leads out, or that the storage might not take literally, stays.
+        fine. A path that leads out, or that the storage might not take literally, stays, with a warning in the log.
 
     Raises
     ------
@@ -59,6 +65,8 @@ def remove_trees(
         try:
             storage.check_literal(name)
             literal = [[path for path in group if is_literal(storage, *path.split("/"))] for group in paths]
+            if odd := sorted({*paths[0], *paths[1]}.difference(*literal)):
+                _log.warning(_ODD, escaped(storage.label(name)), many(len(odd), "file"), escaped(some(odd)))
             groups = [part for group in literal for part in (group[:-1], group[-1:])]
             left = storage.remove_folder(name, groups)
         except (OSError, ParameterError) as error:  # the others are removed all the same
