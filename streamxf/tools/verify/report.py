@@ -97,7 +97,8 @@ KEYED = ("encrypted item", "seals, tags and content of {}, which need a key")
 UNBOUND = ("item", "whether {} not bound to their places were exchanged")
 WITHOUT_CRC = ("item", "the bytes of {} saved without any checksum")
 TRANSFORMED = ("item", "the bytes of {} that passed a stream transform, except that they decode")
-_SKIPPED = (UNBOUND, KEYED, TRANSFORMED, WITHOUT_CRC)
+OF_SAFETENSORS = ("tensor", "the bytes of {}, since .safetensors files have no checksums")
+_SKIPPED = (UNBOUND, KEYED, TRANSFORMED, WITHOUT_CRC, OF_SAFETENSORS)
 _MOST_REASONS = 20
 _OPAQUE = "that {} can be loaded here, which needs "
 

@@ -33,6 +33,7 @@ from streamxf.formats.contents import Format
 from streamxf.formats.opening import is_checkpoint, kind_of, parts_of
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress, Share
+from streamxf.registry import NOT_AT_HAND
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage
 from streamxf.tools.fleet import Fleet
@@ -118,7 +119,8 @@ def verify(
     PolicyError, IdentityError
         If its protection is weaker than required, or it is another save.
     UnknownCodecError, CodecNotAllowedError, DuplicateCodecError
-        If a codec is not installed, and no damage was found without it.
+        If a codec is not installed, and no damage was found without it. Of several checkpoints those that need it are
+        in `unchecked`, unless all do.
     ParameterError
         If an argument is invalid, or cannot be sent to the workers of `executor`.
     OSError, ForeignError
@@ -186,14 +188,16 @@ def _verify_parts(
     strangers: set[str] = set()
     folders: set[str] = set()
     found: dict[str, VerifyReport | str] = {}
+    missing: list[errors.StreamxfError] = []
     keyed = [] if access.require is None else [part for part, place in places.items() if _may_be_encrypted(place)]
 
     @contextmanager
     def noting(part: str) -> Iterator[None]:
         try:
             yield
-        except (errors.NoCheckpointError, errors.UnsupportedError) as error:
+        except (errors.NoCheckpointError, errors.UnsupportedError, *NOT_AT_HAND) as error:
             found[part] = f"{part}: {error.message}"
+            missing.extend([error] if isinstance(error, NOT_AT_HAND) else [])
         except (OSError, errors.ForeignError) as error:
             if isinstance(error, FileNotFoundError) and places[part] not in given and not _is_listed(places[part]):
                 found[part] = f"{part}: {_CHANGED}"
@@ -220,7 +224,7 @@ def _verify_parts(
     reports = {part: report for part in places if isinstance(report := found[part], VerifyReport)}
     unchecked += [text for part in places if isinstance(text := found[part], str)]
     if not reports:
-        raise errors.NoCheckpointError("; ".join(unchecked))
+        raise missing[0] if missing else errors.NoCheckpointError("; ".join(unchecked))
     if unkeyed := [part or "the folder's own files" for part in reports if part in strangers]:
         unchecked.append(f"who wrote {some(unkeyed)}, which cannot be encrypted")
     report = together(reports, unchecked, perf_counter() - begin, folders)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 import streamxf
-from streamxf.errors import NoCheckpointError, PolicyError
+from streamxf.errors import NoCheckpointError, PolicyError, UnknownCodecError
 from streamxf.formats.opening import open_source, parts_of
 from streamxf.keys import Key
 from streamxf.storage.opening import open_storage
@@ -67,6 +68,22 @@ def test_files_that_went_through_a_chain_are_verified(tmp_path: Path):
     flip(tmp_path / "step-2" / "state.pt.sxf")
     (damage,) = streamxf.verify(tmp_path).damaged
     assert damage.file == "step-2/state.pt.sxf"
+
+
+def test_a_codec_that_one_of_them_needs_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name, chain in (("step-1", "zstd"), ("step-2", "lz4"), ("step-3", "zstd")):
+        with streamxf.open(tmp_path / f"{name}.sxf", "wb", chain=chain) as file:
+            file.write(bytes(range(250)) * 8)
+    monkeypatch.setitem(sys.modules, "streamxf.codecs.lz4", None)
+    report = streamxf.verify(tmp_path)
+    assert (report.ok, report.files) == (True, 2)
+    assert [text for text in report.unchecked if text.startswith("step-2.sxf: codec 'streamxf.lz4'")]
+    flip(tmp_path / "step-3.sxf")
+    assert [damage.file for damage in streamxf.verify(tmp_path).damaged] == ["step-3.sxf"]
+    for name in ("step-1.sxf", "step-3.sxf"):
+        (tmp_path / name).unlink()
+    with pytest.raises(UnknownCodecError, match=r"lz4"):
+        streamxf.verify(tmp_path)
 
 
 def test_damage_is_named_by_its_path_in_the_folder(tmp_path: Path):
