@@ -269,7 +269,7 @@ LINES = {
     "checkpoint": 4_865,
     "cli": 2_779,
     "codecs": 1_684,
-    "dcp": 5_409,
+    "dcp": 5_410,
     "format": 3_335,
     "formats": 1_064,
     "integrations": 794,

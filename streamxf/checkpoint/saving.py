@@ -191,7 +191,7 @@ class Save:
         self._needs: dict[str, tuple[tuple[str, ...], str]] = {}
         self.failures: list[BaseException] = []
         self._files = count()
-        self._lock: IO[bytes] | None = None
+        self._let_go: Callable[[], object] | None = None
 
     @classmethod
     def to(
@@ -241,23 +241,21 @@ class Save:
         """
         with self.storage.create(path) as raw:
             if next(self._files) == 0:
-                self._lock = self._locked(path)
+                self._let_go = self._locked(path)
             yield raw
 
-    def _locked(self, path: str) -> IO[bytes] | None:
+    def _locked(self, path: str) -> Callable[[], object] | None:
         for _ in range(_TRIES):
             with suppress(BlockingIOError):
                 lock = self.storage.lock_file(path, make=True)
-                if lock is not None:
-                    finalize(self, lock.close)
-                return lock
+                return None if lock is None else finalize(self, lock.close)
             time.sleep(_PAUSE)  # a tool looks at it just now
         return None
 
     def _unlock(self) -> None:
-        self._files, lock, self._lock = count(), self._lock, None
-        if lock is not None:
-            lock.close()
+        self._files, let_go, self._let_go = count(), self._let_go, None
+        if let_go is not None:
+            let_go()  # or it would drop an interrupt that comes while this object goes
 
     def leave(self, *, published: bool = True) -> None:
         """Let go of the folder, and of the lock unless another process has yet to publish this one's files: until the

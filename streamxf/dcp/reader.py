@@ -108,7 +108,8 @@ class ChainReaderMixin(StorageMixin):
         self._read = read
         self._facts: once.Facts | None = None
         self._sharing = ExitStack()
-        finalize(self, self._sharing.close)
+        if read == "once":  # an interrupt that comes in a finalizer is dropped
+            finalize(self, self._sharing.close)
         self._metadata = None
         self.report = None
         self.save_id = None
