@@ -41,8 +41,7 @@ from streamxf.dcp.plans import (
     check_index,
     check_room,
     entries_of,
-    merged,
-    nesting_of,
+    is_flattened,
     note_room,
     planned_bytes,
     share_room,
@@ -51,6 +50,7 @@ from streamxf.dcp.plans import (
 from streamxf.dcp.saver import check_parent, settle_in
 from streamxf.dcp.targets import whole_size
 from streamxf.errors import AbortedError, ChainError, ParameterError, UnsupportedError, escaped, notes_of, text_of
+from streamxf.format.extra import merged, nesting_of
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.format.names import GLOBAL, metadata_name
 from streamxf.format.run import RunFacts
@@ -204,7 +204,8 @@ class ChainWriterMixin(StorageMixin):
             text = f"Detected an existing checkpoint in {storage.label()}: this save replaces it"
             warnings.warn(f"{text}. Pass overwrite=False to refuse that", stacklevel=3)
         save.enter(links=self.run_facts is None)  # in a run's folder nobody names links, and others may make some
-        nesting = nesting_of(torch_private.state_of_the_save()) if plan.planner_data else {}
+        state = torch_private.state_of_the_save() if plan.planner_data is not None else None
+        nesting = nesting_of(state, is_flattened)
         if self.use_collectives:
             return note_room(plan, storage, save.writer_id, nesting)
         save.nesting = merged([nesting])

@@ -7,8 +7,10 @@ over.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from streamxf.budget import Steps
@@ -86,8 +88,60 @@ def _number(text: str) -> int | float:
     return made
 
 
-def entries_in(record: Any) -> tuple[list[Path], list[tuple[Path, Any]], list[Path]]:
-    """What a record says: of empty dicts, of single keys, and of dicts all of whose decimal keys are integers."""
+_MOST_NESTING = 2**20  # bytes; of a state with more exceptions than that nothing is recorded
+
+UNRECORDED: Any = {NESTING: {"unknown": [[]]}}
+"""The member of `extra` where nobody recorded anything, as stock DCP does not."""
+
+
+def nesting_of(state: Any, is_flattened: Callable[[list[Any]], bool]) -> dict[str, list[Any]]:
+    """The record of what DCP flattens on one rank; empty where names and paths say all. `is_flattened` says whether DCP
+    makes items of a list's elements, and not an object of the whole.
+    """
+    found: dict[str, list[Any]] = {}
+    for kind, entry in _visit((), state, is_flattened) if isinstance(state, Mapping) else ():
+        with suppress(MetadataError):  # of a key that UTF-8 does not have
+            found.setdefault(kind, []).append(to_json(entry))
+    return found if len(json.dumps(found)) <= _MOST_NESTING else dict(UNRECORDED[NESTING])
+
+
+def merged(records: Iterable[Mapping[str, list[Any]]]) -> dict[str, Any]:
+    """The member of `extra` for the records of all ranks."""
+    found: dict[str, dict[str, Any]] = {}
+    for record in records:
+        for kind, entries in record.items():
+            found.setdefault(kind, {}).update((json.dumps(entry), entry) for entry in entries)
+    return {NESTING: {kind: [*entries.values()] for kind, entries in found.items()}} if found else {}
+
+
+def _visit(path: Path, value: Any, is_flattened: Callable[[list[Any]], bool]) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        if path and not value:
+            yield "empty", [*path]
+        yield from _keys(path, value)
+        pairs: Iterable[tuple[Any, Any]] = value.items()
+    else:
+        pairs = enumerate(value)
+    for key, inner in pairs:
+        if isinstance(inner, Mapping) or (isinstance(inner, list) and is_flattened(inner)):
+            yield from _visit((*path, key if isinstance(value, list) else str(key)), inner, is_flattened)
+
+
+def _keys(path: Path, value: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    strange = [key for key in value if not isinstance(key, str) or key != str(key)]
+    other = [key for key in strange if type(key) is not int or not is_decimal(str(key))]
+    if len(other) < len(strange) and not any(isinstance(key, str) and is_decimal(key) for key in value):
+        yield "integers", [*path]
+        strange = other
+    for key in strange:
+        number = (isinstance(key, int) and abs(key) < 2**63) or (isinstance(key, float) and math.isfinite(key))
+        yield ("keys", [[*path, str(key)], key]) if number or key is None else ("unknown", [*path, str(key)])
+
+
+def entries_in(record: Any) -> tuple[list[Path], list[tuple[Path, Any]], list[Path], list[Path]]:
+    """What a record says: of empty dicts, of single keys, of dicts all of whose decimal keys are integers, and of keys
+    that are not known.
+    """
 
     def array(kind: str) -> list[Any]:
         found = record.get(kind) if isinstance(record, dict) else None
@@ -102,6 +156,7 @@ def entries_in(record: Any) -> tuple[list[Path], list[tuple[Path, Any]], list[Pa
         paths(array("empty")),
         [(path, key) for each, key in pairs for path in paths([each]) if path],
         paths(array("integers")),
+        paths(array("unknown")),
     )
 
 
@@ -118,9 +173,10 @@ def moved(record: Any, pairs: Iterable[tuple[Path, Path]]) -> dict[str, Any]:
         known = (depth for depth in range(len(path), -1, -1) if path[:depth] in where)
         return next(([*where[path[:depth]], *path[depth:]] for depth in known), None)
 
-    empty, keys, integers = entries_in(record)
+    empty, keys, integers, unknown = entries_in(record)
     return {
         "empty": [*filter(None, map(at, empty))],
         "keys": [[new, key] for new, key in ((at(path), key) for path, key in keys) if new],
         "integers": [new for new in map(at, integers) if new is not None],
+        "unknown": [new for new in (at(path) if path else [] for path in unknown) if new is not None],
     }

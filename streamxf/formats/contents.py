@@ -19,6 +19,7 @@ from streamxf.cached import cached_property
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.elements import Elements, itemsize_of, strided_elements
 from streamxf.checkpoint.reading import BoxReader
+from streamxf.format.extra import merged
 from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem
 from streamxf.storage.reading import OpenFiles, StoredFile
 from streamxf.storage.storage import Storage
@@ -116,6 +117,7 @@ class Shard:
     - `metadata`: the file's own, as safetensors' ``__metadata__``.
     - `records`: of a torch.save file, where tensors are that belong to objects.
     - `offsets`: of the tensors of which the file has slices, as DCP's Hugging Face writer stores them.
+    - `nesting`: what names and paths do not say of a state dict.
     """
 
     items: dict[str, Item]
@@ -125,6 +127,7 @@ class Shard:
     metadata: Mapping[str, str] = field(default_factory=dict)
     records: frozenset[str] = frozenset()
     offsets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    nesting: Mapping[str, list[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -230,6 +233,11 @@ class FileReader(BoxReader):
         if strides is not None:
             return strided_elements(source, itemsize_of(item), item.shape, strides)
         return Elements(BareBlocks(source), 0, itemsize_of(item), chunk.shape)
+
+    @property
+    def nesting(self) -> dict[str, Any]:
+        """The member of an index's `extra` for it."""
+        return merged(shard.nesting for shard in self.shards.values())
 
     def label(self, file: str) -> str:
         return self._place(file).label()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 from streamxf.budget import FREE_WHOLE, MAX_EXPANSION
 from streamxf.buffers import collector_paused
 from streamxf.errors import ContainerError, NoCheckpointError, StreamxfError, UnsupportedError, shorten
+from streamxf.format.extra import nesting_of
 from streamxf.format.items import Item, ObjectItem, Path, Place
 from streamxf.format.limits import MAX_STEPS
 from streamxf.formats.contents import MAX_RECORDS, Shard, whole_tensor
@@ -51,7 +53,9 @@ def read(file: StoredFile, name: str) -> Shard:
         flat = _flattened(root, len(archive.pickled))
         records = dict.fromkeys(value.record for _, value in flat.values() if isinstance(value, StoredTensor))
         begins = {record: archive.find(record)[0] for record in records}
-        return _described(flat, begins, archive.find(PICKLE)[0], name)
+        whole: dict[int, bool] = {}
+        nesting = nesting_of(root, lambda value: not _is_whole(value, whole))
+        return replace(_described(flat, begins, archive.find(PICKLE)[0], name), nesting=nesting)
     except RecursionError:
         raise _too_deep() from None
     except NotSavedByTorch as error:

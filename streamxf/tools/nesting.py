@@ -7,9 +7,10 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
-from streamxf.errors import MetadataError
+from streamxf.errors import MetadataError, shorten
 from streamxf.format.extra import entries_in, from_json, is_decimal
 from streamxf.format.items import Path
+from streamxf.wording import some
 
 MAX_LISTS = 2**20
 """Elements that all lists may have together, and 16 more for each item: what is not there takes memory, too."""
@@ -42,10 +43,10 @@ def nested(flat: Mapping[str, Any], paths: Mapping[str, Path], record: Any = Non
 
 
 def _restore(root: dict[Any, Any], record: Any, made: dict[int, Any]) -> None:
-    empty, keys, integers = entries_in(record)
-    for path in empty:
-        node = _container(root, path[:-1], made, make=True)
-        if path and _has_room(node, path[-1]) and _set(node, path[-1], {}):
+    empty, keys, integers, _ = entries_in(record)
+    for path in filter(None, empty):
+        node = _container(root, path[:-1], made, path[-1])
+        if _has_room(node, path[-1]) and _set(node, path[-1], {}):
             inner = _get(node, path[-1])
             made[id(inner)] = inner
     changes: dict[Path, dict[Any, Any]] = {}
@@ -71,13 +72,14 @@ def _rename_keys(node: dict[Any, Any], names: Mapping[str, Any]) -> None:
         node.update(renamed)
 
 
-def _container(root: dict[Any, Any], path: Path, made: dict[int, Any], make: bool = False) -> Any:
-    """The dict or list that was made at a path; with `make`, dicts on the way to it are made."""
+def _container(root: dict[Any, Any], path: Path, made: dict[int, Any], beyond: str | int | None = None) -> Any:
+    """The dict or list that was made at a path; those on the way to a step `beyond` it are made."""
     node: Any = root
-    for step in path:
+    for step, following in zip(path, (*path[1:], beyond), strict=False):
         inner = _get(node, step)
-        if inner is None and make and isinstance(step, str) and _has_room(node, step):
-            node[step] = inner = {}
+        if inner is None and beyond is not None and _has_room(node, step):
+            inner = {} if isinstance(following, str) else []
+            _set(node, step, inner)
             made[id(inner)] = inner
         if id(inner) not in made:
             return None
@@ -89,6 +91,19 @@ def _has_room(node: Any, step: str | int) -> bool:
     """Whether nothing is there; lists grow by one, however large a number is."""
     fits = isinstance(node, list) and step <= len(node) if isinstance(step, int) else isinstance(node, dict)
     return fits and _get(node, step) is None
+
+
+def say_lost(record: Any) -> Iterator[str]:
+    """What a record says of keys that are not known any more."""
+    *_, unknown = entries_in(record)
+    if () in unknown:
+        yield (
+            "whoever saved this made strings of all keys and dropped empty dicts, as stock DCP does; only what torch's "
+            "optimizers need was restored"
+        )
+    elif unknown:
+        names = some(shorten(".".join(map(str, path))) for path in unknown)
+        yield f"keys that were not strings before, and are now: {names}"
 
 
 def restore_optimizers(node: Any, whole: bool, path: str = "") -> Iterator[str]:

@@ -18,14 +18,14 @@ from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.elements import Array
 from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError, shorten
-from streamxf.format.extra import NESTING, moved
+from streamxf.format.extra import NESTING, UNRECORDED, moved
 from streamxf.format.items import Item, Path, TensorItem
 from streamxf.formats.contents import OF_TORCH, SUFFIXES, FileReader, Format, chosen
 from streamxf.formats.huggingface import INDEX
 from streamxf.formats.safetensors import DTYPES, TWO_IN_ONE, is_text
 from streamxf.tools.convert.manifest import ITEM, PackedFile, PackManifest, Placed, is_kept, rest_of
 from streamxf.tools.convert.model import model_in
-from streamxf.tools.nesting import nested, restore_optimizers
+from streamxf.tools.nesting import nested, restore_optimizers, say_lost
 from streamxf.torchsave.writing import Shell, Value, torch_file
 from streamxf.wording import many, some
 
@@ -202,12 +202,8 @@ def _torch_file(
         tensors.append(item)
     paths = {shown: (shown,) if flat else _path(item.path, shown, prefix) for shown, item in items.items()}
     record = _record_of(reader, [(item.path, paths[shown]) for shown, item in items.items()])
-    tree, told = nested(values, paths, None if flat else record), []
-    if not flat:
-        told = [*restore_optimizers(tree, whole)]
-        if record is None and any(len(path) > 1 for path in paths.values()):
-            text = "stock DCP made strings of all keys and dropped empty dicts when it saved this checkpoint"
-            told.insert(0, f"{text}; only what torch's optimizers need was restored")
+    tree = nested(values, paths, None if flat else record)
+    told = [] if flat else [*say_lost(record), *restore_optimizers(tree, whole)]
     runs, rest, at = [], [], 0
     for part in torch_file(tree):
         if isinstance(part, Shell):
@@ -220,11 +216,11 @@ def _torch_file(
 
 
 def _record_of(reader: BoxReader, pairs: Sequence[tuple[Path | None, Path]]) -> Any:
-    """What the index says of the nesting, for items that go from path to path; None where stock DCP made it."""
+    """What is recorded of the nesting, for items that go from path to path."""
     indexes = [each.index for each in reader.metadata] if isinstance(reader, Checkpoint) else []
-    if None in indexes:
-        return None
-    record, *_ = [index.extra.get(NESTING) or {} for index in indexes if index is not None] or [{}]
+    extras = [index.extra if index is not None else UNRECORDED for index in indexes]
+    extra, *_ = [reader.nesting] if isinstance(reader, FileReader) else extras or [{}]
+    record = extra.get(NESTING) or {}
     same = all(old == new for old, new in pairs)
     return record if same else moved(record, ((old, new) for old, new in pairs if old is not None))
 

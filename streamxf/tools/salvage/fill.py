@@ -66,8 +66,9 @@ class Salvaged:
     ----------
     state_dict : dict
         The given one, filled in as far as its items verified. Without one, a new one of whole tensors on the CPU and
-        objects, nested as it was saved: lost items are missing from its dicts, and None in its lists. It is flat if the
-        metadata, which records the nesting, was unusable.
+        objects, nested as it was saved, but for keys that are not strings and empty dicts of stock DCP, which does not
+        record them: lost items are missing from its dicts, and None in its lists. It is flat if the metadata, which
+        records the nesting, was unusable.
     loaded : tuple of str
         The names of its items, in the flat form that DCP gives them (``optimizer.state.0.step``).
     damaged : tuple of Damage

@@ -17,6 +17,7 @@ from streamxf.checkpoint.saving import Save
 from streamxf.checkpoint.sources import Content
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import MetadataError
+from streamxf.format.extra import UNRECORDED
 from streamxf.format.items import Chunk, Item, Place, TensorItem
 from streamxf.format.run import RunFacts
 from streamxf.keys import KeysLike, SignerLike, TrustLike
@@ -231,7 +232,7 @@ def _conversion(
         return Content(MemorySource(flat_view(data if isinstance(data, bytes) else data.data)), wanted.kind)
 
     items = [_in_one_piece(checkpoint, name, opaque) for name in found.loaded]
-    extra = next((each.index.extra for each in checkpoint.metadata if each.index is not None), {})
+    extra = next((each.index.extra for each in checkpoint.metadata if each.index is not None), UNRECORDED)
     return Conversion(items, None, identity.hexdigest(), checkpoint, read, extra, run=_run_of(checkpoint))
 
 

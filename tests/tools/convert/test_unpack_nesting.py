@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 import streamxf
+from streamxf.format import extra
 from streamxf.tools.nesting import nested
 from tests.dcp.rank_scenarios import run_ranks
 
@@ -86,7 +88,7 @@ STATE = {
     "both": {1: torch.zeros(1), "2": 3},
     "list": [torch.ones(1), {}, {"x": {7: 1}}, {}],
     "nothing": {},
-    "only empty": {"a": {"b": {}}, 5: {}},
+    "only empty": {"a": {"b": {}}, 5: {}, "list": [{}, [{}]]},
     6: {7: torch.ones(2)},
 }
 
@@ -100,11 +102,14 @@ def changed(source: Path, how: str) -> Path:
     return target if target.exists() else source
 
 
-@pytest.mark.parametrize("how", ["saved", "background", "transcoded", "renamed", "of a rank"])
+@pytest.mark.parametrize("how", ["saved", "background", "transcoded", "renamed", "of a rank", "torch.save", "packed"])
 def test_every_key_and_every_empty_dict_comes_back(tmp_path: Path, how: str) -> None:
     writer = streamxf.FileSystemWriter(tmp_path / "saved")
     if how == "background":
         dcp.async_save(STATE, storage_writer=writer).result()  # type: ignore[union-attr]
+    elif how in ("torch.save", "packed"):
+        torch.save(STATE, tmp_path / "saved")
+        streamxf.pack(tmp_path / "saved", tmp_path / "packed")
     else:
         dcp.save(STATE, storage_writer=writer, use_collectives=how != "of a rank")
     source = changed(tmp_path / "saved", how)
@@ -112,8 +117,56 @@ def test_every_key_and_every_empty_dict_comes_back(tmp_path: Path, how: str) -> 
     if how == "renamed":
         wanted = {"model": {"odd": wanted["odd"]}, **wanted}
         del wanted["odd"]
-    for found in (unpacked(source)[0], streamxf.load_intact(source).state_dict):
-        assert_equal(found, wanted)
+    found, notes = unpacked(source, format="torch", only=["*"] if how == "packed" else ())
+    assert_equal(found, wanted)
+    assert not notes
+    if source.is_dir() and how != "packed":
+        assert_equal(streamxf.load_intact(source).state_dict, wanted)
+
+
+@pytest.mark.parametrize("state", [{"e": {}, "f": {}}, {"e": {"f": {}}}, {"l": [{}]}], ids=str)
+def test_a_state_of_nothing_but_empty_dicts_comes_back(tmp_path: Path, state: Any) -> None:
+    dcp.save(state, storage_writer=streamxf.FileSystemWriter(tmp_path / "saved"))
+    assert unpacked(tmp_path / "saved") == (state, ())
+
+
+LOST: list[Any] = [("a", 1), 10**20, float("inf"), float("nan"), b"a"]
+REFUSED: list[Any] = [torch.float32, frozenset([1])]  # in a file of torch.save
+
+
+@pytest.mark.parametrize(
+    ("how", "key"),
+    [*product(["saved", "renamed"], LOST + REFUSED), *product(["torch.save"], LOST)],
+    ids=str,
+)
+def test_a_key_that_cannot_be_given_back_is_named(tmp_path: Path, key: Any, how: str) -> None:
+    state = {"odd": {key: torch.ones(1), 5: torch.ones(2)}}
+    if how == "torch.save":
+        torch.save(state, tmp_path / "saved")
+    else:
+        dcp.save(state, storage_writer=streamxf.FileSystemWriter(tmp_path / "saved"))
+    found, notes = unpacked(changed(tmp_path / "saved", how), format="torch")
+    prefix = "model.odd" if how == "renamed" else "odd"
+    assert notes == (f"keys that were not strings before, and are now: {prefix}.{key}",)
+    assert (found["model"] if how == "renamed" else found)["odd"].keys() == {str(key), 5}
+
+
+@pytest.mark.parametrize("how", ["saved", "transcoded", "salvaged"])
+@pytest.mark.parametrize(
+    "state", [{1: torch.ones(2)}, {"a": torch.ones(2), "e": {}}], ids=["an integer", "an empty dict"]
+)
+def test_what_stock_dcp_did_not_record_is_said(tmp_path: Path, state: Any, how: str) -> None:
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path / "saved"))
+    if how == "salvaged":
+        streamxf.salvage(tmp_path / "saved", tmp_path / how)
+    _, notes = unpacked(changed(tmp_path / "saved", how))
+    assert any("strings of all keys" in note for note in notes)
+
+
+def test_more_exceptions_than_are_recorded_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extra, "_MOST_NESTING", 20)
+    dcp.save({"a": {1: {}}}, storage_writer=streamxf.FileSystemWriter(tmp_path / "saved"))
+    assert "strings of all keys" in unpacked(tmp_path / "saved")[1][0]
 
 
 def parts_of_a_pipeline(folder: Path) -> None:
