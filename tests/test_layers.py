@@ -269,7 +269,7 @@ LINES = {
     "checkpoint": 4_861,
     "cli": 2_779,
     "codecs": 1_684,
-    "dcp": 5_365,
+    "dcp": 5_377,
     "format": 3_391,
     "formats": 1_076,
     "integrations": 794,
@@ -278,7 +278,7 @@ LINES = {
     "storage": 3_699,
     "stream": 1_371,
     "testing": 875,
-    "tools": 9_115,
+    "tools": 9_116,
     "torchsave": 2_143,
 }
 

@@ -37,7 +37,7 @@ from streamxf.checkpoint.metadata import Metadata, no_file
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.checkpoint.staging import COPIES, DeviceMemory, Staging
 from streamxf.dcp.base import is_own
-from streamxf.dcp.targets import Target, check_kind, writable
+from streamxf.dcp.targets import Target, check_dtype, check_kind, writable
 from streamxf.engine import MAX_BYTES_IN_FLIGHT, worker_count
 from streamxf.errors import MetadataError, ReplacedError, UnsupportedError, located
 from streamxf.format.items import ITEMSIZES, TensorItem
@@ -296,6 +296,7 @@ class Loader:
             commit()
             return
         check_size(tensor, request.lengths)
+        check_dtype(tensor, dtype)
         self.meter.item(tensor.numel() * dtype.itemsize, stored_bytes(request, wanted))
         offset, filling = tuple(request.storage_offsets), partial(_Filling, file, item.name, target)
         memory = target.memory(dtype, self._staging)

@@ -111,6 +111,17 @@ def writable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.is_quantized else tensor.detach()
 
 
+def check_dtype(target: torch.Tensor, dtype: torch.dtype) -> None:
+    """Raise UnsupportedError if one of both is quantized, and the other of another dtype: `copy_` cuts off elements
+    that do not fit, or refuses with words of its own.
+    """
+    if target.dtype != dtype and (target.is_quantized or str(dtype).startswith(("torch.qint", "torch.quint"))):
+        raise UnsupportedError(
+            f"the stored tensor is of {dtype}, the target of {target.dtype}, and a load does not quantize: load into a "
+            f"tensor of {dtype}, and convert that"
+        )
+
+
 def check_kind(target: torch.Tensor, wanted: torch.Tensor, *, whole: bool) -> None:
     """Raise UnsupportedError unless `copy_` of `wanted`, a tensor that is more than its elements or a part of one,
     makes the target mean the same.
@@ -118,8 +129,7 @@ def check_kind(target: torch.Tensor, wanted: torch.Tensor, *, whole: bool) -> No
     Of a quantized tensor it takes scale and zero point over as well, but into a view, or a part, it copies only the
     numbers beside them; and of a subclass those who wrote its `copy_` decide.
     """
-    if wanted.is_quantized != target.is_quantized:
-        raise UnsupportedError(f"the stored tensor is of {wanted.dtype}, the target of {target.dtype}")
+    check_dtype(target, wanted.dtype)
     if wanted.is_quantized:
         own = whole and not torch_private.is_view(target) and target.untyped_storage().nbytes() <= target.nbytes
         if not (_alike(_scale(wanted), _scale(target)) or (own and wanted.qscheme() == target.qscheme())):

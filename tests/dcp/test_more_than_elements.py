@@ -26,9 +26,9 @@ from .rank_scenarios import run_ranks
 pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize:UserWarning", "ignore:torch.ao:DeprecationWarning")
 
 
-def per_tensor(values: torch.Tensor, scale: float, zero: int) -> torch.Tensor:
+def per_tensor(values: torch.Tensor, scale: float, zero: int, dtype: torch.dtype = torch.qint8) -> torch.Tensor:
     with warnings.catch_warnings(action="ignore"):
-        return torch.quantize_per_tensor(values, scale, zero, torch.qint8)
+        return torch.quantize_per_tensor(values, scale, zero, dtype)
 
 
 def per_channel(values: torch.Tensor, scale: float, axis: int = 0) -> torch.Tensor:
@@ -53,6 +53,9 @@ OTHERS = {
     "a view": (per_tensor(VALUES, 0.5, 3), per_tensor(torch.zeros(16), 0.25, 0).view(4, 4)),
     "another scheme": (per_tensor(VALUES, 0.5, 3), per_channel(ZEROS, 0.5)),
     "not quantized": (per_tensor(VALUES, 0.5, 3), ZEROS.clone()),
+    "quantized, of floats": (VALUES * 1000, per_tensor(ZEROS, 0.5, 3)),
+    "quantized, of integers": (VALUES.int(), per_tensor(ZEROS, 0.5, 3)),
+    "of another type": (per_tensor(VALUES, 0.5, 3), per_tensor(ZEROS, 0.5, 3, torch.quint8)),
 }
 
 
@@ -83,7 +86,10 @@ def test_a_target_that_would_keep_its_scale_is_refused(tmp_path: Path, case: str
     before = target.dequantize().clone()
     with refused(UnsupportedError, "the stored tensor is", "item w]"):
         dcp.load({"w": target}, storage_reader=saved(tmp_path, tensor, "checksum"))
-    assert not streamxf.load_intact(tmp_path, state_dict={"w": target}).loaded
+    result = streamxf.load_intact(tmp_path, state_dict={"w": target})
+    assert not result.loaded
+    assert not result.damaged
+    assert "the stored tensor is" in str(result)
     assert torch.equal(target.dequantize(), before)
 
 

@@ -28,7 +28,7 @@ from streamxf.checkpoint.staging import Staging
 from streamxf.dcp.loader import Job, Loader, check_size, part_of
 from streamxf.dcp.once.meeting import Meeting
 from streamxf.dcp.once.plan import Assignment, ChunkRun, Need, SharedChunk, Unit
-from streamxf.dcp.targets import Target, clashes
+from streamxf.dcp.targets import Target, check_dtype, clashes
 from streamxf.errors import MetadataError, UnsupportedError, located
 from streamxf.format.items import TensorItem
 from streamxf.pipeline import Pipeline
@@ -179,6 +179,7 @@ class Transfer:
         target = Target.of(self._planner.resolve_tensor(request).detach())
         with located(item=shard.name):
             check_size(target.tensor, request.lengths)
+            check_dtype(target.tensor, getattr(torch, item.dtype))
         return target
 
     # -- rounds ------------------------------------------------------------------------------------

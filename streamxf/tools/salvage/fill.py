@@ -218,7 +218,7 @@ class Filler:
         from torch.distributed.checkpoint.metadata import MetadataIndex
         from torch.distributed.tensor import DTensor
 
-        from streamxf.dcp.targets import check_box, check_kind, whole_size, writable
+        from streamxf.dcp.targets import check_box, check_dtype, check_kind, whole_size, writable
         from streamxf.torch_private import create_chunk_list
 
         if isinstance(target, DTensor) and target.device_mesh.get_coordinate() is None:
@@ -242,6 +242,7 @@ class Filler:
                 shard.copy_(made)
             return
         for shard, (part, places) in zip(shards, found, strict=True):
+            check_dtype(shard, getattr(torch, item.dtype))
             for cuts in places:
                 shard[cuts].copy_(as_torch(part, item.dtype)[cuts])
 
