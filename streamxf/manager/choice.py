@@ -186,9 +186,12 @@ def _none(run: Run, found: Choice, name: str | None) -> NoCheckpointError:
 
 
 def by_metric(records: Sequence[Record], metric: str, mode: str) -> list[Record]:
-    """Those with a value of a metric, the best first, after those that cannot be read; ties go to the newer."""
+    """Those with a value of a metric, the best first, after those that cannot be read; ties go to the newer. A metric
+    that is in none of those that can be read is one that nobody gave.
+    """
     ranked = Retention(best=-1, metric=metric, mode="max" if mode == "max" else "min").ranked(records)
-    return [*(each for each in records if ranked and each.metrics is None and each.note), *ranked]
+    unread = [each for each in records if each.metrics is None and each.note]
+    return [*unread, *ranked] if ranked or len(unread) == len(records) else []
 
 
 def newest(

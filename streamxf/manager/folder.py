@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 from streamxf.cached import cached_property
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.metadata import Metadata, read_metadata
+from streamxf.checkpoint.metadata import Metadata, Mode, read_metadata
 from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT, Commit, Saving, Supplement, ordered
 from streamxf.checkpoint.publish import made_by_writers
-from streamxf.errors import ContainerError, KeyServiceError, MetadataError, StreamxfError, escaped
+from streamxf.errors import ContainerError, KeyServiceError, MetadataError, ReplacedError, StreamxfError, escaped
 from streamxf.format.names import is_metadata_name, made_by_saves, metadata_among
 from streamxf.format.run import RunFacts
 from streamxf.manager.notes import Authority, read
@@ -182,18 +182,20 @@ class Folder:
         return said[0] if said else self._metadata(file), doubt
 
     def _metadata(self, file: str, access: Access | None = None) -> Metadata:
-        """A metadata file, of which nothing is authenticated without `access`, and items are not looked at. An object
-        store is asked once, unless the file has been replaced since it was listed.
+        """A metadata file, of which nothing is authenticated without `access`, and items are not looked at. It is read
+        again if it has been replaced since it was listed; an object store is asked once otherwise.
         """
-        how = self.place, file, access or Access()
-        if not self.place.near:
-            try:
-                return read_metadata(*how, size=self.files[file].size, listing="root" if access is None else False)
-            except KeyServiceError:
+        mode: Mode = "root" if access is None else False
+        near = self.place.near
+        try:
+            size = None if near else self.files[file].size
+            return read_metadata(self.place, file, access or Access(), size=size, listing=mode)
+        except KeyServiceError:
+            raise
+        except Exception as error:  # of whatever class: if the file was not replaced, the same comes again
+            if near and not isinstance(error, ReplacedError):
                 raise
-            except Exception:
-                """Of whatever class: if the file was not replaced, the same comes again."""
-        return read_metadata(*how, listing="root" if access is None else False)
+            return read_metadata(self.place, file, access or Access(), listing=mode)
 
     def _committed(self, file: str) -> Record:
         """What a commit record says."""

@@ -226,6 +226,21 @@ def test_the_best_by_a_metric(tmp_path: Path) -> None:
     assert streamxf.latest(tmp_path, best="accuracy") is None
 
 
+def test_no_checkpoint_is_the_best_while_none_can_be_read(tmp_path: Path) -> None:
+    """None would say that none has the metric; nobody knows, and an evaluation would begin with other weights."""
+    managed(tmp_path, {1: 0.5, 2: 0.25})
+    flip(tmp_path / "step-2" / ".metadata", -50)
+    assert streamxf.latest(tmp_path, best="loss") == str(tmp_path / "step-1")
+    flip(tmp_path / "step-1" / ".metadata", -50)
+    with pytest.raises(NoCheckpointError, match="does not match"):
+        streamxf.latest(tmp_path, best="loss")
+    with (
+        streamxf.CheckpointManager(tmp_path, keep=streamxf.Retention(best=1, metric="loss")) as manager,
+        pytest.raises(NoCheckpointError, match="does not match"),
+    ):
+        manager.best()
+
+
 def test_a_copy_under_another_name_is_not_the_latest(tmp_path: Path) -> None:
     managed(tmp_path, {1: 0.5, 2: 0.25})
     shutil.copytree(tmp_path / "step-1", tmp_path / "step-999")
