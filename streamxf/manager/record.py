@@ -92,6 +92,11 @@ class Record:
         return self.kind in ("own", "unclaimed", "foreign")
 
     @property
+    def lost(self) -> bool:
+        """Whether there is no metadata that can be read; then the `line` is the one that was known before."""
+        return self.damaged or self.kind == "unfinished"
+
+    @property
     def counts(self) -> bool:
         """Whether it may be resumed from, be ranked by rules, and be a reason to remove others."""
         return self.kind in ("own", "unclaimed") and self.verified
@@ -151,7 +156,7 @@ def numbers_in(name: str) -> tuple[int, ...]:
 
 def last_line(records: Iterable[Record]) -> Line:
     """That which was saved last, of the records of one series."""
-    counted = [each for each in records if each.counts]
+    counted = [each for each in records if each.counts or (each.lost and each.line)]
     return max(counted, key=lambda each: (len(each.line), each.order)).line if counted else ()
 
 
