@@ -7,7 +7,7 @@ import logging
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, get_args
@@ -15,6 +15,7 @@ from typing import Literal, get_args
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING, Commit
 from streamxf.errors import (
+    NOT_DAMAGE,
     ContainerError,
     ForeignError,
     MetadataError,
@@ -233,7 +234,8 @@ def _fit(
             skipped[record.name] = f"{SKIP} names it"
         elif not record.verified:
             if record.damaged:
-                damage_of(run, record, "none")  # raises what is no damage, such as a version that is not known here
+                with suppress(*NOT_DAMAGE):  # of keys
+                    damage_of(run, record, "none")  # raises that it is of a version that is not known here
             skipped[record.name] = f"not verified: {record.note}"
         elif record.kind == "foreign" and not foreign:
             skipped[record.name] = f"{_FOREIGN}{record.note}"
