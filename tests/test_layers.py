@@ -274,7 +274,7 @@ LINES = {
     "formats": 1_076,
     "integrations": 794,
     "keys": 2_113,
-    "manager": 4_369,
+    "manager": 4_408,
     "storage": 3_699,
     "stream": 1_371,
     "testing": 875,
