@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -190,7 +191,8 @@ class Save:
         self.meter = Meter()
         self._needs: dict[str, tuple[tuple[str, ...], str]] = {}
         self.failures: list[BaseException] = []
-        self._files = count()
+        self._locking = threading.Lock()
+        self._locked = False
         self._let_go: Callable[[], object] | None = None
 
     @classmethod
@@ -236,24 +238,37 @@ class Save:
 
     @contextmanager
     def create(self, path: str) -> Iterator[IO[bytes]]:
-        """`Storage.create` of a data file. Where there are locks, the first one is locked until `leave`: tools leave
-        alone what lies beside it.
+        """`Storage.create` of a data file. Where there are locks, the first one is locked until `leave`, before there
+        is any other: tools leave alone what lies beside it.
         """
+        with self._locking:
+            if not self._locked:
+                self._make_locked(path)
         with self.storage.create(path) as raw:
-            if next(self._files) == 0:
-                self._let_go = self._locked(path)
             yield raw
 
-    def _locked(self, path: str) -> Callable[[], object] | None:
+    @contextmanager
+    def beside(self, path: str) -> Iterator[None]:
+        """Lock an empty data file in place of the first, until `leave` at the end: for files that others write."""
+        self._make_locked(path)
+        try:
+            yield
+        finally:
+            if self._let_go is not None:
+                self.storage.remove([path])
+            self.leave()
+
+    def _make_locked(self, path: str) -> None:
+        self._locked = True
         for _ in range(_TRIES):
             with suppress(BlockingIOError):
                 lock = self.storage.lock_file(path, make=True)
-                return None if lock is None else finalize(self, lock.close)
+                self._let_go = None if lock is None else finalize(self, lock.close)
+                return
             time.sleep(_PAUSE)  # a tool looks at it just now
-        return None
 
     def _unlock(self) -> None:
-        self._files, let_go, self._let_go = count(), self._let_go, None
+        self._locked, let_go, self._let_go = False, self._let_go, None
         if let_go is not None:
             let_go()  # or it would drop an interrupt that comes while this object goes
 

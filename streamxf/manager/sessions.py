@@ -81,6 +81,7 @@ class Sessions:
         for other in others:
             self._check_over(other)
         remove_notes(self._storage, [f"session-{each.id}{end}" for each in others[:-_KEPT] for end in ("", ".lock")])
+        self._storage.make_folder(FOLDER, durable=False)
         # before its note, or it would seem to have ended
         self._lock = self._storage.lock_file(_lock_of(self.own.id), make=True)
         if self._lock is not None:

@@ -332,9 +332,7 @@ class LocalStorage(Storage, raises_only_known=True):
 
     def lock_file(self, path: str, *, make: bool = False) -> IO[bytes] | None:
         try:
-            if make and self.folder is None:
-                os.makedirs(self.path, exist_ok=True)
-            with self._below(path, make=make) as (folder, name):
+            with self._below(path) as (folder, name):
                 return try_lock_file(folder, name, make)
         except BlockingIOError:
             raise

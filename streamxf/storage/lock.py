@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import IO
-from weakref import WeakSet
+from weakref import ref
 
 from streamxf.errors import AbortedError
 from streamxf.storage.files import NO_LINK, open_folder
@@ -28,8 +28,8 @@ _NO_LOCK = frozenset(
 )
 _LONGEST_PAUSE = 0.25
 _holders: dict[tuple[int, int], tuple[int, int]] = {}  # by the lock's file: the process and the thread
-_open: WeakSet[IO[bytes]] = WeakSet()
-"""Files whose locks a forked child would keep, for as long as it lives, if it kept them open."""
+_open: dict[int, ref[IO[bytes]]] = {}
+"""Files, by descriptor, whose locks a forked child would keep for as long as it lives, if it kept them open."""
 
 
 @contextmanager
@@ -99,13 +99,14 @@ def acquire(path: str, place: str | int, patience: float, links: bool) -> Callab
 
 def _opened(name: str, flags: int, mode: int, folder: int) -> IO[bytes]:
     file = io.FileIO(os.open(name, flags, mode, dir_fd=folder), "r+" if flags & os.O_RDWR else "r")
-    _open.add(file)
+    _open[file.fileno()] = ref(file)
     return file
 
 
 def _close_all() -> None:
-    for file in [*_open]:
-        file.close()
+    for each in _open.values():
+        if (file := each()) is not None:
+            file.close()
 
 
 os.register_at_fork(after_in_child=_close_all)

@@ -443,8 +443,8 @@ class Storage(ABC):
         return None
 
     def lock_file(self, path: str, *, make: bool = False) -> IO[bytes] | None:
-        """A small file, held by a lock of its own; None where there are none. `make` makes it, if it is not there.
-        Raises BlockingIOError if another process holds it.
+        """A file, held by a lock of its own; None where there are none. `make` makes it, if it is not there. Raises
+        BlockingIOError if another process holds it.
         """
         return None
 

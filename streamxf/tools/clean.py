@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.metadata import metadata_files, no_metadata, resumable
-from streamxf.checkpoint.publish import DAY, RUN_FILE, leftovers, made_by_writers, settled, under_way
+from streamxf.checkpoint.publish import DAY, HOUR, RUN_FILE, leftovers, made_by_writers, settled, under_way
 from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, PolicyError, UnsupportedError
 from streamxf.format.names import GLOBAL, rank_of
 from streamxf.formats.opening import contents_of
@@ -137,14 +138,15 @@ def clean(
         ranks = None if names == [GLOBAL] else {rank_of(name) for name in names}
         found = [name for name in leftovers(files, named, None) if ranks is None or rank_of(name) in ranks]
         kept = sorted(name for name in files.keys() - named - set(found) if not RUN_FILE.fullmatch(name))
-        old = set() if under_way(storage, found, 0) else settled(storage, found, age)
+        old = set() if under_way(storage, found, HOUR if alone else 0) else settled(storage, found, age)
         if old and not alone and before is not None and _read(storage, access).metadata != before.metadata:
             raise MetadataError(
                 "the metadata was replaced meanwhile: another process saves to this folder. Nothing was removed; try "
                 "again when that is over",
                 file=storage.label(),
             )
-        failed = {} if dry_run else storage.remove([name for name in found if name in old])
+        failed, spared = ({}, ()) if dry_run else _remove(storage, [name for name in found if name in old])
+        old = old.difference(spared)
     removed = tuple(name for name in found if name in old and name not in failed)
     report = CleanReport(
         removed,
@@ -158,6 +160,21 @@ def clean(
     if report.failed:
         warnings.warn(f"{many(len(report.failed), 'file')} could not be removed:\n{report}", stacklevel=2)
     return report
+
+
+def _remove(storage: Storage, names: list[str]) -> tuple[dict[str, Exception], list[str]]:
+    """Remove leftovers; what could not be removed, and what stays, since a save has locked one meanwhile. It cannot
+    lock what is being removed, and makes that anew.
+    """
+    failed: dict[str, Exception] = {}
+    step = 1 if storage.near else max(len(names), 1)
+    for at in range(0, len(names), step):
+        try:
+            with storage.lock_file(names[at]) or nullcontext():
+                failed |= storage.remove(names[at : at + step])
+        except BlockingIOError:
+            return failed, names[at:]
+    return failed, []
 
 
 def _clean_uploads(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import importlib
 import os
 import shutil
 import signal
@@ -9,7 +11,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,8 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf.errors import NoCheckpointError
+from streamxf.storage import lock
+from streamxf.storage.storage import Storage
 from streamxf.tools.convert import conversion
 from tests.altered import flip
 from tests.dcp.shards import rows, save_shards
@@ -144,19 +150,66 @@ def test_verify_hides_no_damage_for_times_and_links(tmp_path: Path) -> None:
         assert not streamxf.verify(path, progress=Meanwhile(meanwhile)).ok
 
 
-def test_a_conversion_is_locked_until_it_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("how", ["here", "by workers", "resumed"])
+def test_a_conversion_is_locked_until_it_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     dcp.save(STATE, storage_writer=streamxf.FileSystemWriter(tmp_path))
     publish, kept = conversion.publish, list[bool]()
 
     def clean_before(*arguments: Any, **options: Any) -> Any:
+        if how == "resumed" and not kept:
+            kept.append(True)
+            raise TimeoutError
         kept.append(not streamxf.clean(tmp_path).removed)
         return publish(*arguments, **options)
 
     monkeypatch.setattr(conversion, "publish", clean_before)
-    streamxf.transcode(tmp_path, in_place=True, chain="zstd")
-    assert kept == [True]
+    with ThreadPoolExecutor() as pool:
+        convert = partial(streamxf.transcode, tmp_path, in_place=True, chain="zstd")
+        if how == "resumed":
+            with pytest.raises(TimeoutError):
+                convert()
+        convert(executor=pool if how == "by workers" else None)
+    assert all(kept)
     assert streamxf.verify(tmp_path).ok
-    assert streamxf.clean(tmp_path).recent == ()
+    report = streamxf.clean(tmp_path)
+    assert report.recent == report.removed == ()
+
+
+def test_a_save_makes_anew_what_clean_removes_before_it_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dcp.save(STATE, storage_writer=streamxf.FileSystemWriter(tmp_path))
+    set_lock, removed = lock._set_lock, list[str]()
+
+    def clean_before(file: Any, kind: int, posix: int) -> None:
+        if kind == fcntl.F_WRLCK and not removed:
+            removed.extend(streamxf.clean(tmp_path).removed)
+        set_lock(file, kind, posix)
+
+    monkeypatch.setattr(lock, "_set_lock", clean_before)
+    dcp.save(STATE, storage_writer=streamxf.FileSystemWriter(tmp_path))
+    assert len(removed) == 1
+    assert streamxf.verify(tmp_path).ok
+
+
+def test_clean_spares_what_is_locked_after_it_has_looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dcp.save(STATE, storage_writer=streamxf.FileSystemWriter(tmp_path))
+    names = sorted(f"__{rank}_0_{os.urandom(16).hex()}.distcp" for rank in range(2))
+    for name in names:
+        (tmp_path / name).touch()
+    module = importlib.import_module("streamxf.tools.clean")
+    settled, held = module.settled, list[Any]()
+
+    def lock_before(storage: Storage, *given: Any) -> set[str]:
+        held.append(storage.lock_file(names[0], make=True))
+        return settled(storage, *given)
+
+    monkeypatch.setattr(module, "settled", lock_before)
+    report = streamxf.clean(tmp_path)
+    assert (report.removed, report.recent, report.failed) == ((), tuple(names), {})
+    held[0].close()
 
 
 def test_a_rank_with_data_locks_it_for_one_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,12 +227,14 @@ def test_a_rank_with_data_locks_it_for_one_without(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
-def test_another_user_sees_the_lock(request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("mask", [0o022, 0o077], ids=["read", "unread"])
+def test_another_user_sees_the_lock(mask: int, request: pytest.FixtureRequest) -> None:
     folder = Path(tempfile.mkdtemp())  # pytest's own are closed to others
     request.addfinalizer(lambda: shutil.rmtree(folder))
     folder.chmod(0o777)
     dcp.save(STATE, storage_writer=streamxf.FileSystemWriter(folder))
     assert streamxf.clean(folder).removed == ()  # and what is imported for it
+    request.addfinalizer(partial(os.umask, os.umask(mask)))
     with save_under_way(folder) as process:
         child = os.fork()
         if not child:

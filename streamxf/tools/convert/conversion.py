@@ -210,6 +210,10 @@ class _Writing:
         self._access = access_for(self._save.extensions.chain)  # for slips, which must be authentic where it encrypts
 
     def run(self, progress: Progress | None, fleet: Fleet | None) -> Converted:
+        with self._save.beside(self._save.file_name(self._rank, len(self._files))):
+            return self._run(progress, fleet)
+
+    def _run(self, progress: Progress | None, fleet: Fleet | None) -> Converted:
         storage, save = self._storage, self._save
         kept, discarded = self._finished()
         left = {number: parts for number, parts in enumerate(self._files) if number not in kept}
@@ -220,11 +224,8 @@ class _Writing:
             progress.expect(expected)
         self._done += [kept[number] for number in sorted(kept)]
         save_id = os.urandom(16).hex()
-        try:
-            self._write_all(left, fleet)
-            self._publish(save_id)
-        finally:
-            save.leave()
+        self._write_all(left, fleet)
+        self._publish(save_id)
         items = sum(map(len, self._files))
         stored = sum(chunk.place.size for file in self._done for _, chunk in file.written)
         chain = self._to.extensions.chain
