@@ -271,7 +271,7 @@ LINES = {
     "codecs": 1_684,
     "dcp": 5_377,
     "format": 3_391,
-    "formats": 1_076,
+    "formats": 1_081,
     "integrations": 794,
     "keys": 2_113,
     "manager": 4_409,

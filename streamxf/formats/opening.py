@@ -157,9 +157,7 @@ def format_of(file: StoredFile, name: str) -> Format | None:
         return Format.TORCH
     if _OTHER_PROTOCOL.match(beginning):
         raise UnsupportedError(
-            "a file of torch.save in its form before version 1.6, of another pickle protocol than its own, 2: load it "
-            "with torch.load, and save it again",
-            file=file.name,
+            f"a file of torch.save in its form before version 1.6, {torchfile.OTHER_PROTOCOL}", file=file.name
         )
     if name.endswith(".safetensors") or safetensors.looks_like_one(beginning, file.size):
         return Format.SAFETENSORS

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import Any
+from zlib import crc32
 
 from streamxf.budget import FREE_WHOLE, MAX_EXPANSION
 from streamxf.buffers import collector_paused
@@ -32,6 +33,10 @@ _OTHERS = {
 }
 _END = 2**16 + 22  # bytes in which a zip file has the end of its directory
 _FIRST = 2**10  # bytes in which it has the name of its first record
+OTHER_PROTOCOL = (
+    "of another pickle protocol than its own, 2: load it with torch.load(..., weights_only=False), which runs whatever "
+    "is in the file, and save it again. Of protocol 0 torch loads no tensors"
+)
 _SCALARS = (str, int, float, bool, bytes, type(None))
 
 
@@ -49,6 +54,8 @@ def read(file: StoredFile, name: str) -> Shard:
             raise NotSavedByTorch("it has a record that torch.save does not write")
         if not archive.little:
             raise UnsupportedError("the file was written on a big-endian machine")
+        if archive.pickled[:1] != b"\x80" and crc32(archive.pickled) == archive.find(PICKLE)[1]:  # it is whole
+            raise UnsupportedError(f"a file of torch.save, {OTHER_PROTOCOL}")
         root = archive.root if isinstance(archive, Legacy) else read_outline(archive.pickled, archive.sizes)
         flat = _flattened(root, len(archive.pickled))
         records = dict.fromkeys(value.record for _, value in flat.values() if isinstance(value, StoredTensor))

@@ -7,6 +7,7 @@ import io
 import pickle
 import resource
 import struct
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -253,10 +254,17 @@ def test_a_tensor_that_is_more_than_elements_is_not_packed_as_an_object_that_no_
     assert streamxf.diff(tmp_path / "model.pt", tmp_path / "packed").same
 
 
-@pytest.mark.parametrize("protocol", [0, 1, 3, 4, 5])
-def test_other_pickle_protocols_are_named(tmp_path: Path, protocol: int) -> None:
-    path = tmp_path / "old.pt"
-    torch.save({"w": torch.ones(3)}, path, _use_new_zipfile_serialization=False, pickle_protocol=protocol)
-    for call in (streamxf.inspect, streamxf.verify, lambda it: streamxf.pack(it, tmp_path / "packed")):
+@pytest.mark.parametrize(("form", "protocol"), [*product(["old"], [0, 1, 3, 4, 5]), *product(["zip"], [0, 1])])
+def test_other_pickle_protocols_are_named(tmp_path: Path, form: str, protocol: int) -> None:
+    path, options = tmp_path / "old.pt", {"_use_new_zipfile_serialization": form == "zip", "pickle_protocol": protocol}
+    torch.save({"w": torch.ones(3)}, path, **options)
+    for call in (streamxf.inspect, lambda it: streamxf.pack(it, tmp_path / "packed")):
         with pytest.raises(UnsupportedError, match="another pickle protocol"):
             call(path)
+    if form == "zip":
+        report = streamxf.verify(path)  # of the bytes
+        assert report.ok
+        assert "another pickle protocol" in str(report)
+    else:
+        with pytest.raises(UnsupportedError, match="another pickle protocol"):
+            streamxf.verify(path)
