@@ -58,7 +58,7 @@ class Chain:
     raw: bool = False
 
     def __init__(self, codecs: Iterable[Codec] = (), *, raw: bool = False) -> None:
-        if isinstance(codecs, str | Codec):
+        if isinstance(codecs, str | Codec) or not isinstance(codecs, Iterable):
             raise ChainError("Chain takes a list of codecs; Chain.parse reads the text form, Chain.of takes either")
         object.__setattr__(self, "codecs", tuple(codecs))
         object.__setattr__(self, "raw", raw)

@@ -36,7 +36,7 @@ class Renaming:
 
     def __init__(self, names: Names) -> None:
         if not isinstance(names, Mapping) or not all(isinstance(each, str) for pair in names.items() for each in pair):
-            raise ParameterError("names are given as a mapping from old names to new ones")
+            raise ParameterError("rename= is a mapping from old names to new ones, which are text")
         self.given = dict(names)
         for old, new in names.items():
             if old.count("*") != new.count("*"):

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from streamxf.cached import cached_property
 from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING, Commit, CommittedFile, Saving, Supplement
-from streamxf.errors import MetadataError, NoCheckpointError, escaped
+from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, escaped
 from streamxf.format.items import check_literal_path
 from streamxf.format.names import is_metadata_name, made_by_saves
 from streamxf.format.run import RunFacts
@@ -268,6 +268,8 @@ class Housekeeper:
     def _complete(self, name: str, metrics: dict[str, float], digests: Mapping[str, str]) -> None:
         save, authority = self._saves.get(name), self._run.authority
         if save is None:
+            if digests:
+                raise ParameterError(f"digests: {name} is complete, or was never begun: give them to its first commit")
             record = self._run.record(name)
             if record is None or record.save_id is None:
                 _log.warning("%s has been removed, so its metrics are not noted", name)
@@ -278,6 +280,8 @@ class Housekeeper:
         place, files = folder.place, notes.written_since(folder.files, save.before, digests)
         if not files:
             raise NoCheckpointError("nothing was saved there", file=place.label())
+        if absent := sorted(digests.keys() - files):
+            raise ParameterError(f"digests: {some(absent)}: the save wrote no such file", file=place.label())
         for path in files:
             for part in check_literal_path(path).split("/"):
                 self._storage.check_literal(part)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING
-from streamxf.errors import DAMAGE, NoCheckpointError, StreamxfError, escaped, is_damage
+from streamxf.errors import DAMAGE, NoCheckpointError, ParameterError, StreamxfError, escaped, is_damage
 from streamxf.formats.opening import contents_of, open_source
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.manager.choice import (
@@ -79,7 +79,7 @@ def latest(
         If there are complete checkpoints, and none of them can be resumed from, or several have data and none has
         metadata. A job that took this for a fresh start would overwrite them.
     ParameterError
-        If the folder has checkpoints of several runs, and `run_id` is not given.
+        If the folder has checkpoints of several runs, and `run_id` is not given; if an argument is invalid.
     UnsupportedError
         If `folder` is a file, or a checkpoint.
     KeyMissingError, WrongKeyError, KeyServiceError, PolicyError, UnknownCodecError
@@ -87,6 +87,8 @@ def latest(
     OSError, ForeignError
         If the storage cannot be reached.
     """
+    if mode not in ("min", "max"):
+        raise ParameterError(f"mode={mode!r:.40}: it is 'min' or 'max'")
     run = Run.at(folder, storage_options, run_id, keys=keys, trust=trust, allow_unsigned=allow_unsigned)
     storage = run.storage
     try:

@@ -41,7 +41,7 @@ class Run:
     """
 
     def __init__(self, storage: Storage, authority: Authority | None = None, run_id: str | None = None) -> None:
-        if run_id is not None and not re.fullmatch("[0-9a-f]{32}", run_id):
+        if run_id is not None and not (isinstance(run_id, str) and re.fullmatch("[0-9a-f]{32}", run_id)):
             raise ParameterError(f"run_id={run_id!r:.80}: that of a run has 32 hexadecimal digits")
         self.storage = storage
         self.authority = authority or Authority(Access())

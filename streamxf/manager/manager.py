@@ -33,7 +33,7 @@ from streamxf.dcp.install import chain_and_access
 from streamxf.dcp.reader import FileSystemReader
 from streamxf.dcp.saver import deaf_from_the_start, is_dead
 from streamxf.dcp.writer import FileSystemWriter
-from streamxf.errors import ParameterError, escaped, is_damage
+from streamxf.errors import MetadataError, ParameterError, escaped, is_damage
 from streamxf.format.run import RunFacts
 from streamxf.keys import KeysLike
 from streamxf.manager.agreement import Agreement, check_one_folder, give_back, gloo_group
@@ -46,7 +46,7 @@ from streamxf.manager.record import MAX_DIGITS, Line, Record, is_numbered, numbe
 from streamxf.manager.retention import Retention
 from streamxf.manager.schedule import Interval, SaveTimer, Schedule
 from streamxf.manager.signals import StopSignals
-from streamxf.storage.opening import Location, open_storage
+from streamxf.storage.opening import Location, open_storage, path_text
 from streamxf.storage.storage import Storage, is_url
 
 T = TypeVar("T")
@@ -160,19 +160,20 @@ class CheckpointManager:
         if when_busy not in ("wait", "skip"):
             raise ParameterError(f"when_busy={when_busy!r:.40}: it is 'wait' or 'skip'")
         check_verify(verify)
+        self._writer, reader = _mapping("writer", writer), _mapping("reader", reader)
         self._chain, access, self._reader = chain_and_access(chain, keys, reader)
         self._schedule = Schedule.of(save)
         self._keep = Retention.of(keep)
         self._async, self._most, self._skips = mode, in_flight, when_busy == "skip"
         self._name = name
-        self._writer = dict(writer or {})
         self._given = isinstance(run, Storage)
+        place = run if isinstance(run, Storage) else path_text(run)
         # a relative path means what it means now, wherever the job changes to
         self._storage = open_storage(
-            run if isinstance(run, Storage) or is_url(run) else os.path.abspath(run), storage_options
+            place if isinstance(place, Storage) or is_url(place) else os.path.abspath(place), storage_options
         )
         _check_name(name, self._storage)
-        RunFacts("0" * 32, "-", 0, 0.0, self._keep.to_json()).to_json()  # raises here what no index could take
+        _check_recorded("keep", self._keep.to_json(), {})
         self._make_writer(_named(name, 0))  # so that arguments which do not fit are refused now
         self._make_reader(self._storage)
         self.stopping = False
@@ -275,6 +276,7 @@ class CheckpointManager:
         began = time.monotonic()
         self._check_open()
         name, numbers = _named(self._name, step), _floats(metrics)
+        _mapping("state", state, needed=True)
         facts = self._begin(name, numbers)
         group = min(set(range(len(self._groups))) - {saving.group for saving in self._saving})
         writer = self._writers.get(group)
@@ -367,20 +369,24 @@ class CheckpointManager:
         NoCheckpointError, OSError, ForeignError
             If nothing was saved, or the commit record cannot be written; for a save in the background, this is logged
             instead.
+        ParameterError
+            If an argument is invalid, or `digests` names files that are not there; then nothing is committed.
         """
         name, numbers = _named(self._name, step), _floats(metrics)
+        if not isinstance(after, Future | None):
+            raise ParameterError(f"after={after!r:.80}: it is a Future, such as that of dcp.async_save")
+        known: dict[str, str] = {}
+        for found in self._agreement.everywhere(lambda: _hexadecimal(digests)):
+            known |= found
         began, self._announced = self._announced, None
         under_way = next((saving for saving in self._saving if saving.name == name), None)
         if under_way is not None:
             under_way.metrics.update(numbers)
+            under_way.digests.update(known)
+        elif after is not None:
+            self._in_background(_Saving(name, after, None, numbers, known), began or time.monotonic())
         else:
-            known: dict[str, str] = {}
-            for found in self._agreement.everywhere(lambda: _hexadecimal(digests or {})):
-                known |= found
-            if after is not None:
-                self._in_background(_Saving(name, after, None, numbers, known), began or time.monotonic())
-            else:
-                self._on_rank_0(lambda housekeeper: housekeeper.complete(name, numbers, known))
+            self._on_rank_0(lambda housekeeper: housekeeper.complete(name, numbers, known))
         if began is not None:
             self._blocked(began)
 
@@ -434,6 +440,7 @@ class CheckpointManager:
         OSError, ForeignError
             If the storage cannot be reached, or the newest checkpoint cannot be read, as with ``EIO``.
         """
+        _mapping("state", state, needed=True)
         self.wait()
         run = self._run
         if plaintext:
@@ -492,7 +499,7 @@ class CheckpointManager:
     def _path_of(self, best: tuple[str, str] | None, skip: Mapping[str, str] | None = None) -> str | Storage | None:
         self.wait()
         self.skipped = {}
-        self._skip(skip or {})
+        self._skip({name: str(reason) for name, reason in _mapping("skip", skip).items()})
         found = self._chosen(self._run, best=best)
         if found is None:
             return None
@@ -649,24 +656,39 @@ def _is_full(error: BaseException) -> bool:
     return any(getattr(each, "errno", None) in (errno.ENOSPC, errno.EDQUOT) for each in failures)
 
 
+def _mapping(argument: str, value: Any, *, needed: bool = False) -> dict[Any, Any]:
+    if not isinstance(value, Mapping) and (needed or value is not None):
+        raise ParameterError(f"{argument}= is a mapping, and not of type {type(value).__name__}")
+    return dict(value or {})
+
+
 def _floats(metrics: Mapping[str, float] | None) -> dict[str, float]:
-    if metrics is not None and not isinstance(metrics, Mapping):
-        raise ParameterError(f"metrics={metrics!r:.80}: it is a mapping of names to numbers")
     found = {}
-    for name, value in (metrics or {}).items():
+    for name, value in _mapping("metrics", metrics).items():
         try:
             found[str(name)] = float(value)
-        except (TypeError, ValueError, RuntimeError) as error:  # torch's, of a tensor with several elements
-            raise ParameterError(f"the metric {name!r:.80} is {value!r:.80}, which is not a number") from error
-    RunFacts("0" * 32, "-", 0, 0.0, {}, found).to_json()  # raises here what no note could take
+        except (OverflowError, TypeError, ValueError, RuntimeError) as error:  # torch's, of several elements
+            raise ParameterError(f"the metric {name!r:.80} is {value!r:.80}, which is no number of 64 bits") from error
+    _check_recorded("metrics", {}, found)
     return found
 
 
-def _hexadecimal(digests: Mapping[str, str]) -> dict[str, str]:
-    for path, text in digests.items():
-        if not re.fullmatch("[0-9A-Fa-f]{64}", str(text)):
-            raise ParameterError(f"digests: that of {path!r:.80} is {text!r:.80}, and has to be 64 hexadecimal digits")
-    return {os.fspath(path): text.lower() for path, text in digests.items()}
+def _check_recorded(argument: str, rules: dict[str, Any], metrics: dict[str, float]) -> None:
+    """Raise ParameterError for what no checkpoint could say of its run."""
+    try:
+        RunFacts("0" * 32, "-", 0, 0.0, rules, metrics).to_json()
+    except MetadataError as error:
+        limits = "text is UTF-8 without control characters, whole numbers are below 2**53, and 64 KiB is the most"
+        text = f"{argument}= cannot be recorded ({error.message}): {rules | metrics!r:.200}; {limits}"
+        raise ParameterError(text) from None
+
+
+def _hexadecimal(digests: Mapping[str, str] | None) -> dict[str, str]:
+    found = _mapping("digests", digests)
+    for path, text in found.items():
+        if not isinstance(path, str | os.PathLike) or not re.fullmatch("[0-9A-Fa-f]{64}", str(text)):
+            raise ParameterError(f"digests: {path!r:.80} has {text!r:.80}: give each path 64 hexadecimal digits")
+    return {os.fspath(path): str(text).lower() for path, text in found.items()}
 
 
 def _named(name: str, step: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
@@ -95,7 +96,8 @@ class Retention:
         if not _is_whole(self.max_bytes, 1):
             raise _refused("max_bytes", self.max_bytes, "a number of bytes, from 1")
         object.__setattr__(self, "max_age", _seconds("max_age", self.max_age))
-        if isinstance(self.steps, str) or not isinstance(self.steps, Sequence) or not all(map(_is_step, self.steps)):
+        is_list = isinstance(self.steps, Sequence) and not isinstance(self.steps, str | bytes)
+        if not is_list or not all(map(_is_step, self.steps)):
             raise _refused("steps", self.steps, "a list of steps, whole numbers from 0")
         if self.mode not in ("min", "max"):
             raise _refused("mode", self.mode, "'min' where small values are good, 'max' where large ones are")
@@ -250,7 +252,7 @@ def _seconds(name: str, value: Any) -> float | None:
     if value is None:
         return None
     found = duration(value) if isinstance(value, str) else value
-    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < math.inf:
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found <= sys.float_info.max:
         raise _refused(name, value, "a time, more than 0: seconds, or '90m', '12h', '7d'")
     return float(found)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import signal
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ class Schedule:
         for name in ("seconds", "mtbf"):
             value = getattr(self, name)
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if value is not None and not (is_number and 0 < value < math.inf):
+            if value is not None and not (is_number and 0 < value <= sys.float_info.max):
                 raise ParameterError(f"Schedule({name}={value!r}): {name} is a positive number")
         is_list = isinstance(self.at, Collection) and not isinstance(self.at, str | bytes)
         if not is_list or not all(type(step) is int and step >= 0 for step in self.at):

@@ -24,14 +24,17 @@ def open_storage(path: Location, storage_options: Mapping[str, Any] | None = Non
         if storage_options:
             raise ParameterError(f"storage_options= are for URLs; {type(path).__name__} has its own")
         return path
-    text = os.fspath(path)
-    if not is_url(text) and not storage_options:
+    options = {} if storage_options is None else storage_options
+    if not isinstance(options, Mapping) or not all(isinstance(each, str) for each in options):
+        raise ParameterError("storage_options= is a mapping from names to what fsspec is given under them")
+    text = path_text(path)
+    if not is_url(text) and not options:
         return LocalStorage(text)
     shown = redacted(text)
     try:
         from fsspec.core import url_to_fs
 
-        filesystem, inner = url_to_fs(text, **(storage_options or {}))
+        filesystem, inner = url_to_fs(text, **options)
     except ImportError as error:
         raise UnsupportedError(f"this URL needs a package that is not installed: {error}", file=shown) from None
     except ValueError as error:
@@ -40,6 +43,14 @@ def open_storage(path: Location, storage_options: Mapping[str, Any] | None = Non
         with known_errors(shown):
             raise
     return storage_over(filesystem, inner, text)
+
+
+def path_text(path: str | os.PathLike[str]) -> str:
+    """A path or a URL as text; raises ParameterError for what is none."""
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not text or not isinstance(text, str) or "\0" in text:
+        raise ParameterError(f"{path!r:.80} is no path: it is text that is not empty, a Path, a URL or a Storage")
+    return text
 
 
 def storage_over(filesystem: Any, path: str, location: str) -> Storage:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from streamxf.manager.sessions import Sessions
 from streamxf.storage.opening import open_storage
 from tests.dcp.helpers import stored_chain
 
-from .runs import blank, complete, is_at, saved_run, state_at
+from .runs import blank, complete, is_at, resumed, saved_run, state_at
 
 
 @pytest.mark.parametrize("step", [10.0, None, "10", "/../../evil-9", -1, True], ids=repr)
@@ -34,6 +36,70 @@ def test_a_step_is_an_integer(tmp_path: Path, step: Any):
             with pytest.raises(ParameterError, match="it is an integer from 0"):
                 call()
     assert not (tmp_path / "run").exists()
+
+
+ODD: list[Any] = [
+    *(10**400, 2**60, -1, math.nan, True, None, np.int64(7), np.float64(1.5), torch.tensor(7), torch.tensor(1.5)),
+    *(torch.ones(2), b"x", "", "7", "\udc80", "a\0b", [], [7], {"\udc80": 1}, {"a\0b": "1"}, {1: 2}, object()),
+]
+CALLS: dict[str, Any] = {
+    "step": lambda manager, odd: manager.save(odd, state_at(7)),
+    "metric": lambda manager, odd: manager.save(7, state_at(7), metrics={"loss": odd}),
+    "metrics": lambda manager, odd: manager.save(7, state_at(7), metrics=odd),
+    "after": lambda manager, odd: [manager.begin(7), manager.save(8, state_at(8)), manager.commit(8, after=odd)],
+    "digests": lambda manager, odd: manager.commit(1, digests=odd),
+    "digests: ": lambda manager, odd: manager.commit(1, digests={"x": odd}),
+    "rename": lambda manager, odd: manager.resume(blank(), rename=odd if odd is None else [odd]),
+    "skip": lambda manager, odd: manager.latest(odd),
+    "keep": lambda manager, odd: CheckpointManager(manager.path(1), keep=odd),
+    "max_age": lambda manager, odd: Retention(max_age=odd),
+    "mtbf": lambda manager, odd: streamxf.Schedule(optimal=True, mtbf=odd),
+    "run_id": lambda manager, odd: streamxf.latest(f"{manager.path(1)}/..", run_id=odd),
+    "mode": lambda manager, odd: streamxf.latest(f"{manager.path(1)}/..", mode=odd),
+    "storage_options": lambda manager, odd: streamxf.list_checkpoints(f"{manager.path(1)}/..", storage_options=odd),
+    "is no path": lambda manager, odd: streamxf.latest(odd),
+    "writer": lambda manager, odd: CheckpointManager(manager.path(1), writer=[odd]),
+}
+
+
+@pytest.mark.parametrize("argument", CALLS)
+def test_each_argument_is_taken_or_named(tmp_path: Path, argument: str):
+    for number, odd in enumerate(ODD):
+        run = tmp_path / str(number)
+        with CheckpointManager(run) as manager:
+            manager.save(1, state_at(1))
+            try:
+                CALLS[argument](manager, odd)
+            except ParameterError as error:
+                if argument not in str(error):
+                    raise
+            except NoCheckpointError:
+                assert argument in ("is no path", "storage_options", "rename")
+        assert resumed(run) in (1, 7, 8)
+
+
+@pytest.mark.parametrize("state", [None, 7, [("weight", 1)], object()], ids=repr)
+def test_a_state_is_a_mapping(tmp_path: Path, state: Any):
+    with CheckpointManager(tmp_path / "run") as manager:
+        for call in (lambda: manager.save(1, state), lambda: manager.resume(state)):
+            with pytest.raises(ParameterError, match="state= is a mapping"):
+                call()
+    assert not (tmp_path / "run").exists()
+
+
+def test_digests_are_of_files_that_the_save_wrote(tmp_path: Path):
+    with CheckpointManager(tmp_path) as manager:
+        folder = Path(str(manager.begin(1)))
+        (folder / "model.bin").write_bytes(b"1")
+        digest = hashlib.sha256(b"1").hexdigest()
+        for path in ("model.bim", f"{folder}/model.bin", ".streamxf-saving"):
+            with pytest.raises(ParameterError, match=rf"digests: .*{path}: the save wrote no such file"):
+                manager.commit(1, digests={"model.bin": digest, path: digest})
+            assert complete(tmp_path) == []
+        manager.commit(1, digests={"model.bin": digest})
+        with pytest.raises(ParameterError, match="step-1 is complete"):
+            manager.commit(1, digests={"model.bin": digest})
+    assert complete(tmp_path) == ["step-1"]
 
 
 def test_integers_of_numpy_will_do(tmp_path: Path):
