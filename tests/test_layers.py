@@ -274,7 +274,7 @@ LINES = {
     "formats": 1_081,
     "integrations": 794,
     "keys": 2_113,
-    "manager": 4_440,
+    "manager": 4_443,
     "storage": 3_709,
     "stream": 1_371,
     "testing": 875,

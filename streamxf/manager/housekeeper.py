@@ -24,7 +24,7 @@ from streamxf.manager.folder import checksum_of
 from streamxf.manager.forget import finish, forget_in, leftovers
 from streamxf.manager.holds import has_no_place, put_hold
 from streamxf.manager.listing import Run
-from streamxf.manager.record import Line, Record, last_line, numbers_in
+from streamxf.manager.record import Line, Record, last_line, lined, numbers_in
 from streamxf.manager.retention import Retention
 from streamxf.manager.sessions import Session, Sessions
 from streamxf.storage.removal import files_of, remove_entry, remove_tree
@@ -203,6 +203,9 @@ class Housekeeper:
         # which would go on to tell of what is replaced; on a local disk also what is no file, and would be in the way
         gone = left | ({COMMIT, REMOVED} if storage.near else files.keys() & {COMMIT, REMOVED})
         published = {path for path in folder.top if is_metadata_name(path)}
+        old = run.record(name, folder) if self.line and (published or COMMIT in files) else None
+        if old is not None and (why := lined([old], self.line)[0].abandoned):
+            _log.warning("%s: this save replaces the checkpoint of another line: %s", storage.label(name), why)
         if save.framework:
             gone |= published
         record = run.record(name, folder) if save.framework or COMMIT in files else None

@@ -80,6 +80,17 @@ def test_rules_count_within_the_line_and_abandoned_ones_stay_and_are_named(
     assert resumed(run) == 430, "though nothing of what it went back to is there"
 
 
+def test_a_save_over_an_abandoned_one_says_so(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with CheckpointManager(run) as manager:
+        manager.resume(blank())
+        manager.save(420, state_at(420))
+        assert "replaces" not in caplog.text
+        manager.save(500, state_at(500))
+        manager.begin(600)
+    texts = [text for text in caplog.messages if "this save replaces the checkpoint of another line" in text]
+    assert [text.split(": training went back to step ")[-1] for text in texts] == ["400", "400"]
+
+
 def test_rules_are_applied_to_the_new_line_before_it_has_a_checkpoint(tmp_path: Path) -> None:
     saved_run(tmp_path, 100, 200, 300, 400, 500, 600)
     with CheckpointManager(tmp_path, keep=3) as manager:
