@@ -145,8 +145,6 @@ class Codec(TorchExtension, abc.ABC):
         """Return the codec for one save: a new object only if it draws random values for each save."""
         return self
 
-    # -- descriptor --------------------------------------------------------------------------------
-
     def descriptor(self) -> Descriptor:
         """Describe the codec so that a reader can `rebuild` it."""
         bound: list[tuple[str, str]] = []

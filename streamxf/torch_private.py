@@ -167,23 +167,25 @@ def future_of_the_save_in_this_thread() -> Future[Any] | None:
     return getattr(frame.f_locals.get("self"), "future", None)
 
 
+def _frame_of(function: str, home: str) -> Any:
+    """The frame of a function of DCP's that this thread is in, or None."""
+    frame: Any = sys._getframe()
+    while frame is not None and (frame.f_code.co_name, frame.f_globals.get("__name__")) != (function, f"{_DCP}.{home}"):
+        frame = frame.f_back
+    return frame
+
+
 def future_of_async_save() -> Future[Any] | None:
     """The future that `async_save`, by which this thread is called, is about to return, or None."""
-    frame: Any = sys._getframe()
-    while frame is not None and frame.f_code.co_name != "async_save":
-        frame = frame.f_back
-    if frame is None or frame.f_globals.get("__name__") != f"{_DCP}.state_dict_saver":
-        return None
-    return next((value for value in frame.f_locals.values() if isinstance(value, Future)), None)
+    frame = _frame_of("async_save", "state_dict_saver")
+    found = () if frame is None else frame.f_locals.values()
+    return next((value for value in found if isinstance(value, Future)), None)
 
 
 def state_of_the_save() -> Any:
     """The state dict, nested as it was given, of the `save` whose local step this thread makes; None in any other."""
-    frame: Any = sys._getframe()
-    while frame is not None and frame.f_code.co_name != "local_step":
-        frame = frame.f_back
-    known = frame is not None and frame.f_globals.get("__name__") == f"{_DCP}.state_dict_saver"
-    return frame.f_locals.get("state_dict") if known else None
+    frame = _frame_of("local_step", "state_dict_saver")
+    return None if frame is None else frame.f_locals.get("state_dict")
 
 
 def state_on_the_way() -> Any:
@@ -197,10 +199,7 @@ def state_on_the_way() -> Any:
 
 def in_the_process_that_saves() -> bool:
     """Whether this thread makes a save in the process that torch started for saves in the background."""
-    frame: Any = sys._getframe()
-    while frame is not None and frame.f_code.co_name != "_checkpointing_subprocess":
-        frame = frame.f_back
-    return frame is not None and frame.f_globals.get("__name__") == f"{_DCP}._async_process_executor"
+    return _frame_of("_checkpointing_subprocess", "_async_process_executor") is not None
 
 
 def indices_here(tensor: Any, dim: int) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
-from streamxf.cli import demo, timing
+from streamxf.cli import demo
 from streamxf.keys.file import write_key
 from tests.cli.command import runner
 from tests.cli.schema import check
@@ -63,7 +63,7 @@ def test_it_succeeds_and_says_what_it_did(run):
             {"file": "file", "item": "item", "byte": 0, "bit": 0, "found": False, "message": ""},
             "verify found nothing",
         ),
-        (timing, "same_bits", False, "every load of every writer gave the saved tensors back"),
+        (demo, "same_bits", False, "every load of every writer gave the saved tensors back"),
     ],
 )
 def test_it_fails_where_something_is_not_as_it_should_be(
@@ -104,9 +104,9 @@ def test_a_second_process_with_another_key_fails(saved: tuple[Path, streamxf.Key
 
 def test_bits_are_compared_not_values():
     zero = torch.tensor([0.0])
-    assert timing.same_bits(STATE["layer.bias"], STATE["layer.bias"].clone())
-    assert not timing.same_bits(zero, -zero)
-    assert not timing.same_bits(zero, zero.to(torch.float64))
+    assert demo.same_bits(STATE["layer.bias"], STATE["layer.bias"].clone())
+    assert not demo.same_bits(zero, -zero)
+    assert not demo.same_bits(zero, zero.to(torch.float64))
 
 
 def test_one_flipped_bit_is_flipped_and_found(saved: tuple[Path, streamxf.Key]):

@@ -152,8 +152,6 @@ class DataFile:
         """Give the file up. Returns when no memory of any item is in use any more."""
         self._pipeline.cancel()
 
-    # -- the file, as streams see it -------------------------------------------------------------------
-
     def write(self, data: Buffer, /) -> int:
         """Write all of `data`, however little `raw` takes at a time."""
         begin = perf_counter()
@@ -163,8 +161,6 @@ class DataFile:
             self._crcs.add(flat_view(data))
         self.size += size
         return size
-
-    # -- blocks ------------------------------------------------------------------------------------------
 
     def _add_blocks(self, part: Identity, content: Content, place: located) -> None:
         save = self._save
@@ -203,8 +199,6 @@ class DataFile:
             if last:
                 share.finish()
 
-    # -- without a container, or behind stream transforms ------------------------------------------------
-
     def _add_framed(self, part: Identity, content: Content) -> None:
         save, raw = self._save, False
         if part.kind is Kind.TENSOR:
@@ -234,8 +228,6 @@ class DataFile:
         self._note(part, raw_size, self.size - start)
         if share is not None:
             share.finish()
-
-    # -- what was written ------------------------------------------------------------------------------
 
     def _share_of(self, part: Identity, size: int) -> Share | None:
         """The share of an item in the progress, where only those that have a `planned_size` are expected already."""
@@ -282,17 +274,13 @@ def _pieces(part: Identity, content: Content, framed: bool) -> Iterator[bytes | 
         yield prefix_of(part.dtype, part.shape)
     for start in range(0, source.size or 1, _PIECE):
         load = source.load(start, min(start + _PIECE, source.size))
-        data = load.take(_own_memory)
+        data = load.take(lambda size: memoryview(bytearray(size)))
         crc = zlib.crc32(data, crc) if framed else 0
         yield data
         if load.release is not None:
             load.release()
     if framed:
         yield suffix_of(part.dtype, part.shape, crc)
-
-
-def _own_memory(size: int) -> memoryview:
-    return memoryview(bytearray(size))
 
 
 def write_files(save: Save, files: Mapping[str, Iterable[Entry]], threads: int) -> list[SavedFile]:

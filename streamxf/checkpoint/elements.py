@@ -318,8 +318,6 @@ def unsigned(itemsize: int) -> str:
     return "c16" if itemsize == 16 else f"u{itemsize}"
 
 
-# -- what torch.save wrote ---------------------------------------------------------------------------
-
 _BLOCK = 16 * 2**20  # bytes; with less, the pieces to be read become short
 _SPAN = 8 * 2**20  # bytes that are read at once where the wanted elements have gaps between them
 _FREE_SPAN = 4096  # bytes; so little is read at once, however few of them are wanted

@@ -51,9 +51,6 @@ def made_by_writers(name: str) -> re.Match[str] | None:
     return made_by_saves(name) or RUN_FILE.fullmatch(name)
 
 
-# -- the metadata file -------------------------------------------------------------------------------
-
-
 def placed(items: Iterable[Item], files: Iterable[Iterable[tuple[str, Chunk]]]) -> dict[str, Item]:
     """Items by name, where `files`, what was written to each, have them; of tensors the chunks that are there."""
     stored = {(name, chunk.offset): chunk for written in files for name, chunk in written}
@@ -148,9 +145,6 @@ def _check_agreement(records: Iterable[FileRecord]) -> None:
             f"the ranks saved with different chains or keys, so nothing was published: {'; '.join(sorted(chains))}. "
             "Give every rank the same extensions and the same key"
         )
-
-
-# -- the step that publishes -------------------------------------------------------------------------
 
 
 def publish(

@@ -200,8 +200,6 @@ def array_of(tensor: torch.Tensor) -> Array:
     return as_numbers(tensor).numpy().view(unsigned(tensor.element_size()))
 
 
-# -- anything that is an array ------------------------------------------------------------
-
 _STEP = 2**20  # bytes that are read from a file at a time
 
 

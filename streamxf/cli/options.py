@@ -24,9 +24,6 @@ PASSPHRASE_VARIABLE = "STREAMXF_PASSPHRASE"
 PROMPT = "prompt"
 
 
-# -- keys ------------------------------------------------------------------------------------------
-
-
 def key(location: str) -> Any:
     """The key at a location, for the library's arguments."""
     try:
@@ -76,9 +73,6 @@ def _asked(question: str, why: str, cure: str) -> str:
     if not answer:
         raise ParameterError("nothing was typed")
     return answer
-
-
-# -- declarations ----------------------------------------------------------------------------------
 
 
 def argument(metavar: str, text: str, default: Any = ..., **more: Any) -> Any:
@@ -149,8 +143,6 @@ VERIFY = value(
 Verify = Literal["none", "sample", "whole"]
 RUN_ID = value("ID", "Which run, if the folder has checkpoints of several; streamxf list --json shows the ids.")
 
-
-# -- groups ----------------------------------------------------------------------------------------
 
 Group = dict[str, Any]
 """The library's arguments by their names; a parameter of this type stands for the options that `_GROUPS` has for it."""

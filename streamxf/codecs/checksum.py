@@ -25,15 +25,10 @@ def crc32c_of(data: memoryview, crc: int = 0) -> int:
     return int(crc32c.crc32c(data, crc))
 
 
-def _crc32c(data: memoryview) -> bytes:
-    return crc32c_of(data).to_bytes(4, "little")
-
-
-def _sha256(data: memoryview) -> bytes:
-    return hashlib.sha256(data).digest()
-
-
-_DIGESTS: dict[str, tuple[Callable[[memoryview], bytes], int]] = {"crc32c": (_crc32c, 4), "sha256": (_sha256, 32)}
+_DIGESTS: dict[str, tuple[Callable[[memoryview], bytes], int]] = {
+    "crc32c": (lambda data: crc32c_of(data).to_bytes(4, "little"), 4),
+    "sha256": (lambda data: hashlib.sha256(data).digest(), 32),
+}
 
 
 @dataclass(frozen=True)

@@ -111,8 +111,6 @@ class Encrypt(Uncopied, Codec):
         vars(codec).update(recipients=recipients, signer=signer, _session=session, _turns=ForkLock(threading.RLock))
         return codec
 
-    # -- blocks ------------------------------------------------------------------------------------
-
     def start(self, stream: StreamInfo) -> _StreamState:
         cipher, _ = _cryptography()
         key, seal = self.data_key.stream_keys(stream.salt, stream.header_digest)
@@ -137,8 +135,6 @@ class Encrypt(Uncopied, Codec):
             out[:] = bytes(size)  # decrypt_into leaves unauthenticated plaintext there
             raise AuthenticationError("AES-GCM tag does not match: the block was altered or moved") from None
         return out
-
-    # -- data key ----------------------------------------------------------------------------------
 
     @property
     def data_key(self) -> DataKey:
@@ -190,8 +186,6 @@ class Encrypt(Uncopied, Codec):
                     object.__setattr__(self, "_session", session)
         return session
 
-    # -- descriptor --------------------------------------------------------------------------------
-
     def descriptor(self) -> Descriptor:
         return Descriptor(self.name, self.version)
 
@@ -237,8 +231,6 @@ class Encrypt(Uncopied, Codec):
         signer = self.signer.id if self.signer is not None else None
         read = self._session.data_key.id if self._session is not None and self._session.writer is None else None
         return tuple((key.kind, key.id) for key in self.recipients), signer, read
-
-    # -- copies and pickles ------------------------------------------------------------------------
 
     def __reduce__(self) -> tuple[Any, ...]:
         kept = tuple(key if key.portable else _Absent("key", key) for key in self.recipients)

@@ -86,9 +86,6 @@ def rank_here() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
-# -- progress --------------------------------------------------------------------------------------
-
-
 @contextmanager
 def progress_on(progress: ProgressLike, title: str) -> Iterator[Progress | None]:
     """What to call: the object itself, a bar for True, else None. Of several ranks, rank 0 shows the bar."""
@@ -99,9 +96,6 @@ def progress_on(progress: ProgressLike, title: str) -> Iterator[Progress | None]
             yield bar
     else:
         yield None
-
-
-# -- errors ----------------------------------------------------------------------------------------
 
 
 def errors_reach_all_ranks(method: Callable[P, T]) -> Callable[P, T]:

@@ -274,9 +274,6 @@ def _has_codecs(writer: Any) -> bool:
     return any(isinstance(extension, Codec) for extension in extensions)
 
 
-# -- torch's parts ---------------------------------------------------------------------------------
-
-
 class _Hook(NamedTuple):
     """A method of torch's that was replaced."""
 

@@ -45,9 +45,6 @@ _PUBLISHED = "streamxf_published"
 _MADE = {"state_dict_metadata", PLANNER_DATA, "storage_data", "_found"}
 
 
-# -- from DCP --------------------------------------------------------------------------------------------------
-
-
 def extra_of(content: metadata.Metadata, paths: Mapping[str, Path]) -> dict[str, Any]:
     """What planners put into the metadata besides: planner data that is not `paths`, and attributes of their own.
     Raises UnsupportedError if something of it is not plain data.
@@ -74,9 +71,6 @@ def stored_properties(properties: metadata.TensorProperties) -> dict[str, bool |
         if properties.memory_format == value:
             found["memory_format"] = name
     return found
-
-
-# -- results of a save, from rank to rank --------------------------------------------------------------------
 
 
 @collector_paused()
@@ -188,9 +182,6 @@ def complete(content: metadata.Metadata, index: Index, storage: Storage) -> None
     for name in ("storage_data", "_found", FOUND):  # of the save before
         vars(content).pop(name, None)
     setattr(content, _PUBLISHED, (storage, metadata_name(index.rank)))
-
-
-# -- to DCP ----------------------------------------------------------------------------------------------------
 
 
 class StoredMetadata(metadata.Metadata):

@@ -141,9 +141,6 @@ def _size_of(content: Any) -> int:
     return len(json.dumps(content, default=str))
 
 
-# -- room ------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class RoomNote:
     """What a rank tells the others of itself and its file system, as its plan's ``storage_data``; ranks of one file
@@ -217,9 +214,6 @@ def is_flattened(value: list[Any]) -> bool:
     return any(
         isinstance(each, Mapping | torch.Tensor) or (isinstance(each, list) and is_flattened(each)) for each in value
     )
-
-
-# -- tensors that change meanwhile -----------------------------------------------------------------
 
 
 def tensor_versions(names: Iterable[str], planner: SavePlanner) -> dict[str, int]:

@@ -323,9 +323,6 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
     for_urls = "FsspecReader"
 
 
-# -- damage --------------------------------------------------------------------------------------
-
-
 NOTES = ".streamxf"
 _ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 

@@ -202,8 +202,6 @@ def _memory(numbers: list[int], targets: Mapping[int, Target]) -> tuple[Any, ...
     return tuple(sorted((each.data_ptr(), tuple(each.shape), each.stride(), str(each.dtype)) for each in tensors))
 
 
-# -- whether they are filled -----------------------------------------------------------------------
-
 _Part = tuple[str, torch.Size | None]
 """A tensor's name, and where in it the part begins that is loaded."""
 

@@ -285,8 +285,6 @@ class StoredChunks(Sequence[Chunk]):
         answers[asked] = self._alike(parts), made
         return made
 
-    # -- parts -------------------------------------------------------------------------------------------------
-
     @cached_property
     def _places(self) -> range:
         """The parts of the band that have some of these."""

@@ -164,9 +164,6 @@ def format_of(file: StoredFile, name: str) -> Format | None:
     return None
 
 
-# -- what is in it ------------------------------------------------------------------------------------------------
-
-
 @collector_paused()
 def contents_of(source: Source) -> Contents:
     """What is in an opened checkpoint, besides tensors' elements; of the data files of DCP, only the sizes are read."""

@@ -207,8 +207,6 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-# -- boto3's logs ----------------------------------------------------------------------------------
-
 _asking = threading.local()
 
 

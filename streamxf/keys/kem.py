@@ -62,10 +62,6 @@ def _hybrid_public(data: bytes) -> MLKEM768X25519PublicKey:
     )
 
 
-def _hybrid_public_bytes(seed: bytes) -> bytes:
-    return b"".join(key.public_key().public_bytes_raw() for key in _expand(seed))
-
-
 KEMS = {
     X25519: Kem(
         Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM),
@@ -79,6 +75,6 @@ KEMS = {
         _MLKEM_PUBLIC + 32,
         lambda seed: MLKEM768X25519PrivateKey(*_expand(seed)),
         _hybrid_public,
-        _hybrid_public_bytes,
+        lambda seed: b"".join(key.public_key().public_bytes_raw() for key in _expand(seed)),
     ),
 }

@@ -69,8 +69,6 @@ class Run:
         authority = Authority(Access.of(keys.pop("keys", None), **keys), unverified=unverified)
         return cls(open_storage(run, storage_options), authority, run_id)
 
-    # -- all checkpoints -------------------------------------------------------------------------------
-
     @collector_paused()
     def records(self, *, series: str | None = None, sure: bool = False) -> list[Record]:
         """The checkpoints, the oldest first; empty if there is no folder. To be `sure` of what they say of themselves,
@@ -158,8 +156,6 @@ class Run:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             yield from (map if self.storage.near else pool.map)(call, each)
 
-    # -- one checkpoint --------------------------------------------------------------------------------
-
     def folder(self, name: str, files: Entries | None = None) -> Folder:
         """A folder as it is now, or with these `files`, where they have just been listed."""
         if self.storage.is_link(name):
@@ -209,8 +205,6 @@ class Run:
                 series = record.series
                 newest[series] = max(newest.get(series, record), record, key=lambda each: each.order)
         return newest
-
-    # -- looking ---------------------------------------------------------------------------------------
 
     def _list(self) -> list[str]:
         """Find the folders that may be checkpoints; returns the links to folders."""

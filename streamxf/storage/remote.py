@@ -95,7 +95,9 @@ class RemoteStorage(Storage):
         """What went wrong, where fsspec calls it a file that is not there: a refusal, or a server that is silent."""
         cause = error.__cause__
         silent = isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
-        return cause if isinstance(cause, Exception) and (silent or _is_refusal(cause)) else error
+        status = 0 if cause is None else fetch.status_of(cause)
+        refused = status >= 400 and status not in (404, 410)
+        return cause if isinstance(cause, Exception) and (silent or refused) else error
 
     def entries(self, path: str = "") -> Iterator[StorageEntry]:
         self._check_folders(path)
@@ -306,10 +308,6 @@ class RemoteStorage(Storage):
             fetch.made(filesystem, lambda: filesystem._rmdir(place))  # sshfs inherits an `rmdir` that does nothing
         else:
             filesystem.rmdir(place)
-
-
-def _is_refusal(error: BaseException) -> bool:
-    return fetch.status_of(error) >= 400 and fetch.status_of(error) not in (404, 410)
 
 
 def layers_of(filesystem: Any, path: Any) -> Iterator[tuple[Any, tuple[str, ...]]]:

@@ -236,9 +236,6 @@ def _size(_: Any, sizes: Any) -> Size | None:
     return Size(sizes) if _are_numbers(sizes) else None
 
 
-# -- plain data ----------------------------------------------------------------------------------
-
-
 _LATIN = ("latin1", "latin-1")
 # bool, integers, floats and complex numbers, by their size in bytes; no objects, strings, dates or records
 _NUMERIC = re.compile(r"b1|[iu][1248]|f(?:2|4|8|12|16)|c(?:8|16|24|32)", re.ASCII)

@@ -269,12 +269,6 @@ def _saved(made: Any) -> bytes:
     return file.getvalue()
 
 
-# -- single shards -------------------------------------------------------------------------------
-
-
-if TYPE_CHECKING:
-    import torch
-
 _RECORDS = 64  # a tensor alone has about six
 
 

@@ -68,9 +68,6 @@ def read_stock(pickled: bytes, rank: int | None) -> StockMetadata:
         return _Items(_state(content, "Metadata"), rank, work_for(len(pickled) // 8)).convert()
 
 
-# -- unpickling ----------------------------------------------------------------------------------------------
-
-
 class _Stated(StandIn):
     __slots__ = ("state",)
     state: Any
@@ -143,9 +140,6 @@ class _StockUnpickler(Unpickler):
 
     def persistent_load(self, pid: object) -> NoReturn:
         raise MetadataError("the metadata refers to something outside itself")
-
-
-# -- from records to items ------------------------------------------------------------------------------------
 
 
 def _bad(what: str) -> NoReturn:

@@ -156,9 +156,6 @@ def _frame(dtype: str, shape: tuple[int, ...], crcs: Sequence[int] | None) -> tu
     return before, b"".join(after)
 
 
-# -- pickles -------------------------------------------------------------------------------------------------------
-
-
 class Shell(NamedTuple):
     """A contiguous tensor whose elements are not there; `number` is the caller's."""
 

@@ -72,8 +72,9 @@ class FloatZip(Codec):
         data = np.frombuffer(block, np.uint8)
         with borrowed(Workspace) as work:
             plan = choose(data, dtype)
-            # packed integers are often declared as uint8 or int32; zstd leaves out gains of one percent
-            if width is None and (plan is None or plan.matchless_bytes):
+            # packed integers are often declared as uint8 or int32; zstd leaves out gains of one percent, where there is
+            # one plane of bytes in which no matches are worth looking for
+            if width is None and (plan is None or (plan.layout.width == 1 and not plan.planes[0].general)):
                 payload = _encode_compiled(block, info, 1)
                 if payload is not None:
                     return payload

@@ -103,9 +103,6 @@ def merge(planes: Sequence[Array], rotated: bool, elements: Array, work: Workspa
             np.copyto(part, moved)
 
 
-# -- their stored form ---------------------------------------------------------------------------
-
-
 WINDOW = 16
 MOST_EXCEPTIONS = 1 / 64  # of all values; beyond that, packing costs more than it saves
 
@@ -234,9 +231,6 @@ def inflate(frame: memoryview, size: int) -> bytes:
     if declared != size:
         raise CodecError(f"FloatZip plane declares {declared} bytes where {size} belong")
     return zstd.decompress(frame, size)
-
-
-# -- levels ----------------------------------------------------------------------------------------
 
 
 def level_into(values: Array, period: int, out: memoryview, work: Workspace) -> int:

@@ -91,11 +91,6 @@ class BlockPlan(NamedTuple):
     layout: Layout
     planes: list[PlanePlan]
 
-    @property
-    def matchless_bytes(self) -> bool:
-        """Whether the block is one plane of bytes in which no matches are worth looking for."""
-        return self.layout.width == 1 and not self.planes[0].general
-
 
 _SMALL = {
     width: BlockPlan(Layout(width, True, 0), [PlanePlan(PlaneKind.ZSTD)] * width)
@@ -180,9 +175,6 @@ def _raw_planes(count: int) -> list[PlanePlan]:
     return planes
 
 
-# -- scales that differ from place to place ----------------------------------------------------------------------------
-
-
 def best_period(values: Array, row: int | None, width: int) -> int:
     """Which levels are worth their place, by a sample of the values, which are bytes of elements of `width` in a matrix
     of `row` columns: 0 for none, 1 for groups alone, or the length of a row for columns as well.
@@ -209,9 +201,6 @@ def _grouped_bits(sample: Array) -> float:
     groups = np.ascontiguousarray(sample).reshape(-1, 1 << GROUP_LOG2)
     groups = groups - groups.flat[0]
     return entropy_of(groups - greatest_of(groups)[:, None]) + LEVEL_BITS / (1 << GROUP_LOG2)
-
-
-# -- what the elements are ---------------------------------------------------------------------------------------------
 
 
 def _detect(block: Array) -> tuple[Layout, float]:

@@ -140,8 +140,6 @@ class Transfer:
         self._wanted: dict[SharedChunk, ItemPart] = {}
         self._opened: tuple[SharedChunk, str, Elements] | None = None
 
-    # -- before ------------------------------------------------------------------------------------
-
     def prepare(self, requests: Sequence[ReadItem]) -> str:
         """Find the targets. Returns why the share does not fit the requests, or nothing. Raises MetadataError if this
         rank has other metadata than the coordinator, or a target has another shape than what is wanted.
@@ -181,8 +179,6 @@ class Transfer:
             check_size(target.tensor, request.lengths)
             check_dtype(target.tensor, getattr(torch, item.dtype))
         return target
-
-    # -- rounds ------------------------------------------------------------------------------------
 
     def run(self, storage: Storage, meeting: Meeting, progress: Progress | None) -> None:
         """Read, send and receive, until all targets are filled and committed. After an error no worker is at any, and

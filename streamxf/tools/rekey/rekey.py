@@ -227,9 +227,6 @@ def remove_recipient(
     return _change(path, storage_options, access, change)
 
 
-# -- files -----------------------------------------------------------------------------------------
-
-
 def _listed(path: Location, storage_options: StorageOptions, access: Access) -> Recipients:
     authenticated = len(access.keys) > 0
 
@@ -260,9 +257,6 @@ def _change(
 
     planned = each(holders_at(path, storage_options, access.expected_saves), plan)
     return replace_each([*planned, *each(notes_at(path, storage_options), plan_note)], access)
-
-
-# -- keys ------------------------------------------------------------------------------------------
 
 
 def _terms(
