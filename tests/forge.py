@@ -527,10 +527,7 @@ def _add_items(items: dict[str, Any], columns: Any, dtypes: list[str], begin: in
                 made["crc32c"] = columns[18][crcs : crcs + size].hex()
                 crcs += size
             if dtype:
-                made |= {
-                    "offset": [*islice(boxes[0], ndim)],
-                    "shape": [*islice(boxes[1], ndim)],
-                }
+                made |= {"offset": [*islice(boxes[0], ndim)], "shape": [*islice(boxes[1], ndim)]}
                 if columns[12][chunk] == 3:
                     made["framed"] = True
                 item["chunks"].append(made)

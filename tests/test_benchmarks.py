@@ -318,12 +318,7 @@ def test_a_machine_is_published_beside_the_others(settings, tmp_path, monkeypatc
         store(result_of("one"), settings, facts, tmp_path / str(number), 2.0)
         publish.publish(tmp_path / str(number), target)
     days = {machine: contents["one"]["machine"]["time"][9] for machine, contents in published_at(target).items()}
-    assert days == {
-        "Xeon, 2 CPUs": "6",
-        "EPYC, 2 CPUs": "3",
-        "EPYC with AVX-512, 2 CPUs": "4",
-        "EPYC, 64 CPUs": "5",
-    }
+    assert days == {"Xeon, 2 CPUs": "6", "EPYC, 2 CPUs": "3", "EPYC with AVX-512, 2 CPUs": "4", "EPYC, 64 CPUs": "5"}
     lines = (target / "one.md").read_text().splitlines()
     headings = [line.removeprefix("### ") for line in lines if line.startswith("### ")]
     assert headings == sorted(days, key=days.__getitem__, reverse=True)

@@ -51,12 +51,7 @@ def test_it_succeeds_and_says_what_it_did(run):
 @pytest.mark.parametrize(
     ("where", "name", "instead", "says"),
     [
-        (
-            demo,
-            "in_second_process",
-            {"same": False, "tensors": 3, "failure": None},
-            "a second process found 3",
-        ),
+        (demo, "in_second_process", {"same": False, "tensors": 3, "failure": None}, "a second process found 3"),
         (
             demo,
             "flip_one_bit",

@@ -415,12 +415,7 @@ def test_torch_need_not_be_there(writer: str, keyed: bool, tmp_path: Path) -> No
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
-        "a ('float32', [2.0, 3.0])",
-        "b ('int64', [[4, 5]])",
-        "step 17",
-        "text x",
-    ]
+    assert done.stdout.splitlines() == ["a ('float32', [2.0, 3.0])", "b ('int64', [[4, 5]])", "step 17", "text x"]
 
 
 def test_a_file_that_cannot_be_read_is_not_damaged_below_a_stream_transform(

@@ -152,10 +152,7 @@ def test_shards_are_mapped_one_by_one(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_mapped_says_why(tmp_path: Path) -> None:
-    for name, chain, words in (
-        ("zip", [ZStandard()], "zstd"),
-        ("stock", [], "torch.save's frame"),
-    ):
+    for name, chain, words in (("zip", [ZStandard()], "zstd"), ("stock", [], "torch.save's frame")):
         helpers.save({"t": torch.ones(3)}, tmp_path / name, chain)  # type: ignore[arg-type]
         with (
             streamxf.Checkpoint(tmp_path / name) as checkpoint,

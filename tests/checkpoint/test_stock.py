@@ -347,10 +347,7 @@ def test_wrong_types_and_values_are_refused(part: str, changes: dict[str, Any]) 
         read(content(**{part: changes}))
 
 
-@pytest.mark.parametrize(
-    "state",
-    [(), {}, (torch.float32,), ("float32", torch.strided, False, 0, False)],
-)
+@pytest.mark.parametrize("state", [(), {}, (torch.float32,), ("float32", torch.strided, False, 0, False)])
 def test_properties_of_the_wrong_types_are_refused(state: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TensorProperties, "__getstate__", lambda _: state)
     with pytest.raises(MetadataError):
@@ -369,17 +366,7 @@ def test_what_newer_versions_append_is_skipped(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(
     "path",
-    [
-        (),
-        ["w", 3],
-        ("w", 3.0),
-        ("w", None),
-        ("w", -1),
-        ("w", MAX_STEP + 1),
-        ("w",) * (MAX_STEPS + 1),
-        "w",
-        7,
-    ],
+    [(), ["w", 3], ("w", 3.0), ("w", None), ("w", -1), ("w", MAX_STEP + 1), ("w",) * (MAX_STEPS + 1), "w", 7],
     ids=lambda path: repr(path)[:30],
 )
 def test_paths_that_are_not_dcps_are_left_out(path: Any) -> None:

@@ -197,10 +197,7 @@ def test_what_cannot_be_removed_from_a_file_system_that_is_mounted_read_only(wor
         shutil.copytree(world / "encrypted", world / "plain" / "run" / f"step-{step}")
     for name in leftovers:
         (world / "plain" / name).touch()
-    commands = [
-        "forget  full/run  --key  file:right.key  --keep  last=1  --yes",
-        "clean  full  --min-age  0  --yes",
-    ]
+    commands = ["forget  full/run  --key  file:right.key  --keep  last=1  --yes", "clean  full  --min-age  0  --yes"]
     try:
         forgot, cleaned = run_all(world, mounted(READ_ONLY), commands)
     finally:

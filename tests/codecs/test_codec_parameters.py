@@ -132,11 +132,7 @@ def test_nothing_vouches_for_what_is_rebuilt_with_keys():
     """The descriptor is from a checkpoint without an index."""
     pair, signer = PrivateKey.generate("hpke-x25519"), SigningKey.generate()
     descriptor = Descriptor.parse(Encrypt([KEY, pair.public], signer=signer).get_descriptor())
-    for ring in (
-        KeyRing(KEY, trust=signer.verify_key),
-        KeyRing(pair),
-        KeyRing(pair, trust=signer.verify_key),
-    ):
+    for ring in (KeyRing(KEY, trust=signer.verify_key), KeyRing(pair), KeyRing(pair, trust=signer.verify_key)):
         with pytest.raises(PolicyError, match="without an index cannot be signed"):
             CodecRegistry().build(descriptor, ring)
     for ring in (KeyRing(KEY), KeyRing(pair, allow_unsigned=True)):

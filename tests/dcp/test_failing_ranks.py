@@ -80,12 +80,7 @@ def test_saves_in_the_background_tell_it_through_their_futures(tmp_path: Path) -
 
 def test_ranks_that_die_are_noticed_by_all_others(tmp_path: Path) -> None:
     found = run_doomed(
-        3,
-        tmp_path,
-        dies_while_writing={2},
-        dies_before_publishing={0},
-        dies_after_publishing={0},
-        fails_alone=set(),
+        3, tmp_path, dies_while_writing={2}, dies_before_publishing={0}, dies_after_publishing={0}, fails_alone=set()
     )
     for name, reports in found.items():
         for report in filter(None, reports):

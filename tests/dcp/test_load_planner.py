@@ -300,10 +300,7 @@ def test_what_is_wanted_is_compared_without_a_look_at_other_chunks() -> None:
 
 
 def test_tensors_with_holes_are_refused() -> None:
-    holes = {
-        "hole": [((0, 0), (4, 6)), ((8, 0), (8, 6))],
-        "twice": [((0, 0), (9, 6)), ((8, 0), (8, 6))],
-    }
+    holes = {"hole": [((0, 0), (4, 6)), ((8, 0), (8, 6))], "twice": [((0, 0), (9, 6)), ((8, 0), (8, 6))]}
     for boxes in holes.values():
         for planner in (streamxf.LoadPlanner(), DefaultLoadPlanner()):
             with pytest.raises(MetadataError, match="leave out a part of it, or cover one twice"):

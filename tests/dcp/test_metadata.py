@@ -18,17 +18,7 @@ from streamxf.format.index import Index
 from streamxf.torchsave import stock
 from tests.altered import flip
 
-from .helpers import (
-    KEY,
-    assert_same,
-    data_files,
-    error_of,
-    load,
-    load_with,
-    refused,
-    save,
-    sections_of,
-)
+from .helpers import KEY, assert_same, data_files, error_of, load, load_with, refused, save, sections_of
 
 STATE = {"w": torch.ones(3)}
 

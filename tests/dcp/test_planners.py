@@ -148,11 +148,7 @@ class AsksForMore(DefaultLoadPlanner):
 def test_a_part_that_the_metadata_does_not_have(tmp_path: Path) -> None:
     save(STATE, tmp_path)
     with refused(MetadataError, "does not describe this part", "w"):
-        dcp.load(
-            blank(STATE),
-            storage_reader=streamxf.FileSystemReader(tmp_path, keys=KEY),
-            planner=AsksForMore(),
-        )
+        dcp.load(blank(STATE), storage_reader=streamxf.FileSystemReader(tmp_path, keys=KEY), planner=AsksForMore())
 
 
 @pytest.mark.parametrize("name", ["resolve_data", "lookup_object", "transform_object"])

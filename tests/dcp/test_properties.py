@@ -19,9 +19,7 @@ from .helpers import KEY, assert_same, blank, load_with
 EDGE = 1 << 16
 
 CODECS = st.one_of(
-    st.integers(-7, 5).map(ZStandard),
-    st.integers(-3, 6).map(LZ4),
-    st.sampled_from(["crc32c", "sha256"]).map(Checksum),
+    st.integers(-7, 5).map(ZStandard), st.integers(-3, 6).map(LZ4), st.sampled_from(["crc32c", "sha256"]).map(Checksum)
 )
 
 

@@ -55,11 +55,7 @@ def small_disk(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("case", "needed"),
-    [
-        ("noise, no codec", "15.0 MiB"),
-        ("noise, checksum and encrypt", "15.0 MiB"),
-        ("zeros, encrypt", "40.0 MiB"),
-    ],
+    [("noise, no codec", "15.0 MiB"), ("noise, checksum and encrypt", "15.0 MiB"), ("zeros, encrypt", "40.0 MiB")],
 )
 def test_what_does_not_fit_is_refused_before_it_is_written(small_disk: dict[str, Any], case: str, needed: str) -> None:
     ((kind, text),) = small_disk[case]["failures"].values()

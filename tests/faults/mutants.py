@@ -44,6 +44,4 @@ MUTANTS: dict[str, Any] = {
 }
 
 # No mutants of the writer, but what it may meet.
-SURROUNDINGS: dict[str, Any] = {
-    "nobody tells how much room there is": lambda: _in_the_place_of("statvfs", _no_answer),
-}
+SURROUNDINGS: dict[str, Any] = {"nobody tells how much room there is": lambda: _in_the_place_of("statvfs", _no_answer)}

@@ -16,12 +16,7 @@ from tests.faults.runner import Runner
 
 CHAINS = ("none", "zstd", "checksum", "encrypt", "full")
 THREADS = ("1 thread", "2 threads", "4 threads")
-KILLED = (
-    "one rank, one thread",
-    "one rank, 4 threads, a file per item",
-    "two ranks",
-    "two ranks, each for itself",
-)
+KILLED = ("one rank, one thread", "one rank, 4 threads, a file per item", "two ranks", "two ranks, each for itself")
 CHANGES = (
     ("rename", "full", "one rank, one thread"),
     ("rename", "full", "2 ranks, few tensors"),
@@ -275,10 +270,7 @@ def _what(result: Result) -> str:
 
 
 def _head(first: str) -> list[str]:
-    return [
-        f"| {first} | writer | {' | '.join(COLUMNS.values())} |",
-        f"| --- | --- |{' ---: |' * len(COLUMNS)}",
-    ]
+    return [f"| {first} | writer | {' | '.join(COLUMNS.values())} |", f"| --- | --- |{' ---: |' * len(COLUMNS)}"]
 
 
 def _line(what: str, writer: str, results: list[Result]) -> str:

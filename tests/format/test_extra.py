@@ -25,9 +25,7 @@ keys = st.recursive(leaves, lambda inner: st.tuples(inner, inner), max_leaves=3)
 plain = st.recursive(
     leaves,
     lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.lists(inner, max_size=3).map(tuple),
-        st.dictionaries(keys, inner, max_size=3),
+        st.lists(inner, max_size=3), st.lists(inner, max_size=3).map(tuple), st.dictionaries(keys, inner, max_size=3)
     ),
     max_leaves=12,
 )

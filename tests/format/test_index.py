@@ -276,26 +276,7 @@ OWN["items"]["weight"]["chunks"][1]["offset"] = [3, 0]
 values = st.one_of(
     st.sampled_from(
         [
-            *(
-                None,
-                True,
-                False,
-                0,
-                1,
-                2,
-                3,
-                4,
-                2**20,
-                2**63,
-                "",
-                "a",
-                "..",
-                "a/b",
-                "0" * 32,
-                "a" * 64,
-                [],
-                {},
-            ),
+            *(None, True, False, 0, 1, 2, 3, 4, 2**20, 2**63, "", "a", "..", "a/b", "0" * 32, "a" * 64, [], {}),
             *([0], [0, 0], [2, 3], [4, 3], ["streamxf.zstd/1"], ["streamxf.encrypt/1"], ["stream.zstd/1"], {"a": 1}),
             *("0.5", "nan", "1e-05", "1_0.0", "Infinity", ".", "a\n", "\x80", 2**53 - 1, 2**53),
         ]

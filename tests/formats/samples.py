@@ -133,22 +133,6 @@ def in_pieces(reader: BoxReader, name: str, limit: int) -> torch.Tensor:
 # -- writers ---------------------------------------------------------------------------------------
 
 
-def in_safetensors(state: State, path: Path) -> None:
-    save_file(contiguous(state), path)
-
-
-def in_torch(state: State, path: Path) -> None:
-    torch.save(state, path)
-
-
-def in_hugging_face(state: State, path: Path) -> None:
-    _sharded(contiguous(state), path, "model", ".safetensors", save_file)
-
-
-def in_bins(state: State, path: Path) -> None:
-    _sharded(state, path, "pytorch_model", ".bin", torch.save)
-
-
 def _sharded(state: State, path: Path, stem: str, suffix: str, write: Callable[[Any, Path], Any]) -> None:
     path.mkdir()
     placed: dict[str, str] = {}
@@ -159,10 +143,6 @@ def _sharded(state: State, path: Path, stem: str, suffix: str, write: Callable[[
     index = {"metadata": {"total_size": 3}, "weight_map": placed}
     (path / f"{stem}{suffix}.index.json").write_text(json.dumps(index))
     (path / "config.json").write_text("{}")
-
-
-def in_stock(state: State, path: Path) -> None:
-    dcp.save(state, storage_writer=dcp.FileSystemWriter(path, sync_files=False))
 
 
 def through_torchs_writer(state: State, path: Path) -> None:
@@ -186,10 +166,6 @@ def sharded(state: State, path: Path) -> None:
     save_shards(path, _cut(state), lambda: [streamxf.ZStandard(level=1)])
 
 
-def rank_local(state: State, path: Path) -> None:
-    save_shards(path, _cut(state), use_collectives=False)
-
-
 def _cut(state: State, ranks: int = 3) -> list[dict[str, Any]]:
     """By rows, where there are enough; other tensors are on the first rank."""
     states: list[dict[str, Any]] = [{} for _ in range(ranks)]
@@ -207,17 +183,17 @@ def contiguous(state: State) -> State:
 
 
 WRITERS: dict[str, Callable[[State, Path], None]] = {
-    "safetensors": in_safetensors,
-    "torch.save": in_torch,
-    "Hugging Face": in_hugging_face,
-    "Hugging Face .bin": in_bins,
-    "stock": in_stock,
+    "safetensors": lambda state, path: save_file(contiguous(state), path),
+    "torch.save": lambda state, path: torch.save(state, path),
+    "Hugging Face": lambda state, path: _sharded(contiguous(state), path, "model", ".safetensors", save_file),
+    "Hugging Face .bin": lambda state, path: _sharded(state, path, "pytorch_model", ".bin", torch.save),
+    "stock": lambda state, path: dcp.save(state, storage_writer=dcp.FileSystemWriter(path, sync_files=False)),
     "stock with a chain": through_torchs_writer,
     "no chain": bare,
     "compressed": compressed,
     "encrypted": encrypted,
     "sharded": sharded,
-    "rank-local": rank_local,
+    "rank-local": lambda state, path: save_shards(path, _cut(state), use_collectives=False),
 }
 
 

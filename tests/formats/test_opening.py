@@ -87,10 +87,6 @@ def nothing(path: Path) -> Path:
     return path / "missing"
 
 
-def empty_folder(path: Path) -> Path:
-    return path
-
-
 def folder_of_others(path: Path) -> Path:
     (path / "config.json").write_text("{}")
     (path / "notes.bin").write_bytes(b"PK")
@@ -165,7 +161,7 @@ BAD: dict[str, tuple[Callable[[Path], Path], type[Exception], str]] = {
     "nothing": (nothing, FileNotFoundError, "no such file or folder"),
     "a link to nothing": (link_to_nothing, FileNotFoundError, "no such file or folder"),
     "below a file": (below_a_file, NotADirectoryError, "Not a directory"),
-    "an empty folder": (empty_folder, errors.NoCheckpointError, "model.safetensors.index.json"),
+    "an empty folder": (lambda path: path, errors.NoCheckpointError, "model.safetensors.index.json"),
     "a folder of other things": (folder_of_others, errors.NoCheckpointError, "looked for"),
     "a text": (text, errors.NoCheckpointError, "begins neither as"),
     "an empty file": (empty_file, errors.NoCheckpointError, "begins neither as"),

@@ -13,10 +13,7 @@ from tests.dcp.helpers import stored_chain
 from .damaged import assert_falls_back
 from .killed import EXAMPLES, assert_resumes, finished, two_ranks
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(find_spec("megatron") is None, reason="needs megatron-core"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("megatron") is None, reason="needs megatron-core")]
 
 ON_CPU = Path(__file__).parent / "megatron_on_cpu.py"
 ROUND_TRIP = """

@@ -48,9 +48,7 @@ def test_damaged_and_resumed(example: str, files: str, tmp_path: Path) -> None:
 
 def manager(folder: Path, **options: Any) -> Any:
     return ocp.CheckpointManager(
-        folder,
-        handler_registry=chain_handlers(CHAIN, keys=KEY),
-        options=ocp.CheckpointManagerOptions(**options),
+        folder, handler_registry=chain_handlers(CHAIN, keys=KEY), options=ocp.CheckpointManagerOptions(**options)
     )
 
 

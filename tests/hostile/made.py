@@ -143,10 +143,6 @@ def quantized() -> torch.Tensor:
     return torch.quantize_per_tensor(torch.ones(6), 0.5, 3, torch.quint8)
 
 
-def quantized_item(folder: Path) -> Path:
-    return Stock(folder).tensor("w", saved(quantized()), [6], torch.quint8).write()
-
-
 def shaped_item(shape: list[int]) -> Builder:
     return lambda folder: Stock(folder).tensor("w", saved(torch.ones(3)), shape).write()
 
@@ -188,10 +184,6 @@ def nested_twice() -> Any:
     for _ in range(60):
         value = [value, value]
     return value
-
-
-def long_text_often() -> Any:
-    return ["x" * MIB] * 200_000
 
 
 # -- what would be printed ---------------------------------------------------------------------------------------------
@@ -336,7 +328,7 @@ MANY = 90_000_000  # bytes of a header
 
 STRANGE: dict[str, Builder] = {
     **{f"dtype {name}": dtype_item(name) for name in (*SUB_BYTE, *QUANTIZED, *RARE)},
-    "a quantized tensor": quantized_item,
+    "a quantized tensor": lambda folder: Stock(folder).tensor("w", saved(quantized()), [6], torch.quint8).write(),
     **{f"a shape of {shape!s:.40}": shaped_item(shape) for shape in SCALED},
     "an expanded shape of 64 ones": shaped_and_expanded_item([1] * 64),
     "an expanded shape without elements": shaped_and_expanded_item([2**40, 0]),
@@ -376,7 +368,7 @@ LARGE: dict[str, Builder] = {
     "40 items of 2^25 expanded elements": expanded_items,
     "401 items in one place": items_in_one_place,
     "a bomb in torch's own ZStandard": bomb_of_zstandard,
-    "a long text 200,000 times": object_item(long_text_often),
+    "a long text 200,000 times": object_item(lambda: ["x" * MIB] * 200_000),
     "a long name of 6,000 chunks": long_name_of_many_chunks,
     "metadata of holes": metadata_of_holes,
     "data of holes": data_of_holes,

@@ -32,7 +32,7 @@ from streamxf.formats.opening import open_source
 from streamxf.storage.opening import open_storage
 from streamxf.tools.convert.model import model_in
 from streamxf.tools.diff.diff import _prefix
-from streamxf.tools.diff.objects import Incomparable, difference_of
+from streamxf.tools.diff.difference import Incomparable, difference_of
 from streamxf.tools.inspect.tree import MAX_DEPTH, Module, stacks_of, tree_of
 from streamxf.tools.inspect.tree import _grown as grown_from
 from streamxf.torchsave.archive import NotSavedByTorch

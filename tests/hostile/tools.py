@@ -38,10 +38,6 @@ def load(path: Path, scratch: Path) -> None:
         raise cause from None
 
 
-def salvage_into(path: Path, scratch: Path) -> None:
-    streamxf.load_intact(path, {"w": torch.zeros(6), "o": None})
-
-
 def round_trip(path: Path, scratch: Path) -> None:
     """Through pack, and back."""
     streamxf.pack(path, scratch / "packed", "zstd")
@@ -83,7 +79,7 @@ OF_CHECKPOINTS: dict[str, Tool] = {
     "verify": lambda path, _: str(streamxf.verify(path)),
     "salvage": lambda path, _: str(streamxf.load_intact(path)),
     "salvage, partial": lambda path, _: str(streamxf.load_intact(path, partial=True)),
-    "salvage, into": salvage_into,
+    "salvage, into": lambda path, scratch: streamxf.load_intact(path, {"w": torch.zeros(6), "o": None}),
     "salvage, without metadata": lambda path, _: str(streamxf.load_intact(path, without_metadata=True)),
     "transcode": lambda path, scratch: streamxf.transcode(path, scratch / "target", "zstd"),
     "clean": lambda path, _: streamxf.clean(path, dry_run=True),

@@ -59,10 +59,7 @@ class Parts(NamedTuple):
 
 
 def readings(file: bytes, ring: KeyRing) -> list[Callable[[], bytes]]:
-    return [
-        lambda: streamxf.decode(file, keys=ring),
-        lambda: streamxf.open(OneWay(file), keys=ring).read(),
-    ]
+    return [lambda: streamxf.decode(file, keys=ring), lambda: streamxf.open(OneWay(file), keys=ring).read()]
 
 
 def refuse(file: bytes, victim: Victim, *kinds: type[StreamxfError]) -> None:

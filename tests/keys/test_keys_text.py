@@ -41,26 +41,13 @@ def test_the_line_is_that_of_the_format():
     assert f"streamxf-secret:aeskw:{KEY.id}:{encode_b64url(SECRET)}" == LINE
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        SECRET.hex(),
-        SECRET.hex().upper(),
-        base64.b64encode(SECRET).decode(),
-    ],
-)
+@pytest.mark.parametrize("line", [SECRET.hex(), SECRET.hex().upper(), base64.b64encode(SECRET).decode()])
 def test_what_openssl_prints(line):
     assert read_line(line) == KEY
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        LINE,
-        f"{LINE}\n",
-        f"\n\n# the team's key\n   # another comment\n\t{LINE} \r\n\n",
-        f"# é\r\n{LINE}",
-    ],
+    "text", [LINE, f"{LINE}\n", f"\n\n# the team's key\n   # another comment\n\t{LINE} \r\n\n", f"# é\r\n{LINE}"]
 )
 def test_comments_and_blank_lines(text):
     assert read_line(key_line(text)) == KEY

@@ -189,16 +189,12 @@ def void(_: Any) -> None:
     return None
 
 
-def to_zeros(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
 STRANGE: dict[str, Callable[[Path], None]] = {
     "fifo": fifo,
     "device": device,
     "hole": hole,
     "directory": Path.mkdir,
-    "link to a device": to_zeros,
+    "link to a device": lambda path: path.symlink_to("/dev/zero"),
     "link to itself": lambda path: path.symlink_to(path.name),
     "1e400": wrote(b'{"version": 1, "saved": {"step-1": {"time": 1e400}}}'),
     "400 digits": wrote(b'{"version": 1, "runs": [[' + b"9" * 400 + b", 1, true]]}"),

@@ -53,10 +53,7 @@ def staying(found: list[Record], **rules: Any) -> list[int]:
         ({"best": 1, "metric": "loss"}, {400: ("best 1 by loss",), 600: ("newest",)}),
         ({"best": 2, "metric": "loss"}, {200: ("best 2 by loss",), 400: ("best 2 by loss",), 600: ("newest",)}),
         ({"best": 1, "metric": "loss", "mode": "max"}, {100: ("best 1 by loss",), 600: ("newest",)}),
-        (
-            {"best": -1, "metric": "loss"},
-            {**dict.fromkeys((100, 200, 400, 600), ("best (all) by loss",))},
-        ),
+        ({"best": -1, "metric": "loss"}, {**dict.fromkeys((100, 200, 400, 600), ("best (all) by loss",))}),
         ({"best": 3, "metric": "accuracy"}, {600: ("newest",)}),
         ({"steps": [100, 700]}, {100: ("step 100",), 600: ("newest",)}),
         ({}, dict.fromkeys(range(100, 700, 100), ("no rule removes it",))),

@@ -24,10 +24,7 @@ from tests.forked import status_of_child
 from tests.objectstore.emulators import just_before_the_put, state_of
 from tests.storage.servers import PASSWORD, SERVERS, Place, served
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:.*is not known to replace a file in one step"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*is not known to replace a file in one step")]
 
 
 @pytest.fixture(scope="module", params=SERVERS)

@@ -48,10 +48,6 @@ def size_of(numbers: Any = ()) -> Size:
     return Size(numbers)
 
 
-def inert(*arguments: Any) -> Record:
-    return Record()
-
-
 def called_with(kind: type) -> Any:
     def make(value: Any) -> Record:
         check(type(value) is kind, "F1: a call")
@@ -78,7 +74,7 @@ KNOWN: dict[tuple[str, str], Any] = {
     **dict.fromkeys([(SHARDED, "MEM_FORMAT_ENCODING"), (PLANNER, "WriteItemType")], called_with(int)),
     ("torch.serialization", "_get_layout"): called_with(str),
     **{
-        (module, name): inert
+        (module, name): lambda *arguments: Record()
         for module in ("pathlib", "pathlib._local")
         for name in ["Path", "PurePath", "PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"]
     },

@@ -89,10 +89,7 @@ def test_encrypted_and_signed(
     tmp_path: Path, source: Path, spawned: Executor, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     signer = SigningKey.generate()
-    dcp_save(
-        trained(),
-        storage_writer=streamxf.FileSystemWriter(tmp_path / "in", _extensions=[streamxf.Encrypt(KEY)]),
-    )
+    dcp_save(trained(), storage_writer=streamxf.FileSystemWriter(tmp_path / "in", _extensions=[streamxf.Encrypt(KEY)]))
     for name, key in ("OLD", KEY), ("NEW", new := Key.generate()), ("SIGNER", signer):
         monkeypatch.setenv(name, format_key(key))
     executor = Elsewhere() if elsewhere else spawned

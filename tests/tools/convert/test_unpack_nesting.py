@@ -135,9 +135,7 @@ REFUSED: list[Any] = [torch.float32, frozenset([1])]  # in a file of torch.save
 
 
 @pytest.mark.parametrize(
-    ("how", "key"),
-    [*product(["saved", "renamed"], LOST + REFUSED), *product(["torch.save"], LOST)],
-    ids=str,
+    ("how", "key"), [*product(["saved", "renamed"], LOST + REFUSED), *product(["torch.save"], LOST)], ids=str
 )
 def test_a_key_that_cannot_be_given_back_is_named(tmp_path: Path, key: Any, how: str) -> None:
     state = {"odd": {key: torch.ones(1), 5: torch.ones(2)}}

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamxf.tools.diff.objects import Incomparable, difference_of
+from streamxf.tools.diff.difference import Incomparable, difference_of
 
 NAN = float("nan")
 PLAIN = st.recursive(

@@ -111,11 +111,7 @@ def test_nothing_gets_lost(most: int):
     entries = [*transformer(6), *(tensor(f"flat{i}", (i,)) for i in range(12)), thing("a.b.c")]
     summary = Summary.of(contents(entries))
     found = sums(page_data(summary, most)["tree"])
-    assert found == [
-        len(entries),
-        summary.total.raw_bytes,
-        summary.total.stored_bytes + summary.total.object_bytes,
-    ]
+    assert found == [len(entries), summary.total.raw_bytes, summary.total.stored_bytes + summary.total.object_bytes]
 
 
 def test_very_many_items_make_no_larger_page():

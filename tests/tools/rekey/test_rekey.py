@@ -401,9 +401,7 @@ def test_metadata_of_a_rank_beside_the_global_one(saved: Path, state: dict[str, 
     """Readers never look at it, so nobody would notice whose data key it hands on."""
     local = tmp_path / "local"
     dcp.save(
-        state,
-        storage_writer=streamxf.FileSystemWriter(local, _extensions=full_chain(OTHER_KEY)),
-        use_collectives=False,
+        state, storage_writer=streamxf.FileSystemWriter(local, _extensions=full_chain(OTHER_KEY)), use_collectives=False
     )
     (saved / "__0.metadata").write_bytes((local / "__0.metadata").read_bytes())
     both = [KEY, OTHER_KEY]

@@ -13,12 +13,7 @@ import pytest
 
 import streamxf
 from streamxf import Encrypt
-from streamxf.errors import (
-    AuthenticationError,
-    KeyMissingError,
-    MetadataError,
-    PolicyError,
-)
+from streamxf.errors import AuthenticationError, KeyMissingError, MetadataError, PolicyError
 from streamxf.format.trailer import pack
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import Entry, Envelope, Vouchers

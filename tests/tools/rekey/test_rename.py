@@ -175,10 +175,7 @@ def test_after_an_interruption_the_same_call_does_the_rest(tmp_path: Path, monke
     with pytest.raises(OSError, match="no"):
         streamxf.rename(tmp_path, {"rank.*": "new.*"}, keys=KEY)
     assert streamxf.verify(tmp_path, keys=KEY).ok
-    assert streamxf.rename(tmp_path, {"rank.*": "new.*"}, keys=KEY) == {
-        "rank.1.0": "new.1.0",
-        "rank.1.1": "new.1.1",
-    }
+    assert streamxf.rename(tmp_path, {"rank.*": "new.*"}, keys=KEY) == {"rank.1.0": "new.1.0", "rank.1.1": "new.1.1"}
 
 
 def test_a_save_that_is_published_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,11 +95,7 @@ class OnlySome(Memory):
     """Some tensors cannot be read, for whatever reason."""
 
     def jobs(self, box: Any, out: Any) -> Any:
-        errors = {
-            "3": BlockError("torn"),
-            "5": OSError(5, "Input/output error"),
-            "6": CodecError("a codec's own"),
-        }
+        errors = {"3": BlockError("torn"), "5": OSError(5, "Input/output error"), "6": CodecError("a codec's own")}
         if error := errors.get(box.item.name):
             raise error
         return super().jobs(box, out)
