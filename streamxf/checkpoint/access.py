@@ -123,8 +123,7 @@ Transform = Callable[[str, Any], IO[bytes] | None]
 def known_transform(descriptor: str, stream: Any) -> IO[bytes] | None:
     if descriptor != "stream.zstd/1":
         return None
-    reader: IO[bytes] = zstandard.ZstdDecompressor().stream_reader(stream)
-    return reader
+    return zstandard.ZstdDecompressor().stream_reader(stream)
 
 
 @runtime_checkable

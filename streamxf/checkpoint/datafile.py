@@ -99,7 +99,7 @@ class DataFile:
         self._pipeline = SinkPipeline(self._leave, waits=not save.storage.near)
         self._leaving: deque[tuple[_InFlight, int]] = deque()  # of each block in the pipeline, and the block's bytes
         self._done: deque[tuple[Share, int, bool]] = deque()  # of blocks that have left, for the progress
-        self._in_blocks = save.extensions.in_blocks
+        self._in_blocks = len(save.extensions.chain) > 0 and not save.extensions.foreign  # else data has to be a stream
         self._hashed = save.extensions.hashed
         self._descriptors = save.extensions.recorded
         self._notes: list[_Note] = []  # of the items that have left, in order

@@ -97,11 +97,6 @@ class Extensions:
         return tuple(f"!{extension.get_descriptor()}" for extension in self.foreign)
 
     @property
-    def in_blocks(self) -> bool:
-        """Whether data goes through codecs alone, so that it need not be a stream."""
-        return len(self.chain) > 0 and not self.foreign
-
-    @property
     def encryption(self) -> Encrypt | None:
         return self.chain.encryption
 

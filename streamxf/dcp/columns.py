@@ -61,8 +61,7 @@ class ReadItems(LazyItems[ReadItem]):
             self._items = [*items]
 
     def _made(self) -> list[ReadItem]:
-        made: list[ReadItem] = pickle.loads(_unpacked(self._sent))
-        return made
+        return pickle.loads(_unpacked(self._sent))  # type: ignore[no-any-return]
 
     def __len__(self) -> int:
         return len(self._items)

@@ -92,9 +92,8 @@ class SavePlanner(DefaultSavePlanner):
         found = [PlannedItems.of(plan.items) for plan in all_plans]
         ranks: list[Any] = [items for items in found if isinstance(items, PlannedItems)]
         if len(ranks) < len(found):  # a planner derived from this one has put something else there
-            made: tuple[list[SavePlan], Metadata]
-            made = getattr(super(), "_create_global_plan", super().create_global_plan)(all_plans)
-            return made
+            create = getattr(super(), "_create_global_plan", super().create_global_plan)
+            return create(all_plans)
         all_items = Merged.of(ranks)
         if all_items.again.any():
             all_items, kept = all_items.once(self.dedup_save_to_lowest_rank)

@@ -242,12 +242,9 @@ class ChainWriterMixin(StorageMixin):
                 "another save through this writer is under way; wait for its future, or make a writer for each save"
             )
         storage = save.enter()
-        one = self.single_file_per_rank
-        buckets = (
-            torch_private.split_by_size_and_type(self.thread_count, plan.items)
-            if one
-            else [[item] for item in plan.items]
-        )
+        buckets = [[item] for item in plan.items]
+        if self.single_file_per_rank:
+            buckets = torch_private.split_by_size_and_type(self.thread_count, plan.items)
         files = {
             save.file_name(self.rank or 0, number): sorted(items, key=lambda item: item.type != WriteItemType.BYTE_IO)
             for number, items in enumerate(filter(None, buckets))

@@ -72,8 +72,7 @@ class PublicKey(KeyProvider):
 
     def wrap(self, data_key: bytes, dek_id: bytes) -> bytes:
         kem = _kem(self.kind)
-        wrapped: bytes = kem.suite.encrypt(data_key, kem.public(self.data), info=_INFO + dek_id)
-        return wrapped
+        return kem.suite.encrypt(data_key, kem.public(self.data), info=_INFO + dek_id)
 
 
 class PrivateKey(Secret, KeyProvider):
@@ -184,8 +183,7 @@ class SigningKey(Secret):
         return VerifyKey(self._private().public_key().public_bytes_raw())
 
     def sign(self, statement: bytes) -> bytes:
-        signature: bytes = self._private().sign(statement)
-        return signature
+        return self._private().sign(statement)  # type: ignore[no-any-return]
 
     def _private(self) -> Any:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

@@ -102,8 +102,7 @@ class _Positioned:
 
     def _read_some(self, out: memoryview) -> int:
         if self._readinto is not None:
-            count: int = self._readinto(out) or 0
-            return count
+            return self._readinto(out) or 0
         data = self._file.read(min(len(out), READ_STEP)) or b""
         out[: len(data)] = data
         return len(data)

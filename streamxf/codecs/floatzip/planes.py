@@ -269,16 +269,14 @@ def unlevel(stored: memoryview, out: Array, work: Workspace) -> None:
 
 def greatest_of(groups: Array) -> Array:
     """The greatest value of each group; values are signed differences from something, modulo 256."""
-    greatest: Array = groups.view(np.int8).max(axis=1).view(np.uint8)
-    return greatest
+    return groups.view(np.int8).max(axis=1).view(np.uint8)  # type: ignore[no-any-return]
 
 
 def column_levels(values: Array, period: int) -> Array:
     """The mean of each column of rows of `period` values, of shape (period,), from some of the rows."""
     rows = values[: len(values) // period * period].reshape(-1, period)
     some = rows[:: max(1, len(rows) // _COLUMN_ROWS)] if period > 1 else rows[:: max(1, len(rows) // 4096)]
-    means: Array = np.rint(some.mean(axis=0)).astype(np.uint8)
-    return means
+    return np.rint(some.mean(axis=0)).astype(np.uint8)  # type: ignore[no-any-return]
 
 
 def _group_levels(rest: Array) -> Array:
@@ -287,8 +285,7 @@ def _group_levels(rest: Array) -> Array:
     greatest = greatest_of(rest[:whole].reshape(-1, 1 << GROUP_LOG2))
     if whole < len(rest):
         greatest = np.append(greatest, greatest_of(rest[None, whole:]))
-    levels: Array = greatest - np.uint8(WINDOW - 1)
-    return levels
+    return greatest - np.uint8(WINDOW - 1)
 
 
 def _over_groups(operation: np.ufunc, values: Array, levels: Array) -> None:

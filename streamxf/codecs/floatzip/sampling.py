@@ -304,8 +304,7 @@ def entropies(histograms: Array) -> list[float]:
     kinds = (histograms > 0).sum(axis=1)
     bits = math.log2(total) - _LOGS[histograms].sum(axis=1) / total + (kinds - 1) * (0.5 / math.log(2) / total)
     bits[kinds == 1] = 0.0  # exactly
-    found: list[float] = bits.tolist()
-    return found
+    return bits.tolist()  # type: ignore[no-any-return]
 
 
 def entropy_of(values: Array) -> float:

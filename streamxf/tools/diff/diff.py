@@ -26,8 +26,7 @@ from streamxf.storage.storage import Storage
 from streamxf.tools.convert.manifest import FileTree, PackManifest, is_kept, manifest_of
 from streamxf.tools.convert.packed import PackedReader, open_packed
 from streamxf.tools.damage import CALLERS, Damage
-from streamxf.tools.diff.difference import Change, Difference, Distance, DistanceCounter
-from streamxf.tools.diff.objects import Incomparable, difference_of
+from streamxf.tools.diff.difference import Change, Difference, Distance, DistanceCounter, Incomparable, difference_of
 from streamxf.tools.fleet import Fleet, by_tensors
 from streamxf.tools.values.numbers import is_number
 from streamxf.wording import many, some

@@ -56,11 +56,9 @@ def floats(elements: Array, dtype: str) -> Array:
     if dtype in INTEGERS:
         return integers(elements, dtype).astype(np.float64)
     if dtype == _PACKED:
-        found: Array = _E2M1[np.stack([elements & 15, elements >> 4], axis=-1).reshape(-1)]
-        return found
+        return _E2M1[np.stack([elements & 15, elements >> 4], axis=-1).reshape(-1)]
     if dtype in _SMALL:
-        small: Array = numbers_by_code(dtype)[elements]
-        return small
+        return numbers_by_code(dtype)[elements]
     with np.errstate(invalid="ignore"):  # of signalling NaN
         if dtype == _BFLOAT16:  # the upper half of a float32
             return (elements.astype(np.uint32) << 16).view(np.float32).astype(np.float64)

@@ -286,8 +286,7 @@ def _begin(
         try:
             steps.throw(call.failures[0]) if call.failures else next(steps)
         except StopIteration as end:
-            made: VerifyReport = end.value
-            return made
+            return end.value  # type: ignore[no-any-return]
         raise AssertionError
 
     return report
