@@ -123,7 +123,7 @@ def __getattr__(name: str) -> Any:
 
 
 # a codec can be given to torch's own writers, and none of its code knows of torch
-TorchExtension.answer_by(lambda: import_module("streamxf.dcp.extensions"))
+TorchExtension._answers = lambda: import_module("streamxf.dcp.extensions")
 
 
 def __dir__() -> list[str]:

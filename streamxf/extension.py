@@ -12,31 +12,27 @@ from typing import IO, Any, ClassVar, Self
 class TorchExtension:
     """The methods of torch's ``StreamTransformExtension``."""
 
-    _answers: ClassVar[list[Callable[[], Any]]] = []
-
-    @staticmethod
-    def answer_by(load: Callable[[], Any]) -> None:
-        """Let the module that `load` gives answer. It has a function for each method, which takes the same."""
-        TorchExtension._answers[:] = [load]
+    _answers: ClassVar[Callable[[], Any]]
+    """Gives the module that answers. It has a function for each method, which takes the same."""
 
     @classmethod
     def registry_name(cls) -> str:
         """The codec's name."""
-        return cls._answers[0]().registry_name(cls)  # type: ignore[no-any-return]
+        return cls._answers().registry_name(cls)  # type: ignore[no-any-return]
 
     @classmethod
     def from_descriptor(cls, version: str) -> Self:
         """Make the codec from the part of a descriptor behind the name's slash."""
-        return cls._answers[0]().from_descriptor(cls, version)  # type: ignore[no-any-return]
+        return cls._answers().from_descriptor(cls, version)  # type: ignore[no-any-return]
 
     def get_descriptor(self) -> str:
         """The descriptor's text; with the wrapped data key, for which torch's writers have no other place."""
-        return self._answers[0]().get_descriptor(self)  # type: ignore[no-any-return]
+        return type(self)._answers().get_descriptor(self)  # type: ignore[no-any-return]
 
     def transform_to(self, output: IO[bytes]) -> IO[bytes]:
         """Wrap a stream on save. Neighbouring codecs join one container."""
-        return self._answers[0]().transform_to(self, output)  # type: ignore[no-any-return]
+        return type(self)._answers().transform_to(self, output)  # type: ignore[no-any-return]
 
     def transform_from(self, input: IO[bytes]) -> IO[bytes]:
         """Wrap a stream on load. The codecs of a chain join again."""
-        return self._answers[0]().transform_from(self, input)  # type: ignore[no-any-return]
+        return type(self)._answers().transform_from(self, input)  # type: ignore[no-any-return]
