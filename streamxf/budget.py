@@ -33,11 +33,8 @@ MAX_EXPANSION = 64
 """Factor over the stored bytes. Weights hardly take twice their stored bytes. Checkpoints of mostly zeros may take
 more, if the caller allows it."""
 
-FREE = 256 * 2**20
-"""Bytes that are allowed however little is stored."""
-
-FREE_WHOLE = 16 * 2**20
-"""The same for files that are read into memory, and parsed, before anything is known of them."""
+FREE = 256 * 2**20  # bytes that are allowed however little is stored
+FREE_WHOLE = 16 * 2**20  # the same for files that are read into memory, and parsed, before anything is known of them
 
 
 def most(stored: int, times: int = MAX_EXPANSION) -> int:
@@ -96,9 +93,7 @@ class Budget:
             self._known.add(key)
 
 
-FREE_STEPS = 2**19
-"""Steps that are allowed however little was read: a quarter of a second, or less."""
-
+FREE_STEPS = 2**19  # steps that are allowed however little was read: a quarter of a second, or less
 ELEMENT = 32  # bytes that count as an element
 _MAX_DEPTH = 64  # of tuples, which are hashed on the processor's stack
 _FEW = 64  # keys of a dict or set, whose hashes may be equal

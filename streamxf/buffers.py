@@ -118,8 +118,7 @@ class ScratchPool:
             self._free.append(scratch)
 
 
-scratches = ScratchPool(keep=64 * 2**20)
-"""Of the whole process."""
+scratches = ScratchPool(keep=64 * 2**20)  # of the whole process
 
 
 _local = threading.local()

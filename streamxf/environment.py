@@ -12,8 +12,7 @@ import sys
 CHAIN_VARIABLE = "STREAMXF_CHAIN"
 KEYS_VARIABLE = "STREAMXF_KEYS"
 STRICT_VARIABLE = "STREAMXF_STRICT"
-ignored = False
-"""Whether the variables are left alone: commands have chains and keys of their own."""
+ignored = False  # whether the variables are left alone: commands have chains and keys of their own
 
 
 def install_from_environment() -> None:

@@ -18,8 +18,7 @@ from streamxf.format.limits import MAX_INT
 from streamxf.storage.storage import Storage
 
 LENGTH_BYTES = 8
-MAX_HEADER = 100_000_000
-"""Bytes, as in the safetensors library."""
+MAX_HEADER = 100_000_000  # bytes, as in the safetensors library
 
 METADATA = "__metadata__"
 SLICES = "DCP_SHARDING_INFO"

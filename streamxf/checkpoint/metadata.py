@@ -113,9 +113,7 @@ def no_file(storage: Storage, path: str, metadata: Metadata) -> errors.StreamxfE
     return errors.MetadataError("the file that holds the item is missing from the checkpoint", file=storage.label(path))
 
 
-SLIP_RANK = NO_RANK
-"""Of a slip, which has metadata of a rank that there is not: renamed, it describes no checkpoint."""
-
+SLIP_RANK = NO_RANK  # of a slip, which has metadata of a rank that there is not: renamed, it describes no checkpoint
 _TAIL = 2**16  # bytes that are read first: all that matters of most
 
 

@@ -24,13 +24,9 @@ from streamxf.stream.encoder import ByteSource, Load
 if TYPE_CHECKING:
     import torch
 
-RING_BYTES = 64 * 2**20
-"""The most that all saves and loads of a process pin for blocks of one size."""
-
+RING_BYTES = 64 * 2**20  # the most that all saves and loads of a process pin for blocks of one size
 _LEAST_LOG2 = 20  # of a buffer's bytes
-
-Copy = tuple["torch.Tensor", "torch.Tensor"]
-"""From where, and to where."""
+Copy = tuple["torch.Tensor", "torch.Tensor"]  # from where, and to where
 
 
 def _nothing() -> None:

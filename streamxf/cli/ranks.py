@@ -12,10 +12,8 @@ from typing import Any
 
 from streamxf.errors import ParameterError
 
-together = False
-"""Whether all ranks of a job run this command."""
-silent = False
-"""Whether another rank shows how it goes, and what comes of it."""
+together = False  # whether all ranks of a job run this command
+silent = False  # whether another rank shows how it goes, and what comes of it
 
 
 def join() -> bool:

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from streamxf.progress import Progress
     from streamxf.tools.damage import Damage
 
-JSON_VERSION = 1
-"""Raised when a field changes its name, its type or its meaning."""
+JSON_VERSION = 1  # raised when a field changes its name, its type or its meaning
 
 _INDENTED = 2**20
 _PIPED_WIDTH = 10_000  # nothing is folded or cut for a program that reads

@@ -202,8 +202,7 @@ def _memory(numbers: list[int], targets: Mapping[int, Target]) -> tuple[Any, ...
     return tuple(sorted((each.data_ptr(), tuple(each.shape), each.stride(), str(each.dtype)) for each in tensors))
 
 
-_Part = tuple[str, torch.Size | None]
-"""A tensor's name, and where in it the part begins that is loaded."""
+_Part = tuple[str, torch.Size | None]  # a tensor's name, and where in it the part begins that is loaded
 
 
 def check_filled(plan: LoadPlan, planner: LoadPlanner, items: Mapping[str, Any]) -> None:

@@ -33,9 +33,7 @@ _MEMBERS = {
 _NONE: frozenset[str] = frozenset()
 _FILES_IN_A_PART = 16_384
 _SMALL = 2**20  # bytes of parts, decompressed, that are read and checked as a whole at once
-
-Read = Callable[[int, int], bytes]
-"""Gives bytes of the parts: from a position, so many."""
+Read = Callable[[int, int], bytes]  # gives bytes of the parts: from a position, so many
 _JSON = json.JSONEncoder(separators=(",", ":"))
 _ROWS = 16_384  # chunks in a part, or items with one chunk each
 _ITEMS = 64  # in a band, where they have many chunks

@@ -5,18 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-GLOBAL = ".metadata"
-"""The metadata file of all ranks."""
-SLIP = ".slip"
-"""What a conversion writes beside a data file that is finished, until all are, ends with this."""
+GLOBAL = ".metadata"  # the metadata file of all ranks
+SLIP = ".slip"  # what a conversion writes beside a data file that is finished, until all are, ends with this
 
 _RANK = r"__(?P<rank>0|[1-9][0-9]{0,9})"
 _OWN = _RANK + r"_(?P<number>[0-9]+)_(?P<writer>[0-9a-f]{32})\.distcp"
-OWN_FILE = re.compile(_OWN, re.ASCII)
-"""A data file of streamxf's writers."""
+OWN_FILE = re.compile(_OWN, re.ASCII)  # a data file of streamxf's writers
 OWN_SLIP = re.compile(_OWN + re.escape(SLIP), re.ASCII)
-TORCH_FILE = re.compile(_RANK + r"_[0-9]+\.distcp", re.ASCII)
-"""A data file of torch's writers, and attached ones."""
+TORCH_FILE = re.compile(_RANK + r"_[0-9]+\.distcp", re.ASCII)  # a data file of torch's writers, and attached ones
 DRAFT = re.compile(rf"(?:\.|{_RANK}\.)metadata\.[0-9a-f]{{8}}\.tmp", re.ASCII)
 """Metadata that is about to be published, of streamxf's writers."""
 _RANK_METADATA = re.compile(_RANK + r"\.metadata", re.ASCII)

@@ -16,9 +16,7 @@ from streamxf.budget import Steps, TooMuch
 from streamxf.errors import MetadataError
 from streamxf.format.limits import MAX_NUMBER
 
-MAX_GROUP = 4096
-"""Chunks that no dimension parts into groups."""
-
+MAX_GROUP = 4096  # chunks that no dimension parts into groups
 _FEW = 64  # chunks that are compared in pairs at once
 _PAIRS_FREE, _PAIRS = 2**26, 512  # comparisons, and those for each byte that was read
 _STRANGE_CUT = "its {} chunks are cut as no writer cuts a tensor: comparing them takes too long"

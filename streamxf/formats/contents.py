@@ -29,8 +29,7 @@ from streamxf.torchsave.check import absent
 from streamxf.torchsave.legacy import open_archive
 from streamxf.wording import some
 
-MAX_RECORDS = 2**20
-"""Storages in a file of ``torch.save``, and a few records more."""
+MAX_RECORDS = 2**20  # storages in a file of ``torch.save``, and a few records more
 
 OpenFile = Callable[[str], AbstractContextManager[StoredFile]]
 
@@ -52,8 +51,7 @@ class Format(Enum):
 
 FOLDERS = (Format.HUGGING_FACE, Format.FOLDER)
 OF_TORCH = (".pt", ".pth", ".bin", ".ckpt")
-PLAIN = ".sxf"
-"""The end of names of files that `streamxf.open` wrote."""
+PLAIN = ".sxf"  # the end of names of files that `streamxf.open` wrote
 
 SUFFIXES = {".safetensors": Format.SAFETENSORS, **dict.fromkeys(OF_TORCH, Format.TORCH)}
 

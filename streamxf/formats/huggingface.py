@@ -23,9 +23,7 @@ from streamxf.formats.contents import Contents, Format, Shard, sizes_of
 from streamxf.storage.storage import Storage
 from streamxf.wording import many, some
 
-MAX_INDEX = 100_000_000
-"""Bytes."""
-
+MAX_INDEX = 100_000_000  # bytes
 _MAX_OBJECTS = 2**20  # lists and objects in the index; each takes twenty times its text in memory
 
 SAFETENSORS, BIN = ".safetensors", ".bin"

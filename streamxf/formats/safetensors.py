@@ -21,8 +21,7 @@ DTYPES = {
 }  # fmt: skip
 """Torch's name for each dtype of a safetensors file."""
 
-TWO_IN_ONE = "F4"
-"""The dtype of which an element of torch's has two."""
+TWO_IN_ONE = "F4"  # the dtype of which an element of torch's has two
 
 
 def looks_like_one(beginning: bytes, size: int) -> bool:

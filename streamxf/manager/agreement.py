@@ -38,8 +38,7 @@ from streamxf.wording import some
 
 T = TypeVar("T")
 
-LONG_STEP = 1.0
-"""Seconds from which a step counts as long: there, the millisecond for an answer is nothing."""
+LONG_STEP = 1.0  # seconds from which a step counts as long: there, the millisecond for an answer is nothing
 PATIENCE = timedelta(seconds=10)
 _MOMENT = 0.1
 _HEARTBEAT = 20.0  # seconds between two signs of life of a rank that works

@@ -40,9 +40,7 @@ from streamxf.storage.storage import Entries, Storage, StorageEntry
 from streamxf.wording import some
 
 BLIND = "no key here can verify it"
-ANY = "*"
-"""A folder's mark where its storage tells none at a glance."""
-
+ANY = "*"  # a folder's mark where its storage tells none at a glance
 _GONE = ["", ""]  # the row of a folder of which nothing is known any longer
 _ROOM = MOST_BYTES - 2**10  # of a file, for its rows
 _FILES = 16  # from so many on they become one

@@ -158,8 +158,7 @@ _STALE = 256  # reads after which a range whose rest nobody wants, as it seems, 
 _GAP = 128 * 1024  # bytes between two announced parts that are fetched along: another request would take longer
 
 Span = tuple[int, int]
-Request = Callable[[int, int], "Future[bytes]"]
-"""Begins to fetch the bytes from one position to another."""
+Request = Callable[[int, int], "Future[bytes]"]  # begins to fetch the bytes from one position to another
 
 
 def requests_to(filesystem: Any, path: str, label: str, size: int) -> Request:

@@ -12,8 +12,7 @@ from streamxf.storage.local import LocalStorage
 from streamxf.storage.remote import RemoteStorage, WebStorage, layers_of
 from streamxf.storage.storage import Storage, is_url
 
-Location = str | os.PathLike[str] | Storage
-"""Where a checkpoint is: a path, a URL, or a storage."""
+Location = str | os.PathLike[str] | Storage  # where a checkpoint is: a path, a URL, or a storage
 
 
 def open_storage(path: Location, storage_options: Mapping[str, Any] | None = None) -> Storage:

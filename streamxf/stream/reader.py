@@ -30,8 +30,7 @@ _CACHED_BLOCKS = 2  # the first and the last: zip files, and so torch.load, go b
 _READ_STEP = 64 * 2**20  # bytes; a whole number of blocks of any size
 
 
-Put = Callable[[int, Callable[[memoryview], None]], None]
-"""Is given a block's index, and what decodes it."""
+Put = Callable[[int, Callable[[memoryview], None]], None]  # is given a block's index, and what decodes it
 
 
 class Blocks(ABC):

@@ -33,14 +33,10 @@ from streamxf.progress import Progress, Share
 from streamxf.storage.storage import Storage
 from streamxf.wording import many, printable
 
-Items = Mapping[str, tuple[Any, ...]]
-"""Items by their names, as each of some checkpoints has them."""
+Items = Mapping[str, tuple[Any, ...]]  # items by their names, as each of some checkpoints has them
 Take = Callable[[Any], object]
-Terms = Callable[[], Access]
-"""How workers read; raises as `KeyRing`."""
-
-TASK_BYTES = 256 * 2**20
-"""Stored bytes of items that are a task together."""
+Terms = Callable[[], Access]  # how workers read; raises as `KeyRing`
+TASK_BYTES = 256 * 2**20  # stored bytes of items that are a task together
 
 _TASK_ITEMS = 4096
 _MOST = 1024  # tasks that are handed out at a time; some describe a hundred thousand items

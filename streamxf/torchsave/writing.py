@@ -22,9 +22,7 @@ from streamxf.format.limits import MAX_RAW_SIZE
 from streamxf.torch_private import untyped_storage
 from streamxf.torchsave.calls import STORAGES
 
-PROTOCOL = 2
-"""Of the pickles that torch writes."""
-
+PROTOCOL = 2  # of the pickles that torch writes
 _ALIGNMENT = 64  # of a record's bytes in the file, which may be mapped into memory
 _FRAMES_KEPT = 1024  # of 1 KiB; a model has far fewer geometries than tensors
 _SMALL = 4096  # bytes of a file that is compared as a whole

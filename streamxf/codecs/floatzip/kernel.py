@@ -17,9 +17,7 @@ from streamxf.codecs.floatzip.sampling import BYTE_FLOATS, FLOAT_WIDTHS
 from streamxf.errors import ParameterError
 
 VARIABLE = "STREAMXF_KERNEL"
-STORE = 0
-"""Result of `encode_into` for a block that is best stored unencoded."""
-
+STORE = 0  # result of `encode_into` for a block that is best stored unencoded
 VERSION = 1  # of the compiled functions; raised with what they take or return, here and in `_kernel.c`
 _OTHER = "FloatZip's kernel was compiled for another version of streamxf: build it with `pip install -e .` again"
 _WANTED = os.environ.get(VARIABLE, "")

@@ -28,9 +28,7 @@ UNIT = 4 * 2**20
 """Bytes, decoded, of a large chunk; a block that is larger is a unit. Of small ones, what is put together."""
 ROUND = 64 * 2**20
 GROUP = 64
-LEAST_SAVED = 0.05
-"""Of the stored bytes that all ranks would read by themselves; with less, they do."""
-
+LEAST_SAVED = 0.05  # of the stored bytes that all ranks would read by themselves; with less, they do
 _FEW = 16  # ranks; of more, each has less at a time
 _MOST_PARTS = 1024
 

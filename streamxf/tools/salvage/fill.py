@@ -117,8 +117,7 @@ class Salvaged:
 T = TypeVar("T")
 Ints = tuple[int, ...]
 Cuts = tuple[Any, ...]
-Frames = dict[Ints, bytes]
-"""What torch.save wrote of each shard of a tensor, by the shard's offset."""
+Frames = dict[Ints, bytes]  # what torch.save wrote of each shard of a tensor, by the shard's offset
 
 _INCOMPLETE = "a part of it is not in any metadata or file that could be read, or is there twice"
 _DIFFERING = (

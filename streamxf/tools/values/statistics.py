@@ -26,9 +26,7 @@ from streamxf.tools.damage import CALLERS, Damage
 from streamxf.tools.fleet import Fleet, Items, by_tensors
 from streamxf.tools.values.numbers import INTEGERS, Array, floats, has_codes, has_numbers, integers, numbers_by_code
 
-SHOWN = 32
-"""The most bins of a result."""
-
+SHOWN = 32  # the most bins of a result
 _FINE = 1024  # bins while counting; with so many, a result can zoom in on the numbers between outliers
 _MANTISSA = 53  # bits of a float64: finer bins could not distinguish the largest numbers
 _LEAST = -1074  # the exponent of the smallest float64
@@ -145,9 +143,7 @@ def _floor_of(number: float, exponent: int) -> int:
     return -1 if number < 0 and not scaled else math.floor(scaled)
 
 
-SLICE = 2**15
-"""Elements that are processed at a time: few enough for several slices to fit into a cache."""
-
+SLICE = 2**15  # elements that are processed at a time: few enough for several slices to fit into a cache
 _TABLE = 2**18  # elements that are counted by their bits at a time; each takes eight bytes
 _EASY = 400  # exponents of smaller magnitude need no unit
 _NOTHING = -1100  # the unit of zeros, below all others
