@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-Entry = tuple[bytes, int, int, int]
-"""A record's name, where its local header stands, its CRC-32 and its bytes."""
+Entry = tuple[bytes, int, int, int]  # a record's name, where its local header stands, its CRC-32 and its bytes
 
 
 def saved(value: Any) -> bytes:

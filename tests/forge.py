@@ -236,11 +236,9 @@ class Places:
 
 # -- metadata --------------------------------------------------------------------------------------------------------
 
-Columns = dict[int, "list[int] | bytes"]
-"""The values of columns by their ids."""
+Columns = dict[int, "list[int] | bytes"]  # the values of columns by their ids
 
-WIDTHS = {2: 1, 4: 1, 17: 32, 18: 4, 33: 1, 35: 16, 36: 40}
-"""Of columns that do not have integers."""
+WIDTHS = {2: 1, 4: 1, 17: 32, 18: 4, 33: 1, 35: 16, 36: 40}  # of columns that do not have integers
 
 
 @dataclass(frozen=True)

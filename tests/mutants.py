@@ -20,8 +20,7 @@ from typing import Any
 
 import pytest
 
-Make = Callable[[Any], Any]
-"""From what a name stands for to what takes its place."""
+Make = Callable[[Any], Any]  # from what a name stands for to what takes its place
 
 
 # -- what takes the place of a check ---------------------------------------------------------------------------------

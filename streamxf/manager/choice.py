@@ -295,7 +295,7 @@ def _check_published(place: Storage, authority: Authority, check: Verify, part: 
     if check == "whole" or (check == "sample" and stored):
         from streamxf.tools.verify.verify import verify_at
 
-        report = verify_at(place, access, part=part, raises=True)
+        report = verify_at(place, access, part=part)
         if not report.ok:
             raise ContainerError(f"{_DAMAGE}{report.damaged[0]}")
     with Checkpoint.at(place, access, listing=stored or check == "none") as checkpoint:

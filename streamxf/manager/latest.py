@@ -171,7 +171,7 @@ def _of_other_formats(run: Run, records: Collection[Record], verify: Verify) -> 
     for record in of_other_formats(run, records):
         with suppress(*DAMAGE, FileNotFoundError):
             place = run.folder(record.name).place
-            report = None if verify == "none" else verify_at(place, run.authority.access, only_dcp=False, raises=True)
+            report = None if verify == "none" else verify_at(place, run.authority.access, only_dcp=False)
             if report is None or report.ok:
                 choice.record = record
                 break

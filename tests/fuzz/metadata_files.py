@@ -18,8 +18,7 @@ from tests.fuzz.target import Havoc
 from tests.samples import KEY
 from tests.sealing import SIGNER, Vouching, index_digest
 
-MAX_JSON = 1 << 20
-"""Bytes of an index that are worth changing."""
+MAX_JSON = 1 << 20  # bytes of an index that are worth changing
 
 UNPARSED = (
     MemoryError,

@@ -15,8 +15,7 @@ from tests.samples import KEY
 
 T = TypeVar("T")
 
-MAX_BLOCK_LOG2 = 17
-"""Larger blocks would keep the reference decoder busy for too long: it goes byte by byte."""
+MAX_BLOCK_LOG2 = 17  # larger blocks would keep the reference decoder busy for too long: it goes byte by byte
 
 ANYONE, HOLDER = Reader(), Reader([aes_key(KEY.reveal())])
 

@@ -28,8 +28,7 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
     "stock ZStandard": lambda path: dcp.FileSystemWriter(path, _extensions=[StockZStandard()], sync_files=False),
     "stock with a codec": lambda path: dcp.FileSystemWriter(path, _extensions=[ZStandard()], sync_files=False),
 }
-OF_TORCH = ("attached", "stock", "stock ZStandard", "stock with a codec")
-"""Those whose tensors torch saves."""
+OF_TORCH = ("attached", "stock", "stock ZStandard", "stock with a codec")  # those whose tensors torch saves
 
 
 def keys_of(writer: str) -> dict[str, Any]:

@@ -15,8 +15,7 @@ import streamxf
 from streamxf.cli.__main__ import main
 from tests.dcp.helpers import unwrapped
 
-Tool = Callable[[Path, Path], Any]
-"""From what is looked at, and a folder that may be written to, which is empty."""
+Tool = Callable[[Path, Path], Any]  # from what is looked at, and a folder that may be written to, which is empty
 
 
 class InternalError(AssertionError):

@@ -22,8 +22,7 @@ from tests.vectors.recipes import data, low_order, world
 
 MAX_INLINE = 4096  # bytes
 
-SUBJECTS = ("plain", "container", "checkpoint", "note")
-"""Those that have files; a key's text stands in the JSON."""
+SUBJECTS = ("plain", "container", "checkpoint", "note")  # those that have files; a key's text stands in the JSON
 
 
 @cache

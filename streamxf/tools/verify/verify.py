@@ -243,21 +243,15 @@ def _may_be_encrypted(place: Storage) -> bool:
 
 
 def verify_at(
-    storage: Storage,
-    access: Access,
-    progress: Progress | None = None,
-    *,
-    only_dcp: bool = True,
-    part: tuple[int, int] = (0, 1),
-    raises: bool = False,
+    storage: Storage, access: Access, *, only_dcp: bool = True, part: tuple[int, int] = (0, 1)
 ) -> VerifyReport:
     """The same for streamxf's own tools. With `only_dcp`, checkpoints of other formats raise ParameterError. With
-    `part`, a number and how many there are, only this part of a checkpoint's data files is read. If it `raises`, so
-    does a file that cannot be read for a reason that says nothing of its contents, such as a server out of reach.
+    `part`, a number and how many there are, only this part of a checkpoint's data files is read. Raises what a file
+    cannot be read for, if that says nothing of its contents, such as a server out of reach.
     """
-    call = Verification(storage, access, progress)
+    call = Verification(storage, access, None)
     report = _begin(call, only_dcp, None, part)()
-    if raises and call.unread:
+    if call.unread:
         raise call.unread[0]
     return report
 
