@@ -60,7 +60,9 @@ def unpack(
         "Only the model's tensors, by the names that the module and from_pretrained know. PATH may be a checkpoint of "
         "a Trainer, Lightning or torchtitan."
     ),
-    skip_objects: bool = options.flag("Leave out non-tensor objects if the format has no place for them."),
+    skip_objects: bool = options.flag(
+        "Leave out non-tensor objects that the format has no place for, or that cannot be made here."
+    ),
     overwrite: bool = options.flag("Replace an existing file or Hugging Face folder."),
     *,
     access: options.Group,

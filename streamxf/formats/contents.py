@@ -151,7 +151,7 @@ class _Loaded:
                 value = self.named[id(value)]
             value = value[step]
         if self.unknown and absent(value, self.known):
-            raise errors.PolicyError(
+            raise errors.NotAllowedError(
                 f"it needs what is not allowed, of which this file has {some(sorted(self.unknown))}: if you trust it, "
                 "load it with torch.load(..., weights_only=False), and save plain data"
             )

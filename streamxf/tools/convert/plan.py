@@ -17,7 +17,7 @@ from streamxf.checkpoint.bare import LENGTH_BYTES, MAX_HEADER, METADATA
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.elements import Array
 from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
-from streamxf.errors import MetadataError, ParameterError, UnsupportedError, shorten
+from streamxf.errors import MetadataError, NotAllowedError, ObjectError, ParameterError, UnsupportedError, shorten
 from streamxf.format.extra import NESTING, UNRECORDED, moved
 from streamxf.format.items import Item, Path, TensorItem
 from streamxf.formats.contents import OF_TORCH, SUFFIXES, FileReader, Format, chosen
@@ -146,11 +146,15 @@ def fresh(
         notes = (f"took the prefix {before!r} off the model's names" if before else "the model's names had no prefix",)
     if not items and (only or prefix):
         raise ParameterError("no item has such a name; streamxf inspect --items lists the names of all")
-    tensors = {shown: item for shown, item in items.items() if isinstance(item, TensorItem)}
+    tensors = {shown: item for shown, item in items.items() if isinstance(item, TensorItem) and _is_plain(reader, item)}
     objects = [shown for shown in items if shown not in tensors]
     if format is Format.TORCH:
-        file, told = _torch_file(name, reader, items, prefix, flat=model, whole=not only)
-        return Plan([file], False, items.values(), left_out=left_out, notes=(*notes, *told))
+        values = {shown: _make(reader, items[shown], prefix + shown, skip_objects) for shown in objects}
+        made = {shown: value for shown, value in values.items() if value is not None}
+        refused = [shown for shown in objects if shown not in made]
+        items = {shown: item for shown, item in items.items() if shown in tensors or shown in made}
+        file, told = _torch_file(name, reader, items, made, prefix, flat=model, whole=not (only or refused))
+        return Plan([file], False, items.values(), left_out=(*refused, *left_out), notes=(*notes, *told))
     if objects and not skip_objects:
         raise UnsupportedError(
             f"{format} has no place for {many(len(objects), 'object')} besides tensors: "
@@ -181,22 +185,48 @@ def _model_of(manifest: PackManifest, items: Mapping[str, Item]) -> tuple[dict[s
     return model, left_out
 
 
+def _is_plain(reader: BoxReader, item: TensorItem) -> bool:
+    return not isinstance(reader, Checkpoint) or reader.is_plain(Box(item, (0,) * len(item.shape), item.shape))
+
+
+def _make(reader: BoxReader, item: Item, name: str, skip: bool) -> Value | None:
+    """What only its class can make; None of what cannot be made here, if that is to `skip`."""
+    try:
+        if isinstance(reader, Checkpoint) and isinstance(item, TensorItem):
+            return Value(reader.load_tensor(item))
+        return Value(reader.load_object(name))
+    except (NotAllowedError, ObjectError) as error:
+        if skip:
+            return None
+        said, trusted, _ = error.message.partition(". If you trust it")
+        cure = "leave such items out (skip_objects)"
+        if isinstance(reader, Checkpoint):
+            cure += ", or copy all as it is stored, into a DCP checkpoint (format='dcp')"
+        if trusted:
+            cure += f"{trusted}, call torch.serialization.add_safe_globals([...]) and streamxf.unpack in Python"
+        raise type(error)(f"{said}; {cure}", file=error.file, item=error.item) from None
+
+
 def _torch_file(
-    name: str, reader: BoxReader, items: Mapping[str, Item], prefix: str, *, flat: bool, whole: bool
+    name: str,
+    reader: BoxReader,
+    items: Mapping[str, Item],
+    made: Mapping[str, Value],
+    prefix: str,
+    *,
+    flat: bool,
+    whole: bool,
 ) -> tuple[NewFile, Sequence[str]]:
-    """A ``torch.save`` file, nested by the items' paths unless it is to be `flat`; tensors have storages of their own.
-    And notes; `whole` says that nothing was left out of a dict.
+    """A ``torch.save`` file, nested by the items' paths unless it is to be `flat`; tensors have storages of their own,
+    but for those that are `made`, as objects are. And notes; `whole` says that nothing was left out of a dict.
 
     It has no CRC-32 of the tensors, which would have to be known before they are read; ``torch.load`` checks none.
     """
     tensors: list[TensorItem] = []
     values: dict[str, Any] = {}
     for shown, item in items.items():
-        if not isinstance(item, TensorItem):
-            values[shown] = Value(reader.load_object(prefix + shown))
-            continue
-        if isinstance(reader, Checkpoint) and not reader.is_plain(Box(item, (0,) * len(item.shape), item.shape)):
-            values[shown] = Value(reader.load_tensor(item))
+        if shown in made or not isinstance(item, TensorItem):
+            values[shown] = made[shown]
             continue
         values[shown] = Shell(item.dtype, item.shape, len(tensors))
         tensors.append(item)

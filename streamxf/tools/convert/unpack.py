@@ -59,7 +59,7 @@ class Unpacked:
     restored : bool
         Whether these are the files that were packed, byte for byte.
     left_out : tuple of str
-        Objects that the format cannot hold, and files that were packed beside the written model.
+        Objects that were skipped, and files that were packed beside the written model.
     seconds : float
     notes : tuple of str
         As in `Converted`.
@@ -136,7 +136,8 @@ def unpack(
     shard_size : int
         Bytes of tensors in one file of a Hugging Face folder; an error for any other target.
     skip_objects : bool
-        Whether to leave out non-tensor objects if the format cannot hold them.
+        Whether to leave out non-tensor objects if the format cannot hold them, or they cannot be made here; a class is
+        allowed by ``torch.serialization.add_safe_globals``. Tensors that only their class can make count as objects.
     model : bool
         Write only the model's tensors, by the names that ``load_state_dict`` and ``from_pretrained`` know: `source` may
         also be the folder of a Trainer or Lightning, or a file of `streamxf.open` that contains a ``torch.save`` file.

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.checkpoint import FileSystemWriter as StockWriter
 from torch.distributed.checkpoint import save
 
 import streamxf
@@ -67,3 +68,38 @@ def test_what_it_refuses_in_one_line(run, tmp_path, checkpoint, arguments, text)
     assert done.err.count("\n") == 1
     assert sorted(os.listdir(tmp_path)) == before
     assert (tmp_path / "there.pt").read_bytes() == (tmp_path / "folder" / "other").read_bytes() == b"old"
+
+
+class Foreign:
+    """What no process allows."""
+
+
+class Own(torch.Tensor):
+    """As torchao's weights are to a shell."""
+
+
+@pytest.mark.parametrize("source", ["streamxf", "stock", "file"])
+@pytest.mark.parametrize("value", [Foreign(), torch.ones(2).as_subclass(Own)], ids=["object", "tensor"])
+def test_what_needs_an_unknown_class(run, tmp_path: Path, source: str, value: object) -> None:
+    """The advice is what a shell can do, and each part of it works."""
+    state, path = {"model": {"w": torch.ones(3)}, "odd": [value, torch.ones(1)]}, tmp_path / source
+    if source == "file":
+        torch.save(state, path)
+    else:
+        save(state, storage_writer=(streamxf.FileSystemWriter if source == "streamxf" else StockWriter)(path))
+    refused = run("unpack", path, tmp_path / "x.pt")
+    assert refused.code == 2
+    assert "leave such items out (--skip-objects)" in refused.err
+    assert "safe_globals=" not in refused.err
+    assert not (tmp_path / "x.pt").exists()
+    for name in ("x.pt", "x.safetensors"):
+        done = run("unpack", path, tmp_path / name, "--skip-objects")
+        assert done.code == 0, done.err
+        assert "left out: odd.0" in done.out
+    assert torch.load(tmp_path / "x.pt")["odd"] == [None, torch.ones(1)]
+    if source != "file":
+        assert "--format 'dcp'" in refused.err
+        assert run("unpack", path, tmp_path / "copy", "--format", "dcp").code == 0
+    with torch.serialization.safe_globals([Foreign, Own]):
+        streamxf.unpack(path, tmp_path / "y.pt")
+        assert type(torch.load(tmp_path / "y.pt")["odd"][0]) is type(value)
