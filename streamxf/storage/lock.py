@@ -98,7 +98,8 @@ def acquire(path: str, place: str | int, patience: float, links: bool) -> Callab
 
 
 def _opened(name: str, flags: int, mode: int, folder: int) -> IO[bytes]:
-    file = io.FileIO(os.open(name, flags, mode, dir_fd=folder), "r+" if flags & os.O_RDWR else "r")
+    how = "r+" if flags & os.O_RDWR else "r"
+    file = io.FileIO(name, how, opener=lambda path, _: os.open(path, flags, mode, dir_fd=folder))
     _open[file.fileno()] = ref(file)
     return file
 

@@ -184,6 +184,13 @@ def test_what_is_no_lock_counts_as_none(folder: Path, tmp_path: Path, kind: str)
     assert not (tmp_path / "nowhere").exists()
 
 
+def test_a_folder_in_place_of_a_file_takes_no_descriptor(folder: Path) -> None:
+    (folder / "job").mkdir()
+    before = os.listdir("/dev/fd")
+    assert open_storage(folder).lock_file("job") is None
+    assert os.listdir("/dev/fd") == before
+
+
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
 def test_where_its_file_cannot_be_made_there_is_none(
     folder: Path, monkeypatch: pytest.MonkeyPatch, number: int
