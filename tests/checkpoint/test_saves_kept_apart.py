@@ -244,18 +244,13 @@ def test_a_child_that_outlives_a_killed_process_holds_no_lock(folder: Path) -> N
         assert process.stdout is not None
         child = int(process.stdout.readline())
         try:
-            (data,) = folder.glob("*.distcp")
-            for name in ("job", data.name):
-                with pytest.raises(BlockingIOError):
-                    storage.lock_file(name)
+            names = [name for name in storage.names() if name != LOCK]
+            assert [publish.under_way(storage, [name]) for name in names] == [True, True]
             process.kill()
             process.wait()
             with lock.locked(storage, patience=0.0) as alone:
                 assert alone
-            for name in ("job", data.name):
-                file = storage.lock_file(name)
-                assert file is not None
-                file.close()
+            assert not publish.under_way(storage, names)
         finally:
             os.kill(child, signal.SIGKILL)
 

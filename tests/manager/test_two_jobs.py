@@ -113,25 +113,6 @@ def test_a_job_that_runs_is_seen_by_another_process(tmp_path: Path, copied: bool
     running.close()
 
 
-def test_a_child_that_outlives_a_job_does_not_pass_for_it(tmp_path: Path) -> None:
-    running = session(tmp_path, "1")
-    running.begin()
-    end, begin = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(begin)
-        os.read(end, 1)  # until the parent lets go of the other end
-        os._exit(0)
-    try:
-        assert is_seen(tmp_path, running), "the child has let go of it"
-        running.close()
-        assert not is_seen(tmp_path, running)
-    finally:
-        os.close(begin)
-        os.close(end)
-        os.waitpid(child, 0)
-
-
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
 @pytest.mark.parametrize("mask", [0o002, 0o027])
 def test_another_user_s_job_is_seen(mask: int, request: pytest.FixtureRequest) -> None:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from streamxf.storage.storage import Storage
 from streamxf.tools.convert import conversion
 from tests.altered import flip
 from tests.dcp.shards import rows, save_shards
+from tests.faults.forks import run_one
 from tests.polling import wait_until
 
 STATE = {"weight": torch.arange(1000.0)}
@@ -96,10 +97,6 @@ def test_a_save_by_dcp_is_locked_until_it_is_published(tmp_path: Path, monkeypat
     monkeypatch.setattr(streamxf.FileSystemWriter, "finish", cleaned_before)
     dcp.save(STATE, storage_writer=streamxf.FileSystemWriter(folder))
     assert kept == [True]
-    child = os.fork()  # which inherits nothing that is locked
-    if not child:
-        os._exit(0 if streamxf.clean(folder).recent == () else 1)
-    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_verify_calls_a_first_save_under_way_no_damage(tmp_path: Path) -> None:
@@ -165,12 +162,11 @@ def test_a_conversion_is_locked_until_it_is_published(
         return publish(*arguments, **options)
 
     monkeypatch.setattr(conversion, "publish", clean_before)
-    with ThreadPoolExecutor() as pool:
-        convert = partial(streamxf.transcode, tmp_path, in_place=True, chain="zstd")
-        if how == "resumed":
-            with pytest.raises(TimeoutError):
-                convert()
-        convert(executor=pool if how == "by workers" else None)
+    convert = partial(streamxf.transcode, tmp_path, in_place=True, chain="zstd")
+    if how == "resumed":
+        with pytest.raises(TimeoutError):
+            convert()
+    convert(executor=ThreadPoolExecutor() if how == "by workers" else None)
     assert all(kept)
     assert streamxf.verify(tmp_path).ok
     report = streamxf.clean(tmp_path)
@@ -236,12 +232,7 @@ def test_another_user_sees_the_lock(mask: int, request: pytest.FixtureRequest) -
     assert streamxf.clean(folder).removed == ()  # and what is imported for it
     request.addfinalizer(partial(os.umask, os.umask(mask)))
     with save_under_way(folder) as process:
-        child = os.fork()
-        if not child:
-            with suppress(BaseException):
-                os.setuid(65534)
-                os._exit(len(streamxf.clean(folder).removed))
-            os._exit(99)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        outcome = run_one(lambda: os.setuid(65534) or streamxf.clean(folder).removed)  # type: ignore[func-returns-value]
+        assert outcome.value == (), outcome
         process.communicate("\n")
         assert process.returncode == 0
