@@ -106,9 +106,7 @@ class TooMuch(ValueError):
 
 
 class Steps:
-    """What may still be done with something from outside of `size` bytes. A step is an element hashed, compared or
-    copied, of some hundred bytes.
-    """
+    """What may still be done with foreign data of `size` bytes. A step hashes, compares or copies some hundred bytes."""
 
     def __init__(self, size: int) -> None:
         self._left = FREE_STEPS + size

@@ -1,6 +1,4 @@
-"""Descriptors: the text that records a codec, ``streamxf.checksum/1?algorithm=sha256``; docs/format/codecs.md,
-"Descriptors".
-"""
+"""Descriptors, texts that record a codec, as ``streamxf.checksum/1?algorithm=sha256``; docs/format/codecs.md."""
 
 from __future__ import annotations
 

@@ -263,9 +263,7 @@ class AbortedError(StreamxfError):
 
 
 class ForeignError(StreamxfError):
-    """An error of another package, such as a storage's, that cannot be sent to other ranks. The message has its class
-    and text.
-    """
+    """An error of another package, say a storage's, that cannot be sent to other ranks; with its class and text."""
 
 
 class NoSpaceError(StreamxfError, OSError):

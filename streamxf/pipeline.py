@@ -87,9 +87,7 @@ class Pipeline(Generic[T]):
         return len(self._flying)
 
     def cancel(self) -> None:
-        """Drop all jobs. Returns when none is running, so that the memory they work on may go; so does an interrupt
-        that comes meanwhile.
-        """
+        """Drop all jobs. Returns, also after an interrupt, once none is running and the memory they work on may go."""
         interrupt: BaseException | None = None
         while self._flying:
             try:

@@ -79,9 +79,7 @@ class Shares:
             progress.expect(sum(sizes.values()))
 
     def begin(self, item: Hashable) -> Share:
-        """Begin an item: the previous one is done but for what is under way, and one that comes again counts for
-        nothing.
-        """
+        """Begin an item: the one before is done but for what is under way; one that comes again counts for nothing."""
         self._current.finish()
         self._current = Share(self._progress, self._left.pop(item, 0))
         return self._current

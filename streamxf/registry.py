@@ -1,6 +1,4 @@
-"""From a codec's name to its class: built-ins by a string, third parties by an entry point. Only named codecs are
-imported.
-"""
+"""From a codec's name to its class: built-ins by a string, others by an entry point. Only named codecs are imported."""
 
 from __future__ import annotations
 

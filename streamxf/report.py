@@ -28,9 +28,7 @@ class Cell:
 
 
 class Meter:
-    """One accumulator for a save or load; any thread may add to it. Its totals are exact once all have been waited
-    for.
-    """
+    """One accumulator for a save or load, for any thread. Its totals are exact once all have been waited for."""
 
     def __init__(self) -> None:
         self._local = threading.local()

@@ -241,9 +241,7 @@ class Access:
         return Budget(self.objects.max_expansion, stored)
 
     def check_save(self, save_id: str | None) -> None:
-        """Raise IdentityError if a checkpoint with this id is another save than the expected one, PolicyError if it has
-        none.
-        """
+        """Raise IdentityError if a checkpoint with this id is not the expected save, PolicyError if it has no id."""
         if self.expected_saves is None:
             return
         if save_id is None:

@@ -266,9 +266,7 @@ def planned_size(part: Identity) -> int:
 
 
 def _pieces(part: Identity, content: Content, framed: bool) -> Iterator[bytes | memoryview]:
-    """The bytes of an item; elements that are to be `framed` have ``torch.save``'s frame around them, as torch's own
-    writer makes it.
-    """
+    """The bytes of an item; elements to be `framed` stand in ``torch.save``'s frame, as torch's writer makes it."""
     source, crc = content.source, 0
     if framed:
         yield prefix_of(part.dtype, part.shape)

@@ -54,9 +54,7 @@ class Selection:
     def of(
         cls, shape: Sequence[int], offsets: Sequence[int], lengths: Sequence[int], steps: tuple[int, ...] = ()
     ) -> Selection | None:
-        """The box at `offsets` with `lengths` elements in each dimension; None if it is empty, or not inside of the
-        array.
-        """
+        """The box at `offsets` with `lengths` elements in each dimension; None if it is empty, or not inside."""
         if not len(shape) == len(offsets) == len(lengths):
             return None
         if not any(offsets) and tuple(lengths) == tuple(shape):  # all of it, as nearly always
@@ -396,9 +394,7 @@ class StridedBlocks(Blocks):
 
 
 def framed_elements(blocks: Blocks, dtype: str, shape: tuple[int, ...]) -> Elements:
-    """The elements of the plain tensor that a stream holds; row-major ones are read where they stand. Raises as
-    `find_framed`.
-    """
+    """The elements of a plain tensor's stream; row-major ones are read where they stand. Raises as `find_framed`."""
     if isinstance(blocks, BareBlocks) and blocks.crcs is not None and (start := _start_in_frame(blocks, dtype, shape)):
         return Elements(blocks, start, ITEMSIZES[dtype], shape)
     stream = StreamReader(blocks)

@@ -254,9 +254,7 @@ def _renamed(metadata: Metadata, renaming: Renaming | None) -> Metadata:
 
 
 def read_sections(file: StoredFile, share: Sharer = None) -> Sections | None:
-    """Root and keys of a metadata file, which is still read from afterwards; None if it ends in no trailer. Raises
-    MetadataError if it is damaged.
-    """
+    """Root and keys of a metadata file, which is read from later; None if it has no trailer. Raises MetadataError."""
     if not file.size:
         raise errors.MetadataError("the file is empty: it was cut, or never written; restore it")
     end = min(file.size, _TAIL)
@@ -393,9 +391,7 @@ def _joined(items: Sequence[Item]) -> TensorItem | None:
 
 
 def united(items: Sequence[Item]) -> Item | None:
-    """What ranks have under one name as one item, which has each shard once, as the first of them has it; None if they
-    contradict each other.
-    """
+    """What ranks have under one name as one item, with each shard once; None if they contradict each other."""
     first, chunks, seen = items[0], list[Chunk](), set[tuple[Any, ...]]()
     if isinstance(first, ObjectItem):
         return first if all(isinstance(item, ObjectItem) for item in items) else None

@@ -1,6 +1,4 @@
-"""From an item's place in a file to its stream: size, chain, identity, policy and seal are checked, in that order,
-before a block is decoded.
-"""
+"""From an item's place in a file to its stream: size, chain, identity, policy and seal are checked before any block."""
 
 from __future__ import annotations
 
@@ -214,9 +212,7 @@ class ItemOpener:
         return file.slice(place.at, place.size)
 
     def in_container(self, source: FileSlice, place: Place) -> bool:
-        """Whether an item's stored bytes are a container; raises MetadataError, ContainerError if they contradict the
-        metadata.
-        """
+        """Whether an item is in a container; MetadataError, ContainerError if its bytes contradict the metadata."""
         index = self.metadata.index
         if index is not None:
             return bool(index.chain)

@@ -84,9 +84,7 @@ def pickled(index: Index, wrapped: Mapping[bytes, str], checkpoint_id: str) -> b
 
 
 def descriptors_of(index: Index, wrapped: Mapping[bytes, str]) -> dict[str, list[str]]:
-    """What torch's readers need to read the items of each file, in the order in which they apply it; nothing where
-    items are bare.
-    """
+    """What torch's readers need for the items of each file, in the order of its use; nothing for bare items."""
     if not (index.transforms or index.chain):
         return {}
     by_writer: dict[bytes, list[str]] = {}

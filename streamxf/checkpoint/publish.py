@@ -321,9 +321,7 @@ def find_leftovers(
 
 
 def remove_leftovers(storage: Storage, names: Iterable[str], encrypted: bool) -> None:
-    """Remove the leftovers of a save that was just published. Failures are warnings: the new checkpoint is the one that
-    loads already.
-    """
+    """Remove the leftovers of a published save. Failures are warnings: the new checkpoint is the one that loads."""
     failed = storage.remove(names)
     if failed:
         shown = [storage.label(name) for name in list(failed)[:_SHOWN]]
@@ -365,9 +363,7 @@ def under_way(storage: Storage, names: Collection[str], age: float = HOUR) -> bo
 
 
 def settled(storage: Storage, names: Collection[str], age: float) -> set[str]:
-    """Those of `names` that were last written at least `age` seconds ago; where the storage does not tell, only if
-    `age` is 0.
-    """
+    """Those of `names` last written at least `age` seconds ago; where the storage does not tell, only if `age` is 0."""
     if not age or not names:
         return set(names)
     now = time.time()

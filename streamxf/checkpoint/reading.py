@@ -71,9 +71,7 @@ class BoxReader(abc.ABC):
     def close(self) -> None: ...
 
     def is_plain(self, box: Box) -> bool:
-        """Whether elements are stored: in a frame there may be a tensor that only torch can make, which its ends tell.
-        Raises StreamxfError.
-        """
+        """Whether elements are stored; a frame's ends tell if only torch can make its tensor. Raises StreamxfError."""
         for chunk in (each for each in box.item.chunks if each.framed and shared_part(box, each)):
             try:
                 self.elements(box.item, chunk)

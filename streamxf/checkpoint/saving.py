@@ -125,9 +125,7 @@ class Extensions:
         )
 
     def open(self, raw: Writable, identity: Identity, **how: Any) -> tuple[Any, StreamWriter | None]:
-        """Open the streams for one item: the one that takes its bytes, and the container by which blocks leave; `how`
-        as in `encoder`.
-        """
+        """Open an item's streams: for its bytes, and the container by which blocks leave; `how` as in `encoder`."""
         container = None
         if len(self.chain):
             container = StreamWriter(raw, self.encoder(identity, **how), meter=how.get("meter"))

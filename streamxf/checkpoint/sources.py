@@ -156,9 +156,7 @@ def check_memory(tensor: torch.Tensor) -> None:
 
 
 def content_of(tensor: torch.Tensor, staging: Staging) -> Content:
-    """A tensor, or what torch saves of one that is more than its elements. Raises as `check_storable` and
-    `check_memory`.
-    """
+    """A tensor, or what torch saves of one with more than elements; raises as `check_storable`, `check_memory`."""
     if has_elements(tensor) and not tensor.is_meta:
         check_memory(tensor)
         return Content(source_of(tensor, staging), Kind.TENSOR)

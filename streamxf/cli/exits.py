@@ -1,6 +1,4 @@
-"""Exit codes, and the one line that an error gets; also one of the storage behind a URL, whose client has classes and
-words of its own.
-"""
+"""Exit codes, and the one line for an error, also of the storage behind a URL, whose client has classes of its own."""
 
 from __future__ import annotations
 
@@ -102,9 +100,7 @@ def root_of(error: BaseException) -> BaseException:
 
 
 def storage_failure_in(error: BaseException | None) -> BaseException | None:
-    """The error of a storage's client that ended the command; None if something else did, or the client only found out
-    that a file is not there.
-    """
+    """The error of a storage's client that ended the command; None if something else did, or a file is not there."""
     while error is not None:
         modules = {str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)}
         of_client = _LOCAL not in modules and any(module.partition(".")[0] == "fsspec" for module in modules)

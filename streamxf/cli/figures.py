@@ -172,9 +172,7 @@ def flags(statistics: Statistics) -> str:
 
 
 class ValueTable(show.TextTable):
-    """A table of statistics, with a row for each tensor. `title` is the heading of the names; `more` are further
-    headings.
-    """
+    """A table of statistics, a row for each tensor. `title` is the heading of the names, `more` are other headings."""
 
     def __init__(self, title: str, *more: str) -> None:
         super().__init__(title, *more, *HEADINGS, "distribution", right=HEADINGS, spare=(*more, "mean"))

@@ -87,9 +87,7 @@ def width() -> int:
 
 
 def wrapped(text: str, stream: TextIO) -> str:
-    """The text as it is to be printed to `stream`. A word that is longer than a line stays whole, so that a path can be
-    copied.
-    """
+    """The text as it is printed to `stream`. A word longer than a line stays whole, so that a path can be copied."""
     if not stream.isatty():
         return text
     columns = shutil.get_terminal_size().columns

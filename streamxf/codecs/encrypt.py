@@ -259,9 +259,7 @@ class _Absent(KeyProvider):
 
 
 def as_recipients(keys: KeysLike) -> tuple[KeyProvider, ...]:
-    """The keys for which data keys are wrapped: 1 to 16, each once. Raises ParameterError for another number, or an
-    unusable key.
-    """
+    """The keys for which data keys are wrapped. Raises ParameterError unless they are 1 to 16, each once and usable."""
     if isinstance(keys, KeyRing) and keys.trust:
         raise ParameterError("this KeyRing has trust=, which is for reading; pass only its keys: Encrypt([*ring])")
     providers = tuple(keys) if isinstance(keys, KeyRing) else tuple(KeyRing(as_providers(keys, "recipients") or None))

@@ -1,6 +1,4 @@
-"""Zstandard compression by the ``zstandard`` package; and exactly one frame with a declared size, for whatever else is
-stored as one.
-"""
+"""Zstandard compression by the ``zstandard`` package; also one frame with a declared size, for all that is one."""
 
 from __future__ import annotations
 
@@ -109,9 +107,7 @@ def compress_to(data: bytes, least: int) -> bytes:
 
 
 def decompress(frame: memoryview, size: int) -> bytes:
-    """Decompress a frame whose declared `size` was checked. Raises CodecError if the frame is damaged, truncated, or
-    something follows it.
-    """
+    """Decompress a frame whose `size` was checked. Raises CodecError if it is damaged, cut or followed by something."""
     try:
         if size:
             with borrowed(zstandard.ZstdDecompressor) as decompressor:

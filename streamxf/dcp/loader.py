@@ -89,9 +89,7 @@ _Steps = list[tuple[_Filling, Job]]
 
 
 class Loader:
-    """Loads the items of a plan for its planner, file by file; for one thread. `meter` counts what is loaded, `opener`
-    opens items.
-    """
+    """Loads a plan's items for its planner, file by file, in one thread. `meter` counts them, `opener` opens them."""
 
     def __init__(
         self, storage: Storage, metadata: Metadata, access: Access, planner: LoadPlanner, progress: Progress | None

@@ -67,9 +67,7 @@ def planned_bytes(items: Iterable[WriteItem]) -> int:
 
 
 def entries_of(items: Iterable[WriteItem], planner: SavePlanner, staging: Staging) -> Iterator[Entry]:
-    """What is to be written to one file; the planner gives an item's data when it is its turn. In any thread that makes
-    nothing else.
-    """
+    """What is to be written to one file; each item's data is asked for in turn, in a thread that makes nothing else."""
     staging.adopt()
     lookup = getattr(planner, "lookup_object", None) if _gives_data_again(planner) else None
     for item in items:

@@ -1,6 +1,4 @@
-"""Items that are stored without containers: CRCs of their bytes, piece by piece, and raw tensors; docs/format.md,
-"Bare items".
-"""
+"""Items without containers: CRCs of their bytes, piece by piece, and raw tensors; docs/format.md, "Bare items"."""
 
 from __future__ import annotations
 

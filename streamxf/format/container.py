@@ -165,9 +165,7 @@ class Table:
             self.ends.append(end)
 
     def finish(self, footer: Footer, container_size: int) -> None:
-        """Compare the table with the footer behind it; raises ContainerError if they are damaged, or contradict the
-        container.
-        """
+        """Compare the table with the footer behind it; ContainerError if damaged, or not that of the container."""
         blocks, size = footer.blocks(self._header), self.ends[-1] + tail_size(self._header, len(self.ends))
         if len(self.ends) != blocks or container_size != size:
             raise ContainerError(
@@ -241,9 +239,7 @@ class ContainerParser:
         self._buffer += data
 
     def next_event(self) -> Event | NeedData:
-        """The next event, or `NEED_DATA`. Raises ContainerError, BlockError if the bytes are not a container; from then
-        on always.
-        """
+        """The next event, or `NEED_DATA`. Raises ContainerError, BlockError for other bytes; from then on always."""
         if self._error is not None:
             raise self._error
         try:

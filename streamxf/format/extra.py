@@ -139,9 +139,7 @@ def _keys(path: Path, value: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def entries_in(record: Any) -> tuple[list[Path], list[tuple[Path, Any]], list[Path], list[Path]]:
-    """What a record says: of empty dicts, of single keys, of dicts all of whose decimal keys are integers, and of keys
-    that are not known.
-    """
+    """What a record says: of empty dicts, single keys, dicts whose decimal keys are all integers, and unknown keys."""
 
     def array(kind: str) -> list[Any]:
         found = record.get(kind) if isinstance(record, dict) else None

@@ -116,18 +116,14 @@ def check_tiles(shape: Ints, chunks: Sequence[Span] | Boxes, work: Steps | None 
 
 
 def check_apart(shape: Ints, chunks: Sequence[Span] | Boxes, work: Steps | None = None) -> None:
-    """Check that `chunks` lie in a tensor of `shape` and do not overlap; they may leave parts out. Raises as
-    `check_tiles`.
-    """
+    """Check that `chunks` lie in a tensor of `shape` without overlaps; gaps are allowed. Raises as `check_tiles`."""
     check_elements(shape)
     if overlap(shape, chunks, work):
         raise NotTiled("its chunks overlap")
 
 
 def overlap(shape: Ints, chunks: Sequence[Span] | Boxes, work: Steps | None = None) -> bool:
-    """Whether two chunks share an element. Raises MetadataError if a chunk reaches beyond the tensor's end, or as
-    `check_tiles`.
-    """
+    """Whether two chunks share an element. Raises MetadataError for one beyond the tensor, or as `check_tiles`."""
     import numpy
 
     offsets, sizes = Boxes.of(chunks, len(shape))

@@ -133,9 +133,7 @@ def links_out(storage: Storage, names: Iterable[str]) -> list[str]:
 def _add(
     found: dict[str, Item], shard: str, read: Shard, placed: Mapping[str, str], slices: dict[str, list[Chunk]]
 ) -> list[str]:
-    """Add what is in a shard, its slices of tensors to `slices`, too; returns the tensors in it that the index does not
-    know.
-    """
+    """Add what is in a shard, slices of tensors to `slices`, too; returns the tensors that the index does not know."""
     strays = []
     for name, item in read.items.items():
         known = found.get(name)

@@ -35,9 +35,7 @@ T = TypeVar("T")
 
 
 def discreet(call: Callable[P, T]) -> Callable[P, T]:
-    """Strip the frames of `call` from its errors: their variables hold keys, which tools that record the variables of
-    tracebacks would record.
-    """
+    """Strip errors of the frames of `call`, whose variables hold keys: tools record variables of tracebacks."""
 
     @wraps(call)
     def raises_alone(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,6 +1,4 @@
-"""The KEMs of key pairs, from the cryptography package, which is slow to import: this module is imported when the first
-pair is used.
-"""
+"""The KEMs of key pairs, from the cryptography package, which is slow to import: the first pair imports this module."""
 
 from __future__ import annotations
 

@@ -101,9 +101,7 @@ class Uncopied:
 
 
 class Secret(Uncopied):
-    """Base of every key that must stay secret: its material never appears in a repr, an error, a log, a descriptor or
-    an ordinary pickle.
-    """
+    """Base of keys that stay secret: their material is in no repr, error, log, descriptor or ordinary pickle."""
 
     __slots__ = ("_material", "id")
 

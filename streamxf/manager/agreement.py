@@ -200,9 +200,7 @@ class Agreement:
 def gloo_group(
     process_group: dist.ProcessGroup | None = None, timeout: timedelta | None = None
 ) -> dist.ProcessGroup | None:
-    """A new gloo group over the ranks of a group, or over all; None where there is one rank. Every one of them calls
-    this.
-    """
+    """A new gloo group over the ranks of a group, or over all, which all of them call; None where there is one rank."""
     if dist.get_rank(process_group) < 0:
         raise ParameterError("process_group: this rank is not in it")
     if dist.get_world_size(process_group) == 1:

@@ -112,9 +112,7 @@ def put_hold(storage: Storage, name: str, session: str = "") -> Iterator[None]:
 
 
 def held(storage: Storage, *, tidies: bool = False) -> dict[str, str]:
-    """The checkpoints of a run that someone reads, each with a text that says who. Who `tidies` removes the holds of
-    those that were killed.
-    """
+    """The checkpoints of a run that someone reads, each with who. Who `tidies` removes the holds of killed readers."""
     now = time.time()
     found: dict[str, str] = {}
     over = []

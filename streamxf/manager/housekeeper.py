@@ -125,9 +125,7 @@ class Housekeeper:
         self._submit(f"the failed save of {name} could not be taken back", self._take_back, name)
 
     def make_room(self, name: str, *, full: bool = False) -> bool:
-        """Apply the rules as if a save had been made already, if it would not fit, or did not; whether that removed
-        anything.
-        """
+        """Apply the rules as after a save, if it would not fit, or did not; whether that removed anything."""
         volume = self._storage.volume()
         if self._keep.keeps_all or not (full or (volume is not None and volume.free < self._size * _MARGIN)):
             return False

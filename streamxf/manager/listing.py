@@ -139,9 +139,7 @@ class Run:
         return self.run_id
 
     def remember(self, *new: str) -> None:
-        """Store what was found, for the next process; folders that are `new` may not have been listed yet. Raises
-        OSError.
-        """
+        """Store what was found for the next process; `new` folders may not have been listed yet. Raises OSError."""
         self._rows.save([*self.names, *new])
 
     def change(self, *names: str, known: bool = False) -> None:
@@ -165,9 +163,7 @@ class Run:
         return Folder(name, self.storage.child(name), listed, self.authority)
 
     def is_still(self, record: Record, folder: Folder) -> bool:
-        """Whether a folder holds what a record says. It is looked at again unless its metadata is the same file as
-        then.
-        """
+        """Whether a folder holds what a record says; looked at again unless its metadata is the same file as then."""
         near = self.storage.near
         mark = self.storage.fingerprints(record.name, _MARKED)[1] if near else (listing_mark(folder.files) or "/")[1:]
         if mark and not record.link and not any(map(SUPPLEMENT.fullmatch, folder.top)):

@@ -95,9 +95,7 @@ class Authority:
             )
 
     def doubt(self, check: Callable[[Access], object], signed_by: Callable[[Iterable[VerifyKey]], bool]) -> str:
-        """Why something does not count; "" if it does. Raises KeyServiceError if a service that would know cannot be
-        reached.
-        """
+        """Why something does not count; "" if it does. Raises KeyServiceError if a service that knows is silent."""
         if not self.strict:
             return ""
         try:
@@ -306,9 +304,7 @@ class RowCache:
             part[name] = row
 
     def _load(self) -> set[str]:
-        """The files of all rows that count, which are read the first time; of one name, those that were stored later
-        do.
-        """
+        """The files of all rows that count, read the first time; of one name, the rows stored later hold."""
         if self._files is None:
             found = notes_in(self._storage, self._authority, r"rows-[\w-]+", _rows_of)
             self._files = set(found)

@@ -39,9 +39,7 @@ def known_errors(file: str) -> Iterator[None]:
 
 
 def known_error(error: Exception, file: str) -> Exception:
-    """The error, or what stands for one of another package, such as botocore's ``ClientError``; no password of a URL is
-    left in it.
-    """
+    """The error, or what stands for another package's, such as botocore's ``ClientError``; without a URL's password."""
     hide_passwords(error)
     if isinstance(error, StreamxfError | OSError | MemoryError | ReplacedMeanwhile):
         return error

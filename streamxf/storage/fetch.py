@@ -69,9 +69,7 @@ def _below(filesystem: Any) -> list[Any]:
 
 
 def fetches_ranges(filesystem: Any) -> bool:
-    """Whether it `is_asynchronous`, and can be asked for a part of a file: that of sshfs ignores which one, and returns
-    the whole file.
-    """
+    """Whether it `is_asynchronous`, and can be asked for a part: sshfs's ignores which, and returns the whole file."""
     if not is_asynchronous(filesystem):
         return False
     taken = inspect.signature(lowest(filesystem)._cat_file).parameters.values()

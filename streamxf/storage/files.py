@@ -373,9 +373,7 @@ def draft_of(name: str) -> str:
 
 
 def sync_folder(folder: str | os.PathLike[str] | int) -> None:
-    """Bring the names in a folder to the disk, where its file system can do that. Raises OSError if the disk did not
-    take them.
-    """
+    """Bring a folder's names to the disk, where its file system can do that. Raises OSError if the disk fails."""
     try:
         descriptor = open_folder(folder)
     except OSError as error:

@@ -1,6 +1,4 @@
-"""What object stores offer beyond fsspec, for uploads in parts and puts on a condition: one class for each kind of
-store, of coroutines.
-"""
+"""What object stores offer beyond fsspec: uploads in parts, conditional puts. A class for each store, of coroutines."""
 
 from __future__ import annotations
 

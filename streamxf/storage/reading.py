@@ -109,9 +109,7 @@ class _Positioned:
 
 
 def access_to(file: Any) -> PositionalFile:
-    """The best way to read `file` by position. Only Python's own classes are known to have nothing between them and the
-    descriptor.
-    """
+    """The best way to read `file` by position. Only Python's own classes surely have nothing above the descriptor."""
     if type(file) in (io.FileIO, io.BufferedReader) and hasattr(os, "preadv"):
         raw = file.raw if isinstance(file, io.BufferedReader) else file
         if type(raw) is io.FileIO:
@@ -159,9 +157,7 @@ class FileSlice:
             self._access.expect(*((self._offset + start, self._offset + stop) for start, stop in spans))
 
     def read_at(self, position: int, size: int) -> bytes:
-        """Exactly `size` bytes from `position` of the slice; raises ContainerError if the slice or the file ends
-        before.
-        """
+        """Exactly `size` bytes from `position` of the slice; ContainerError if the slice or the file ends before."""
         self._check(position, size)
         if self.whole is not None:
             return bytes(self.whole[position : position + size])
@@ -182,9 +178,7 @@ class FileSlice:
             raise ContainerError(f"the file is truncated: it ends {len(out) - done} bytes before it should")
 
     def view(self, position: int, size: int, scratch: Scratch) -> memoryview:
-        """`size` bytes from `position` of the slice, without a copy where they are in memory already, else in
-        `scratch`.
-        """
+        """`size` bytes from `position` of the slice, not copied if they are in memory already, else in `scratch`."""
         self._check(position, size)
         if self.whole is not None:
             return memoryview(self.whole)[position : position + size]

@@ -311,9 +311,7 @@ class RemoteStorage(Storage):
 
 
 def layers_of(filesystem: Any, path: Any) -> Iterator[tuple[Any, tuple[str, ...]]]:
-    """Fsspec's file systems, the outermost first: caches, and folders that pose as a root. Of each the path in it, and
-    the protocols.
-    """
+    """Fsspec's file systems, outermost first: caches, folders that pose as a root. Of each its path and protocols."""
     while hasattr(filesystem, "_strip_protocol"):
         path = filesystem._strip_protocol(path)
         names = (filesystem.protocol,) if isinstance(filesystem.protocol, str) else tuple(filesystem.protocol)

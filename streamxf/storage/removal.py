@@ -1,6 +1,4 @@
-"""The one way to remove: literal names within a folder, and only what was asked for; no link is followed, no pattern
-expanded.
-"""
+"""The one way to remove: literal names within a folder, only what was asked for, through no link and no pattern."""
 
 from __future__ import annotations
 

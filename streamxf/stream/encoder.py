@@ -285,9 +285,7 @@ class StreamWriter(io.RawIOBase):
             block.release()
 
     def close(self) -> None:
-        """Finish the container. Raises AbortedError if the stream failed or was aborted before, or was opened in
-        another process.
-        """
+        """Finish the container. Raises AbortedError if the stream failed, was aborted, or is another process's."""
         if self._state == "closed":
             return
         self._check_usable()

@@ -191,9 +191,7 @@ class StreamReader(CheckedReader):
         return position
 
     def readinto(self, buffer: Buffer, /) -> int:
-        """Fill `buffer` from the current position, with all of it or up to the end of the stream; blocks are decoded in
-        parallel.
-        """
+        """Fill `buffer` from the current position, or up to the end of the stream; blocks are decoded in parallel."""
         start = end = -1
         try:
             with flat_view(buffer) as out, self._moving.here():

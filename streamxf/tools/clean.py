@@ -180,9 +180,7 @@ def _remove(storage: Storage, names: list[str]) -> tuple[dict[str, Exception], l
 def _clean_uploads(
     storage: Storage, age: float, dry_run: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, Exception]]:
-    """Abort the uploads that were begun at least `age` seconds ago: the files of these, those of later ones, and what
-    could not be done.
-    """
+    """Abort uploads begun at least `age` seconds ago: their files, those of later ones, and what could not be done."""
     done, young, failed = [], [], {}
     try:
         found = [upload for upload in storage.uploads() if made_by_writers(upload.name)]

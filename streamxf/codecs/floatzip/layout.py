@@ -103,9 +103,7 @@ def is_wide(block: memoryview) -> bool:
 
 
 def raw_size(block: memoryview, limit: int) -> int:
-    """How many bytes a block declares that it decodes to. Raises CodecError if they are more than `limit`, or the block
-    is too short to say.
-    """
+    """How many bytes a block says it decodes to. Raises CodecError if more than `limit`, or the block is too short."""
     if len(block) < _HEAD.size:
         raise CodecError(f"FloatZip block of {len(block)} bytes ends within its table")
     size: int = _HEAD.unpack_from(block)[1]

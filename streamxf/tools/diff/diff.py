@@ -252,9 +252,7 @@ class Comparison:
         share.finish()
 
     def _frames(self, item: TensorItem, beside: TensorItem, reason: Exception) -> None:
-        """Compare tensors that only torch and their class can make, by what is stored of them; raises `reason` where
-        that is not comparable.
-        """
+        """Compare tensors that only torch and their class can make by what is stored; raises `reason` otherwise."""
         first, second = self._first, self._second
         alike = item.dtype == beside.dtype and [each[:2] for each in item.chunks] == [
             each[:2] for each in beside.chunks

@@ -103,9 +103,7 @@ class MetadataFile:
         return Opened(keys, opened, opener, hashed, self.index.save_id)
 
     def pack(self, keys: KeySet | None, sections: Sections | None = None, index: Index | None = None) -> bytes:
-        """The file with other keys, if it has any, and perhaps another index; raises MetadataError if it would not be
-        as readers expect.
-        """
+        """The file with other keys, if any, and perhaps another index; MetadataError if readers would refuse it."""
         sections = sections or self.sections
         head = self._pickled(index or self.index, keys) if sections.pickled else NO_PICKLE
         lines = pack_keys(str(keys.envelopes[0]), str(keys.vouchers)) if keys is not None else b""

@@ -343,9 +343,7 @@ class Filler:
         return found
 
     def _read(self, item: TensorItem, chunk: Chunk, offset: Ints, out: Array) -> bool:
-        """Fill `out` with the part of a shard that begins at `offset`; False if that did not verify, and `out` holds
-        anything.
-        """
+        """Fill `out` with a shard's part from `offset` on; False if it did not verify, and `out` holds anything."""
 
         def read(copy: Copy, again: bool) -> Array:
             into = memory_for(out.shape, item.dtype) if again else out

@@ -88,9 +88,7 @@ class _Files:
         self.damaged.append(Damage.of(error, None, self._storage.label(file)))
 
     def read(self, name: str, shares: Shares) -> None:
-        """Find everything in a file. Raises StreamxfError if it is encrypted, and no key opens what is left of the
-        wrapped data keys.
-        """
+        """Find everything in a file. Raises StreamxfError if it is encrypted, and no key opens what is left."""
         found: list[Found | Gap] = []
         try:
             with self._storage.open(name) as opened:
@@ -210,9 +208,7 @@ class _WrappedKeys:
 
 
 def _wrapped_in(storage: Storage, files: Collection[str]) -> Iterator[str]:
-    """What looks like a wrapped data key in what is left of metadata, and in copies of it; no more is read than a few
-    could have.
-    """
+    """What looks like a wrapped data key in what is left of metadata; no more is read than a few could have."""
     seen: set[bytes] = set()
     left = _MAX_REMAINS
     for name in sorted((name for name in files if "metadata" in name), key=lambda name: (name != GLOBAL, name)):

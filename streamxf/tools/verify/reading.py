@@ -329,9 +329,7 @@ class FileCheck(AnyCheck):
         return [(0, metadata, items[run.begin : run.end] if run else items, run) for run in runs]
 
     def _runs(self, held: int) -> Iterator[ItemRun]:
-        """The runs of a file of which `held` bytes are stored: no more than these explain, whatever the metadata says
-        of sizes.
-        """
+        """The runs of a file that stores `held` bytes: no more than these explain, whatever the metadata says."""
         places = [wanted.place for wanted in self._items]
         most = max(1, held // TASK_BYTES)
         length = max(TASK_BYTES, max((place.at + place.size for place in places), default=0) // most)
@@ -406,9 +404,7 @@ class FileCheck(AnyCheck):
     # -- one item: on the way through the file, and once its blocks were found intact ----------------
 
     def _check_stored(self, file: StoredFile, wanted: ItemPart) -> Notes | None:
-        """Check the container of an item that begins inside of the file. Returns its notes if what it holds remains to
-        be checked.
-        """
+        """Check the container of an item that begins in the file. Returns its notes if its content is yet to check."""
         notes, place, opener = self._notes(wanted), wanted.place, self._opener
         length = min(place.size, file.size - place.at)
         if length < place.size:
