@@ -106,7 +106,7 @@ class TooMuch(ValueError):
 
 
 class Steps:
-    """What may still be done with foreign data of `size` bytes. A step hashes, compares or copies some hundred bytes."""
+    """What may be done with foreign data of `size` bytes. A step hashes, compares or copies some hundred bytes."""
 
     def __init__(self, size: int) -> None:
         self._left = FREE_STEPS + size
@@ -187,9 +187,7 @@ def check_head(file: IO[bytes], size: int, length: int, error: type[StreamxfErro
 
 
 def held_bytes(file: Any, size: int) -> int:
-    """How many of a file's `size` bytes its storage holds: all but the holes in it, which read as zeros; where nothing
-    tells, as of an object in a bucket, all of them.
-    """
+    """How many of a file's `size` bytes are stored: all but its holes, which read as zeros; all where nothing tells."""
     try:
         descriptor: int = file.fileno()
     except (AttributeError, OSError, ValueError):

@@ -28,9 +28,7 @@ class Writable(Protocol):
 
 
 def flat_view(data: Buffer) -> memoryview:
-    """View any C-contiguous bytes-like object as a flat run of unsigned bytes, without a copy. Raises TypeError if
-    `data` has no buffer, or one that is not contiguous.
-    """
+    """View a C-contiguous bytes-like object as unsigned bytes, without a copy. Raises TypeError for anything else."""
     view = memoryview(data)
     if view.format == "B" and view.ndim == 1 and view.contiguous:
         return view
@@ -157,9 +155,7 @@ class borrowed(Generic[T]):
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """While a million objects are made or gone through, as for metadata: Python's garbage collector would take half of
-    the time, and find no garbage among them.
-    """
+    """While a million objects are made, as for metadata: the collector takes half of the time, and finds no garbage."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -136,9 +136,7 @@ class CodecRegistry:
         return cls.rebuild(descriptor, keys)
 
     def provider(self, codec: Codec) -> Provider | None:
-        """The third-party package that `codec` comes from; None for a built-in, or where no installed package says that
-        it provides it.
-        """
+        """The third-party package that `codec` comes from; None for a built-in, or where no package says so."""
         packages = self.packages(codec.name)
         return Provider.parse(f"{codec.name}={packages[0]}") if len(packages) == 1 else None
 

@@ -1,6 +1,4 @@
-"""`Access`: the keys and terms for reading checkpoints; one frozen object that every reader is given. `Renaming`: the
-names under which their items are shown.
-"""
+"""`Access`: keys and terms for reading, one frozen object for every reader. `Renaming`: the names of items as shown."""
 
 from __future__ import annotations
 

@@ -123,9 +123,7 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
 
     @classmethod
     def at(cls, storage: Storage, access: Access, *, listing: bool = False) -> Checkpoint:
-        """Open a checkpoint for streamxf's own tools. With `listing` only its metadata is needed: then an encrypted one
-        needs no keys, and nothing is authenticated.
-        """
+        """Open one for streamxf's tools. With `listing` an encrypted one needs no keys; nothing is authenticated."""
         made = cls.__new__(cls)
         made._open(storage, access, _read(storage, access, listing=listing), "numpy")
         return made
@@ -191,9 +189,7 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
         return made
 
     def blocks(self, item: Item, chunk: Chunk | None = None) -> Blocks:
-        """The stream of an item, or of a tensor's chunk, block by block; opened with all checks. Raises StreamxfError,
-        with file and item.
-        """
+        """The stream of an item or a tensor's chunk, opened with all checks. Raises StreamxfError, with its place."""
         wanted = ItemPart(item, chunk)
         name = wanted.place.file
         try:

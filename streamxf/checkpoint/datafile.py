@@ -127,9 +127,7 @@ class DataFile:
         self._tell_progress()
 
     def finish(self) -> SavedFile:
-        """Wait until all items have left for the operating system, and if the save syncs for the disk; returns what is
-        to be published. Raises as `add`.
-        """
+        """Wait until all items are written, and synced if the save is; returns what is published. Raises as `add`."""
         self.settle()
         save, meter = self._save, self._save.meter
         meter.blocks(self._pipeline.peak_jobs)

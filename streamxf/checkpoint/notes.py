@@ -34,9 +34,7 @@ _CURE = "the checkpoint has too many files for one"
 
 
 def seal_note(content: Any, encryption: Encrypt | None = None) -> bytes:
-    """A note of plain JSON, in clear, for which the keys and the signer of `encryption` vouch. Raises MetadataError if
-    readers would refuse it, and as `Encrypt.vouch`.
-    """
+    """A note of plain JSON that `encryption` vouches for. Raises MetadataError if readers refuse it, and as `vouch`."""
     check_plain(content, "the note")
     frame, keys = pack_json(content, "the note", _CURE, MAX_NOTE, MAX_NOTE_MARKS), b""
     if encryption is not None:

@@ -122,9 +122,7 @@ def _files(records: Iterable[FileRecord], own: DataKey | None) -> dict[str, File
 
 
 def _check_readable(index: Index, root: bytes, parts: bytes) -> None:
-    """Refuse to publish what readers refuse, above all tensors of which parts are missing: whoever loads them would
-    keep old values there, unnoticed.
-    """
+    """Refuse to publish what readers refuse, above all incomplete tensors: a load would leave old values there."""
     try:
         read = Index.parse(memoryview(root), slices(parts), len(parts), hashed=index.hashed, lazy=True)
         assert isinstance(read.items, ItemTable)
@@ -345,9 +343,7 @@ def files_of(storage: Storage, name: str) -> Collection[str]:
 
 
 def under_way(storage: Storage, names: Collection[str], age: float = HOUR) -> bool:
-    """Whether a process writes one of these data files, as their locks show; where there are none, whether one was
-    written to less than `age` seconds ago.
-    """
+    """Whether a process writes one of these files, by their locks; without locks, by writes within `age` seconds."""
     unlocked = []
     for name in names:
         try:

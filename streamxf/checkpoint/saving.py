@@ -136,9 +136,7 @@ class Extensions:
 
 
 class _Unclosable:
-    """What a foreign stream writes to when no container follows: items share the file, which is flushed and closed once
-    all of them are written.
-    """
+    """What a foreign stream writes to without a container: items share the file, which is closed once, at the end."""
 
     def __init__(self, raw: Writable) -> None:
         self.write = raw.write
@@ -306,9 +304,7 @@ class Save:
             self._needs[item] = names, reason
 
     def refused_objects(self) -> tuple[frozenset[str], str]:
-        """What readers refuse by default of the objects that were saved: the names that they need, and a text that says
-        so, or "" if there is nothing.
-        """
+        """What readers refuse by default of the saved objects: the names they need, and a text that says so, or ""."""
         needs = sorted(self._needs.items())
         names = sorted({name for _, (names, _) in needs for name in names})
         reasons = {item: reason for item, (_, reason) in needs if reason}

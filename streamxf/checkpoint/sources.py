@@ -192,9 +192,7 @@ def _tensor_in(memory: memoryview, dtype: torch.dtype) -> torch.Tensor:
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """A CPU tensor's memory as an array of unsigned numbers (or, of 16 bytes, complex ones) with its shape and strides;
-    it has no conj or neg bit.
-    """
+    """A CPU tensor's memory as unsigned numbers (complex ones of 16 bytes), strides kept; without conj or neg bits."""
     return as_numbers(tensor).numpy().view(unsigned(tensor.element_size()))
 
 

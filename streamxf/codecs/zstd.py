@@ -1,4 +1,4 @@
-"""Zstandard compression by the ``zstandard`` package; also one frame with a declared size, for all that is one."""
+"""Zstandard compression by the ``zstandard`` package; and a frame of declared size, for what is stored as one."""
 
 from __future__ import annotations
 

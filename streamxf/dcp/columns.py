@@ -174,9 +174,7 @@ class PlannedItems(LazyItems[WriteItem]):
 
 
 class StoredResults(LazyItems[WriteResult]):
-    """Results of all that a rank planned: of each item the file, by its record, position, bytes and number there, and
-    whether it is framed.
-    """
+    """Results of what a rank planned: of each item the file's record, position, bytes, number, whether it is framed."""
 
     def __init__(self, planned: PlannedItems, places: bytes, records: list[FileRecord], descriptors: Any) -> None:
         self.planned = planned

@@ -171,9 +171,7 @@ def _chunks(name: str, entry: Any, own: ChunkColumns | Sequence[WriteResult]) ->
 
 
 def complete(content: metadata.Metadata, index: Index, storage: Storage) -> None:
-    """Put into `content` what torch's own writers do, once `index` is published in `storage`. Planners may keep
-    `content` for the next save.
-    """
+    """Put into `content` what torch's writers do, once `index` is published. Planners may keep it for the next save."""
     content.storage_meta = metadata.StorageMeta(redacted(storage.location()), index.save_id, modules=[*index.modules])
     if type(content) not in (metadata.Metadata, StoredMetadata):  # a planner's own class crosses ranks in its own way
         content.storage_data = _storage_data(index.items)

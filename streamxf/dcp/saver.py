@@ -45,7 +45,7 @@ def _is_orphan() -> bool:
 
 
 def _end_with_parent() -> None:
-    """Linux can send a signal instead, but when the starting thread ends, and torch's ends with the first save."""
+    """Linux can signal instead, but once the thread ends that started the process; torch's ends with the first save."""
     while not _is_orphan():
         time.sleep(_PAUSE)
     os._exit(1)

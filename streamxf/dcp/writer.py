@@ -345,9 +345,7 @@ class ChainWriterMixin(StorageMixin):
             future.add_done_callback(_log_failure)
 
     def _join_background(self) -> None:
-        """Wait until an earlier save is over. Two at the same time would mix the writer's state of each, and torch may
-        stage the second into the memory of the first.
-        """
+        """Wait for an earlier save: two would mix the writer's state, and torch may stage both in the same memory."""
         earlier = None if self._background is None else self._background()
         if earlier is not None and earlier is not torch_private.future_of_the_save_in_this_thread():
             futures.wait([earlier])
@@ -499,9 +497,7 @@ def _says_more(tensor: torch.Tensor) -> bool:
 
 
 def with_copies(staged: Any) -> Any:
-    """The result of torch's staging, with copies of objects that it had not copied: file objects in memory and DTensors
-    without dimensions.
-    """
+    """The result of torch's staging, with copies of what it shares: files in memory, DTensors without dimensions."""
     match staged:
         case dict():
             return {name: with_copies(value) for name, value in staged.items()}

@@ -180,9 +180,7 @@ def sizes_of(names: Iterable[str], listed: Mapping[str, int | None], open_file: 
 
 
 def chosen(items: Mapping[str, Item], only: Sequence[str], prefix: str) -> dict[str, Item]:
-    """Items whose names begin with `prefix` and, without it, match one of the shell patterns `only`; by their names
-    without it.
-    """
+    """Items with names that begin with `prefix` and then match a shell pattern in `only`; by the names without it."""
     behind = {name.removeprefix(prefix): item for name, item in items.items() if name.startswith(prefix)}
     if not only:
         return behind

@@ -71,9 +71,7 @@ def shards_of(storage: Storage, layout: HubLayout) -> tuple[str, ...]:
 
 @collector_paused()
 def read(storage: Storage, layout: HubLayout) -> tuple[Contents, dict[str, Shard]]:
-    """What a folder holds, and each of its shards. Raises ContainerError if the index is not one, names files outside
-    the folder, or does not fit the shards.
-    """
+    """What a folder and each of its shards hold. Raises ContainerError if the index is bad, or does not fit them."""
     read_shard = torchfile.read if layout.suffix == BIN else safetensors.read
     placed, extra = _read_index(storage, layout)
     shards: dict[str, Shard] = {}
@@ -121,9 +119,7 @@ def notes_of_links(storage: Storage, names: Iterable[str]) -> list[str]:
 
 
 def links_out(storage: Storage, names: Iterable[str]) -> list[str]:
-    """The files that are links out of the folder, and where each leads: to others than those of the hub's cache, whose
-    snapshots have links to ``../../blobs``.
-    """
+    """Links out of the folder and their targets, but those of the hub's cache, whose snapshots link ``../../blobs``."""
     folder = storage.real()
     homes = tuple(f"{home.rstrip('/')}/" for home in (folder, os.path.normpath(f"{folder}/../../blobs")))
     real = {name: storage.real(name) for name in names}

@@ -115,9 +115,7 @@ def _are_sizes(value: Any) -> bool:
 
 
 def _check_cover(tensors: dict[str, TensorItem], start: int, size: int) -> None:
-    """Check that the tensors' bytes are the rest of the file: without holes, where something could hide, and without
-    overlaps.
-    """
+    """Check that tensors fill the rest of the file, without overlaps, or holes where something could hide."""
     at, last = start, "the header"
     places = sorted((item.chunks[0].place.at, item.chunks[0].place.size, name) for name, item in tensors.items())
     for begin, length, name in places:

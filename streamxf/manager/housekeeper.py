@@ -119,9 +119,7 @@ class Housekeeper:
         self._submit("older checkpoints could not be removed", self._forget, {name: "was just saved"})
 
     def give_up(self, name: str) -> None:
-        """Note that a save failed. Its files are left to the writers, and what those leave, to the next save of the
-        step, or the next job.
-        """
+        """Note that a save failed. The writers remove its files, or else the next save of the step, or the next job."""
         self._submit(f"the failed save of {name} could not be taken back", self._take_back, name)
 
     def make_room(self, name: str, *, full: bool = False) -> bool:

@@ -154,9 +154,7 @@ def remove_notes(storage: Storage, files: Iterable[str]) -> None:
 
 
 def notes_in(storage: Storage, authority: Authority, names: str, make: Callable[[Any], T]) -> dict[str, T]:
-    """What the notes in ``.streamxf`` say whose names match a pattern, by their names. What is malformed, or does not
-    count, is left out.
-    """
+    """The notes in ``.streamxf`` with names that match a pattern, by name, without malformed and unvouched ones."""
     found = {}
     for file, data in small_files(
         storage, FOLDER, lambda name: re.fullmatch(names, name, re.ASCII) is not None

@@ -23,9 +23,7 @@ Region = tuple[Ints, Ints]
 
 
 def read_sample(reader: BoxReader) -> None:
-    """Read and check the sample of a checkpoint, the same each time. Tensors whose elements only torch can read are
-    left out. Raises as a load of the tensors.
-    """
+    """Read and check a checkpoint's sample, always the same, without what only torch can read. Raises as a load."""
     items = [item for item in reader.stored.values() if isinstance(item, TensorItem) and item.dtype in ITEMSIZES]
     shards = [(item, chunk) for item in items for chunk in item.chunks]
     boxes = []

@@ -176,9 +176,7 @@ class SaveTimer:
         self._compute()
 
     def finished(self, seconds: float) -> None:
-        """A save has finished, so many seconds after it began. Only of those in the background, of which the interval
-        must not be shorter.
-        """
+        """A save in the background has finished, so many seconds after it began: the interval must not be shorter."""
         self._durations = (*self._durations, max(seconds, 0.0))[-_MEASURED:]
         self._compute()
 

@@ -43,9 +43,7 @@ class Mount:
 
     @property
     def of_one_machine(self) -> bool:
-        """Whether no other machine has this folder. On network file systems a lock of a folder, too, is one machine's:
-        the kernel asks no server for it.
-        """
+        """Whether no other machine has this folder. A lock of a network folder is one machine's: no server is asked."""
         return self.kind in _OF_ONE_MACHINE
 
     def is_other_than(self, other: Mount) -> bool:

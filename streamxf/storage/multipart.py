@@ -220,9 +220,7 @@ class Upload:
 
 @contextmanager
 def creating(filesystem: Any, path: str) -> Iterator[IO[bytes]]:
-    """A new file of a file system of fsspec's, for writing once and in order. After an error nothing of it is left, as
-    far as the storage can be reached.
-    """
+    """A new file of fsspec's, for writing once and in order. After an error nothing is left, if the storage answers."""
     multipart = multipart_of(filesystem, path)
     if multipart is not None:
         with Upload(filesystem, multipart) as upload:

@@ -87,9 +87,7 @@ def is_literal(storage: Storage, *names: str) -> bool:
 
 
 def remove_entry(storage: Storage, *paths: str) -> None:
-    """Remove files or links by their paths below the folder, as far as they are there. Folders stay, if empty: somebody
-    may be about to put a file there.
-    """
+    """Remove files or links by their paths, if they are there. Empty folders stay: somebody may be about to use one."""
     for path in paths:
         components(path)
         storage.check_literal(path.replace("/", "_"))

@@ -86,9 +86,7 @@ def small_files(storage: Storage, folder: str, wanted: Callable[[str], bool]) ->
 
 
 def put_small(storage: Storage, path: str, data: bytes, *, once: bool = False, sync: bool = True) -> None:
-    """Put a file by its path below the folder, in one step, and the folders that it needs, through no link; `once` as
-    in `Storage.put`.
-    """
+    """Put a file by its path, in one step, with the folders it needs, through no link; `once` as in `Storage.put`."""
     components(path)
     storage.put(path, data, sync=sync, once=once, make=True)
 

@@ -1,6 +1,4 @@
-"""Streams that are read: `Blocks`, block by block; `StreamReader`, a seekable file over them; and `PipeReader`, where
-the source cannot be sought.
-"""
+"""Streams that are read: `Blocks`, by blocks; `StreamReader`, a seekable file over them; `PipeReader`, for pipes."""
 
 from __future__ import annotations
 

@@ -90,9 +90,7 @@ class StoredTensor(StandIn):
 
 
 class OtherTensor(Foreign):
-    """A tensor, or parameter, that only torch can make. `count` is the number of its elements; None if they may be more
-    than its storage has.
-    """
+    """A tensor or parameter that only torch can make. `count` of its elements is None if its storage may hold fewer."""
 
     __slots__ = ("count",)
 

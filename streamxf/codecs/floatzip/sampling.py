@@ -145,9 +145,7 @@ def _plan_plane(histogram: Array, total: int, width: int) -> PlanePlan:
 
 
 def _plan_bytes(block: Array, bits: float) -> BlockPlan | None:
-    """The plan for bytes that are no wider numbers: whatever does better on parts of them, if it takes less than `bits`
-    for each.
-    """
+    """The plan for plain bytes: whatever does better on parts of them, if it takes less than `bits` for each."""
     step = max(1, (len(block) - TRIAL_BYTES // 2) // 2)
     parts = [block[start : start + TRIAL_BYTES // 2] for start in (0, step, 2 * step)][: 1 + 2 * (step > 1)]
     sample = np.concatenate(parts)

@@ -143,9 +143,7 @@ class Meeting:
         self.check()
 
     def begin(self, data: torch.Tensor, rank: int, tag: int, *, send: bool) -> Callable[[], None]:
-        """Begin to send bytes to a rank, or to receive them; returned is what waits for it. Both raise ConnectionError
-        if that rank is not connected any more.
-        """
+        """Begin to send to a rank, or to receive; returns what waits for it. ConnectionError if that rank is gone."""
         with _connected():
             post = self._group.send if send else self._group.recv
             work = post([data], self._share.ranks.index(rank), tag)

@@ -343,9 +343,7 @@ def _change(name: str, first: Item, second: Item, distance: Distance | None = No
 
 
 def _prefix_notes(removed: Sequence[str], added: Sequence[str]) -> Iterator[str]:
-    """Say so if the names that only one has are those that only the other has, after a prefix, as where a model was
-    saved as ``{"model": ...}``.
-    """
+    """Say so if names that only one has are the other's behind a prefix, as in a model saved as ``{"model": ...}``."""
     for these, those, which, other in ((removed, added, "second", "first"), (added, removed, "first", "second")):
         prefix, count = _prefix(these, set(those))
         if count:
