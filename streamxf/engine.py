@@ -10,8 +10,7 @@ each other. A thread is started when there is a job for it, so the memory of thr
 
 An exception may come at any instant in the thread that submits (Ctrl-C, a signal's handler), and the garbage collector
 may run this code inside of itself. So no state here takes two steps to change: a change is one call into C, a lock is
-held only by code that a later call can repeat, and a job's share is returned when the job is collected, even if nobody
-waits for it.
+held only by code that a later call can repeat, and a job's share is returned when the job is collected, awaited or not.
 """
 
 from __future__ import annotations

@@ -124,8 +124,7 @@ class Metadata:
     - `rank`: whose it is; None for that of all ranks.
     - `index`: None for a checkpoint of another writer.
     - `modules`: third-party packages that provide codecs.
-    - `authenticated`: whether it was vouched for: false where it is encrypted and there are no keys, and where nothing
-      can be.
+    - `authenticated`: whether it was vouched for: false where it is encrypted and there are no keys, or nothing can be.
     - `wrapped`: the wrapped data key of the process that published; empty if it is not encrypted.
     - `vouchers`: as text; empty if there are none.
     - `digest`: D of the format, what the vouchers are made for.

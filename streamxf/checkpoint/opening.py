@@ -112,8 +112,7 @@ class ItemOpener:
     - `metadata`: what the file says.
     - `sees_index`: whether who read the metadata looked for an index. Torch's own code does not, so there a missing one
       means nothing.
-    - `budget`: pays for what stream transforms make of items. None for readers, whose callers have made the memory for
-      it.
+    - `budget`: pays for what stream transforms make of items. None for readers, whose callers have made the memory.
     """
 
     def __init__(

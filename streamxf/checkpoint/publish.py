@@ -160,8 +160,7 @@ def publish(
     """Publish a save with the metadata that `assemble` makes, alone in its folder where there are locks, and remove
     what nothing needs any more. Raises as `assemble`, `locked`, `check_free`, `check_present` and `Storage.put`.
 
-    - `keep`: whether the data files stay if it cannot be published: others may go on from them, and publish them as
-      theirs.
+    - `keep`: whether the data files stay if it cannot be published: others may go on from them, and publish them.
     - `check`: called last before the step that publishes, and may raise.
     """
     storage, begun = save.storage, False
@@ -288,8 +287,7 @@ def leftovers(files: Iterable[str], named: Collection[str], rank: int | None) ->
     """The names among `files` that writers made, and that the save that was just published has no use for.
 
     - `named`: what the save consists of, its metadata among it.
-    - `rank`: for rank-local metadata, whose it is: then only this rank's files count, since nothing is known of the
-      others'.
+    - `rank`: for rank-local metadata, whose it is: then only this rank's files count: nothing is known of others'.
     """
     if rank is None:
         found = [name for name in files if name not in named and made_by_saves(name)]

@@ -1,7 +1,6 @@
 """PyTorch Distributed Checkpoint over chains: writers, readers, and what makes codecs work inside torch's own.
 
-Importing this makes every `Codec` a torch ``StreamTransformExtension``, so that torch's own isinstance checks take it
-for one.
+Importing this makes every `Codec` a torch ``StreamTransformExtension`` for torch's own isinstance checks.
 """
 
 import torch

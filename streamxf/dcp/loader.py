@@ -1,7 +1,6 @@
 """`Loader`: the items of a load, in parallel, each into the memory where it belongs.
 
-The planner is asked in the calling thread only; workers read and decode blocks. What becomes of a block depends on the
-target:
+The planner is asked in the calling thread only; workers read and decode blocks. The target decides on a block's way:
 
 - Where the target is a tensor on the CPU of the stored dtype, in whatever strides, blocks are decoded into its memory,
   or what is wanted of them is copied there.

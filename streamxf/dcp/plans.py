@@ -146,8 +146,7 @@ class RoomNote:
 
     - `save`: the rank's writer id, since plans that are cached bring notes of earlier saves.
     - `volume`: before anything was written.
-    - `ranks`, `planned`: how many write to it, and the bytes of all their tensors; 0 until the coordinator has filled
-      them in.
+    - `ranks`, `planned`: how many write to it, and the bytes of all their tensors; 0 until the coordinator knows.
     - `nesting`: what names and paths do not say of the rank's state dict.
     """
 

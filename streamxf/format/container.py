@@ -221,8 +221,7 @@ class ContainerParser:
     """Turns bytes that arrive in order into events.
 
     - `lenient`: whether a block whose CRC does not match is an event, too, for tools that look for damage: its head
-      says where the next block is, unless it is the head that is damaged. Several of them in a row are an error all the
-      same.
+      says where the next block is, unless it is the head that is damaged. Several in a row are an error, too.
     """
 
     def __init__(self, *, lenient: bool = False) -> None:

@@ -1,8 +1,7 @@
 """What planners put into DCP's metadata, as JSON: an index has no tuples, bytes, fractions, negative numbers or keys
 that are not strings, so each of these is an object with one member that names its kind: {"tuple": [...]},
 {"bytes": "00ff"}, {"number": "-1.5"}, {"dict": [[key, value], ...]}. One member, `NESTING`, has what names and paths
-of items do not say: docs/format.md, "Nesting". It is for nesting items alone, so what of it has another form is passed
-over.
+of items do not say: docs/format.md, "Nesting". It is for nesting items alone; other forms of it are passed over.
 """
 
 from __future__ import annotations

@@ -180,9 +180,7 @@ class TensorItem:
         self, boxes: Sequence[tuple[Sequence[int], Sequence[int]]]
     ) -> list[tuple[int, tuple[tuple[int, ...], tuple[int, ...]]]]:
         """The numbers, offsets and shapes of the chunks that reach into one of the boxes, given by offset and shape. As
-        DCP sees it, a box without elements that lies inside a chunk overlaps it. Raises ValueError for boxes of other
-        dimensions.
-        """
+        DCP sees it, a box without elements that lies inside a chunk overlaps it. Raises ValueError for others."""
         spans = [(begins, tuple(map(int.__add__, begins, sizes))) for begins, sizes in boxes]
         borders = [{(0, 0), (end, end)} for end in self.shape]  # a box that ends where it begins there is in no chunk
         spans = [each for each in spans if not any(map(set.__contains__, borders, zip(*each, strict=True)))]

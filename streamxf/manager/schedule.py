@@ -196,8 +196,7 @@ class SaveTimer:
 def optimal(cost: float, mtbf: float, duration: float = 0.0) -> float:
     """Seconds from the beginning of one save to that of the next by which the least time is lost.
 
-    - `duration`: of a save in whole, where it goes on in the background. The interval is never shorter, or saves would
-      pile up.
+    - `duration`: of a whole save in the background. The interval is never shorter, or saves would pile up.
     """
     return max(daly(cost, mtbf) + cost, duration)
 
@@ -211,8 +210,7 @@ def daly(cost: float, mtbf: float) -> float:
 
 
 def overhead(seconds: float, cost: float, mtbf: float, duration: float = 0.0) -> float:
-    """The fraction of time that is lost with saves `seconds` apart, for failures at random; time for restarts is not
-    counted.
+    """The fraction of time that is lost with saves `seconds` apart, for failures at random, without time for restarts.
 
     Daly's model, which is exact: to get a segment done takes mtbf * (exp(seconds / mtbf) - 1) on average. A save that
     goes on in the background counts only when it is complete, so that a failure costs this delay on top.

@@ -263,8 +263,7 @@ class Draft(AbstractContextManager[SyncedFile]):
     the parent's file. For the same reason nothing happens to one that is only dropped.
 
     - `folder`: a descriptor, or a path that may contain links.
-    - `like`: whether there is a file of that name, whose owner and permissions stay, as far as this process may give
-      them away.
+    - `like`: whether there is a file of that name, whose owner and permissions stay, if this process may give them.
     - `sync`, `check`, `once`: as in `Storage.put`.
     - `hidden`: whether the draft's name begins with a dot, and of what it replaces only the contents are synced.
     """

@@ -67,8 +67,7 @@ def read_tail(source: FileSlice, header: Header, check_size: CheckSize | None = 
 
 class BlockReader(Blocks):
     """Reads, checks and decodes single blocks of a container; nothing changes, so any thread may. Raises ContainerError
-    if table or footer are damaged, or contradict the container; IdentityError if the table is not the one that was
-    vouched for.
+    if table or footer are damaged, or contradict the container; IdentityError if another table was vouched for.
 
     - `header`: identity and chain were checked by the caller.
     - `coder`: its seal was checked by the caller. Without one, `decode` checks stored bytes alone.

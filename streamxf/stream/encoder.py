@@ -215,8 +215,7 @@ class StreamWriter(io.RawIOBase):
     """Encodes written bytes, block by block and in parallel, into one container.
 
     Only an explicit `close` (or leaving a ``with`` block without an exception) finishes the container. A stream that is
-    dropped, failed, or crossed a fork is never finished: a truncated stream with a valid end would pass for a complete
-    one.
+    dropped, failed, or crossed a fork is never finished: a truncated stream with a valid end would pass for whole.
 
     - `seal`: returns the bytes to write after the container, once that is complete.
     - `finish`: called once when the stream ends, with whether it was closed, in the process that opened the stream.

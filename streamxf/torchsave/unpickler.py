@@ -83,8 +83,7 @@ class Unpickler(_Unpickler):  # type: ignore[misc]
     that it may take besides those for its own length, both in bytes.
 
     `limit` is how many opcodes it may have. Subclasses define `find_class`, which gives a `Name`, and
-    `persistent_load`. `actions`, by opcode, are all that a pickle may do; `filled` names what was filled after it was
-    made.
+    `persistent_load`. `actions`, by opcode, are all that a pickle may do; `filled` names what was filled later.
     """
 
     actions: ClassVar[Actions]

@@ -9,8 +9,7 @@ symbol for zstd's Huffman coder, which so works through half as many symbols and
 values outside of the sixteen are stored beside them.
 
 In the moments of an optimizer every row and every column of a matrix has its own scale. A level states it once for a
-whole group or column of numbers, so that their exponents need not repeat it; levels are taken off before the rest is
-packed.
+whole group or column of numbers, so that their exponents need not repeat it; levels are taken off first.
 """
 
 from __future__ import annotations

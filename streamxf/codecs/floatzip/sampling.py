@@ -101,8 +101,7 @@ _SMALL = {
 def choose(block: Array, dtype: str | None) -> BlockPlan | None:
     """Decide how to store a block; None where it is best stored as it is.
 
-    - `dtype`: the name of the torch dtype of its elements, where it is known; a float's elements then begin with the
-      block.
+    - `dtype`: the name of the torch dtype of its elements, if known; a float's elements then begin with the block.
     """
     width = FLOAT_WIDTHS.get(dtype or "")
     if width is not None and len(block) >= width:

@@ -182,8 +182,7 @@ def _key(name: str, chunk: Chunk | None) -> Hashable:
 def _check_bare(data: bytearray) -> None:
     """Compare what was stored without a codec, all of it, with its CRC-32.
 
-    A record under a name that torch does not write is refused: a damaged name hides the record from torch, which then
-    does without it.
+    A record under a name that torch does not write is refused: torch does without a record whose name is damaged.
     """
     archive = check_records(io.BytesIO(data), len(data))
     if archive is None:
