@@ -97,9 +97,7 @@ class Scratch:
 
 
 class ScratchPool:
-    """Scratch memory of blocks that are done, for the next blocks; last in, first out, because that one is still in
-    cache. At most `keep` bytes wait there.
-    """
+    """Scratch memory of finished blocks for the next, the last first: that is in cache. At most `keep` bytes wait."""
 
     def __init__(self, keep: int) -> None:
         self._keep = keep

@@ -11,9 +11,7 @@ if TYPE_CHECKING:
 else:
 
     class cached_property(functools.cached_property):
-        """As in Python 3.12. Before, all objects share a lock: threads wait for each other, and a process that is
-        forked meanwhile waits for good.
-        """
+        """As in Python 3.12. Before, all share a lock: threads wait, and a process forked meanwhile waits for good."""
 
         def __init__(self, make: Any) -> None:
             super().__init__(make)

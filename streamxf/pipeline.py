@@ -43,9 +43,7 @@ class Pipeline(Generic[T]):
         return self._enter(self._job(call, size), self._engine.submit)
 
     def put(self, result: T, size: int) -> list[T]:
-        """Queue a finished result, which holds about `size` bytes; as `submit`. For blocks so small that waking a
-        worker would take longer.
-        """
+        """Queue a finished result of about `size` bytes, as `submit`: for blocks quicker than waking a worker."""
         if not self._flying:
             return [result]
         return self._enter(self._job(lambda: result, size), lambda job: job.run(self._engine.budget.finished))

@@ -72,9 +72,7 @@ class CodecRegistry:
         return found
 
     def register(self, cls: type[Codec]) -> None:
-        """Add a codec class that no entry point names. Raises DuplicateCodecError if another class or package has the
-        name already.
-        """
+        """Add a codec class that no entry point names. Raises DuplicateCodecError if another one has its name."""
         name = check_name(cls.name)
         if self._registered.get(name) is cls:
             return

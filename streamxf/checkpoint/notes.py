@@ -94,9 +94,7 @@ class Note:
 
 
 def parse_note(data: bytes, most: int = MAX_NOTE) -> Note:
-    """Read a note, which has at most so many bytes, as it is stored and decompressed; nothing of it is authenticated
-    before `check`. Raises MetadataError if it is damaged.
-    """
+    """Read a note of at most so many bytes, unauthenticated before `check`. Raises MetadataError if it is damaged."""
     if len(data) > most:
         raise errors.MetadataError(f"the note has {len(data)} bytes, {most} are allowed")
     trailer = Trailer.parse(data, len(data))

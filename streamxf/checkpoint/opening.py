@@ -81,9 +81,7 @@ class ItemPart:
             raise IdentityError(f"the container holds {_shown(found)}, where {_shown(wanted)} belongs: it was swapped")
 
     def elements(self, blocks: Blocks) -> Elements:
-        """The elements in a tensor's stream. Raises MetadataError if the stream is another tensor's, or damaged,
-        UnsupportedError if only torch can make the tensor.
-        """
+        """A tensor's elements. Raises MetadataError if they are another's, UnsupportedError if torch must make it."""
         assert self.chunk is not None
         assert isinstance(self.item, TensorItem)
         if self.chunk.framed:

@@ -1,6 +1,4 @@
-"""From a save's items and data files to a published checkpoint: its metadata file, one process at a time, only what is
-whole, and what it replaces is removed.
-"""
+"""From a save's items and files to a published checkpoint: whole, one process at a time, old files removed."""
 
 from __future__ import annotations
 

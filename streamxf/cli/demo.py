@@ -50,9 +50,7 @@ class Side(NamedTuple):
 
 @dataclass(frozen=True)
 class Timing:
-    """What one side took for one state dict: its tensors, all files of the checkpoint, medians of seconds, and whether
-    every load gave the tensors back bit for bit.
-    """
+    """One side's tensors, stored bytes, median seconds, and whether every load gave the tensors back bit for bit."""
 
     side: str
     items: int

@@ -187,9 +187,7 @@ class JoinedWriter(_Joined, io.RawIOBase):
         return self._stream.write(data)  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """Finish the container and close torch's stream. Raises UnsupportedError if nothing was ever written: torch
-        wrote the tensors past the extensions.
-        """
+        """Finish the container and close torch's stream. Raises UnsupportedError if torch wrote past the extensions."""
         if self.closed:
             return
         if self._stream is None:

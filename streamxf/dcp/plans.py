@@ -96,9 +96,7 @@ def _check_planned(item: WriteItem, data: torch.Tensor) -> None:
 
 
 def check_index(plans: Sequence[SavePlan], in_containers: bool = True) -> None:
-    """Refuse to begin a save that its index cannot hold; raises MetadataError. What planners put into DCP's metadata
-    past their plans is not known yet.
-    """
+    """Refuse a save that its index cannot hold; raises MetadataError. What planners add later is not known yet."""
     paths: dict[str, Any] = {}
     for data in {id(plan.planner_data): plan.planner_data for plan in plans}.values():
         paths |= data if isinstance(data, dict) else {}

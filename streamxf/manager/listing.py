@@ -251,9 +251,7 @@ class Run:
 
 
 def folder_mark(storage: Storage, name: str) -> str | None:
-    """What changes with the names in a local folder, and with its metadata or commit record; None where there is
-    neither, and while its times may not show the next change.
-    """
+    """What changes with a local folder's names, and with its metadata or commit record; None if not known."""
     folder, file = storage.fingerprints(name, _MARKED)
     return None if folder is None or file is None else f"{folder}/{file}"
 

@@ -547,9 +547,7 @@ class CheckpointManager:
     def _chosen(
         self, run: Run, *, step: int | None = None, foreign: bool = False, best: tuple[str, str] | None = None
     ) -> tuple[Record, Line] | None:
-        """What to load, and the line of a job that goes on from there: rank 0 chooses and holds it, and all ranks read
-        what is to be read of it in full.
-        """
+        """What to load, and the line to go on from: rank 0 chooses and holds it, and all ranks read it in full."""
         name = None if step is None else _named(self._name, step)
         rank, size = self._agreement.rank, self._agreement.size
         while True:

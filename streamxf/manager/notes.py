@@ -112,9 +112,7 @@ class Authority:
         return ""
 
     def seal(self, content: Any, make: Callable[[Any], object], most: int = MAX_NOTE) -> bytes:
-        """A note of at most so many bytes, vouched for as the job's checkpoints are. Raises MetadataError if `make`, by
-        which it is read, refuses it.
-        """
+        """A note of at most so many bytes, vouched for as checkpoints are; MetadataError if `make` refuses it."""
         encryption = self._encryption if self.strict else None
         if encryption is not None and (self._session is None or self._session[0] != os.getpid()):
             self._session = os.getpid(), encryption.renew()

@@ -134,9 +134,7 @@ def multipart_of(filesystem: Any, path: str) -> Multipart | None:
 
 
 class Upload:
-    """A file that is written from its start to its end. The object appears when the upload is completed, at once and
-    whole; leaving ``with`` by an error aborts it.
-    """
+    """A file written from start to end: it appears at once when the upload is completed; an error aborts that."""
 
     def __init__(self, filesystem: Any, multipart: Multipart) -> None:
         self._filesystem = filesystem

@@ -43,9 +43,7 @@ class PositionalFile(Protocol):
         """Fill `out` with what stands from `position`; return less than its size at the end of the file only."""
 
     def expect(self, *spans: Span) -> None:
-        """Take note that these bytes will be read next, each from a first one to before a last one: a file far away is
-        better asked early.
-        """
+        """Note that these bytes are read next, each from a first to before a last: far files are best asked early."""
 
 
 class _LocalFile:

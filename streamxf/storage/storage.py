@@ -85,9 +85,7 @@ class Storage(ABC):
     """
 
     near: ClassVar[bool] = False
-    """Whether it is a folder of this machine or mounted there: files are read and listed without requests, and folders
-    have locks and `fingerprints`.
-    """
+    """Whether it is a folder of this machine, or mounted: read without requests, with locks and `fingerprints`."""
     has_links: bool = False
     """Whether a name may stand for a link, or for something else that is not a regular file."""
     conditional: bool = False

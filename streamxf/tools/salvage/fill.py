@@ -196,9 +196,7 @@ class Filler:
         return self._result({}, self._each(self._checkpoint.stored, lambda item: self._stored(item) is None))
 
     def read(self, wanted: ItemPart) -> Array | bytes | None:
-        """An item by itself: the elements of a whole tensor, or the bytes of an object, or of a shard of an opaque
-        tensor; None if it did not verify.
-        """
+        """An item: a whole tensor's elements, an object's bytes, or an opaque shard's; None if it did not verify."""
         name, chunk = wanted.item.name, wanted.chunk
         if name in self.opaque and chunk is not None:
             return self._each([name], lambda item: self._frame(item, chunk)).get(name)

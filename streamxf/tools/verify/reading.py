@@ -441,9 +441,7 @@ class FileCheck(AnyCheck):
     def _coder(
         self, header: Header, notes: Notes, place: Place, check: Callable[[], BlockReader]
     ) -> StreamCoder | None:
-        """What decodes the blocks; None where a key or a codec is missing, the chain cannot be rebuilt, or `check`
-        refuses the table: no codec is looked up then.
-        """
+        """What decodes the blocks; None without key, codec or chain, or where `check` refuses the table first."""
         findings = self.findings
         if header.keyed and (self._metadata is None or not len(self.call.access.keys)):  # it has the wrapped keys
             findings.skipped[KEYED] += 1
