@@ -27,13 +27,9 @@ from streamxf.storage.files import SyncedFile
 from streamxf.stream.encoder import ContainerEncoder, Encoded, MemorySource
 from streamxf.torchsave.writing import prefix_of, suffix_of
 
-# Bytes; a block below this is encoded on the spot: a worker would spend longer on waking up than on the block.
-ON_THE_SPOT = 64 * 1024
-
-# Bytes per second, and seconds: a folder that takes a block more slowly waits, for a network or a disk.
-_FAST = 2**28
-_SLOW = 1e-3
-
+ON_THE_SPOT = 64 * 1024  # bytes; a worker would spend longer on waking up than on a block of less
+_FAST = 2**28  # bytes per second: a folder that takes a block more slowly waits, for a network or a disk
+_SLOW = 1e-3  # seconds
 _PIECE = 2**20  # bytes that a stream without blocks is given at a time
 
 

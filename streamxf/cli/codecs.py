@@ -48,8 +48,7 @@ def _codec(registry: CodecRegistry, name: str) -> dict[str, Any]:
     from streamxf.registry import short_name
 
     cls, problem = _loaded(registry.find, name)
-    # of Encrypt none: a chain's text has no keys
-    parameters = parameter_fields(cls) if cls and name != ENCRYPT else ()
+    parameters = parameter_fields(cls) if cls and name != ENCRYPT else ()  # of Encrypt none: a chain's text has no keys
     return {
         "name": short_name(name),
         "problem": problem,

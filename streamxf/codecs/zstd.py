@@ -14,8 +14,7 @@ from streamxf.errors import CodecError, ParameterError, is_exhausted
 MIN_LEVEL, MAX_LEVEL = -7, 22
 # Bytes; from here on a fresh result costs more, in page faults, than the detour through a stream into reused memory.
 INTO_SCRATCH = 128 * 1024
-# Bytes; streaming decoders refuse more by default, and no frame of a block needs it.
-MAX_WINDOW = 1 << 27
+MAX_WINDOW = 1 << 27  # bytes; streaming decoders refuse more by default, and no frame of a block needs it
 _RAW_BLOCK = 1 << 17  # bytes, the most
 _FRAME_MAGIC = b"\x28\xb5\x2f\xfd"
 

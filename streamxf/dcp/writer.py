@@ -351,8 +351,6 @@ class ChainWriterMixin(StorageMixin):
             futures.wait([earlier])
         self._note_background()
 
-    # -- helpers -----------------------------------------------------------------------------------
-
     @property
     def _under_way(self) -> _RankSave:
         if self._save is None:
@@ -439,9 +437,6 @@ def extensions_of(extensions: Iterable[Any] | str | Codec) -> Extensions:
         else:
             foreign.append(extension)
     return Extensions(tuple(foreign), Chain(codecs))
-
-
-# -- in the background -----------------------------------------------------------------------------
 
 
 def begin_sharing() -> None:

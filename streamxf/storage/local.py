@@ -66,8 +66,6 @@ class LocalStorage(Storage, raises_only_known=True):
     def is_link(self, name: str) -> bool:
         return os.path.islink(self.path_of(name))
 
-    # -- listing -----------------------------------------------------------------------------------
-
     def info(self, path: str = "") -> StorageEntry:
         if not path:
             return _entry(self.name, os.stat(self.path))
@@ -164,8 +162,6 @@ class LocalStorage(Storage, raises_only_known=True):
         with files.opened(self.place, parts, make=make, how=files.ENTER) as folder:
             yield folder, name
 
-    # -- reading -----------------------------------------------------------------------------------
-
     @contextmanager
     def open(self, name: str = "", *, random: bool = False, step: int | None = None) -> Iterator[StoredFile]:
         with self._opened(name) as raw:
@@ -218,8 +214,6 @@ class LocalStorage(Storage, raises_only_known=True):
             )
         return os.path.relpath(real, base).split(os.sep)
 
-    # -- writing -----------------------------------------------------------------------------------
-
     def put(self, path: str, data: bytes, *, make: bool = False, over: str | None = None, **how: Any) -> None:
         try:
             if make:
@@ -270,8 +264,6 @@ class LocalStorage(Storage, raises_only_known=True):
     def sync(self) -> None:
         files.sync_folder(self.place)
 
-    # -- removing ----------------------------------------------------------------------------------
-
     def remove_folder(self, name: str, turns: Sequence[Collection[str]]) -> list[str]:
         with files.opened(self.path) as run:
             try:
@@ -301,8 +293,6 @@ class LocalStorage(Storage, raises_only_known=True):
         else:
             with suppress(FileNotFoundError):
                 os.unlink(self.path)
-
-    # -- one process among others ------------------------------------------------------------------
 
     def hold(self, *, links: bool = True) -> LocalStorage:
         if self.folder is not None:

@@ -79,8 +79,6 @@ class RemoteStorage(Storage):
     def forget_listings(self) -> None:
         self.filesystem.invalidate_cache()
 
-    # -- listing -----------------------------------------------------------------------------------
-
     def info(self, path: str = "") -> StorageEntry:
         return _entry(path, self._facts(path))
 
@@ -152,8 +150,6 @@ class RemoteStorage(Storage):
             return _entry(last, found[last]).kind if last in found else None
         return None
 
-    # -- reading -----------------------------------------------------------------------------------
-
     @contextmanager
     def open(self, name: str = "", *, random: bool = False, step: int | None = None) -> Iterator[StoredFile]:
         options: dict[str, Any] = {"cache_type": "none"} if random else {}
@@ -197,8 +193,6 @@ class RemoteStorage(Storage):
         if self.has_links or not self._fetches:
             return super().fetch(path, start, stop)
         return fetch.begun(filesystem, lambda: filesystem._cat_file(self.path_of(path), start=start, end=stop))
-
-    # -- writing -----------------------------------------------------------------------------------
 
     def put(self, path: str, data: bytes, *, make: bool = False, **how: Any) -> None:
         if make and self.has_links:
@@ -265,8 +259,6 @@ class RemoteStorage(Storage):
 
     def uploads(self) -> list[PendingUpload]:
         return pending_uploads(self.filesystem, self.path)
-
-    # -- removing ----------------------------------------------------------------------------------
 
     def check_literal(self, name: str) -> None:
         check_component(name)

@@ -28,9 +28,7 @@ from streamxf.pipeline import Pipeline
 from streamxf.report import Meter
 
 MIN_ROW = 64  # elements
-
-# A block's place in its scratch memory before it is encoded; the steps of a chain count from 0.
-_INPUT = -1
+_INPUT = -1  # a block's place in its scratch memory before it is encoded; the steps of a chain count from 0
 # Bytes; many encoded blocks of less may wait for their turn, and each would hold scratch memory of the size of a block.
 _SMALL = 64 * 1024
 

@@ -27,8 +27,7 @@ _SMALL = {
     "float8_e5m2fnuz": (5, 16, (0x80,)),
     "float8_e8m0fnu": (8, 127, (0xFF,)),
 }
-# Two numbers in a byte, E2M1; the sign is the highest of the four bits.
-_PACKED = "float4_e2m1fn_x2"
+_PACKED = "float4_e2m1fn_x2"  # two numbers in a byte, E2M1; the sign is the highest of the four bits
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
