@@ -51,20 +51,17 @@ _PARTS = {
     "StreamTransformExtension": f"{_DCP}._extension:StreamTransformExtension",
     "ExtensionRegistry": f"{_DCP}._extension:ExtensionRegistry",
     "ZStandard": f"{_DCP}._extension:ZStandard",
-    # The `transforms` of torch's writers and readers, asked for a stream for each item. `attach` puts others in their
-    # place, which have the same two methods.
+    # The `transforms` of torch's writers and readers, asked for each item's stream. `attach` puts its own there.
     "StorageWriterTransforms": f"{_DCP}.filesystem:_StorageWriterTransforms",
     "StorageReaderTransforms": f"{_DCP}.filesystem:_StorageReaderTransforms",
-    # Where an item is: file, offset, length and descriptors, in this order. Attributes that are added to it reach the
-    # rank that publishes.
+    # Where an item is: file, offset, length, descriptors. Attributes added to it reach the rank that publishes.
     "StorageInfo": f"{_DCP}.filesystem:_StorageInfo",
     # Distributes items over `thread_count` files by their sizes.
     "split_by_size_and_type": f"{_DCP}.filesystem:_split_by_size_and_type",
     # torch's writer and reader of URLs; torch 2.15 moved them to a public module.
     "FsspecWriter": f"{_DCP}.fsspec_filesystem:FsspecWriter",
     "FsspecReader": f"{_DCP}.fsspec_filesystem:FsspecReader",
-    # The parts of a tensor that this rank has, by offset and shape, for plain tensors, DTensors and ShardedTensors;
-    # ValueError for anything else.
+    # This rank's parts of a plain tensor, DTensor or ShardedTensor, by offset and shape; ValueError for others.
     "create_chunk_list": f"{_DCP}.planner_helpers:_create_chunk_list",
     # What makes a writer or reader of `checkpoint_id=`: (storage, checkpoint_id, reader).
     "storage_setup": f"{_DCP}._storage_utils:_storage_setup",

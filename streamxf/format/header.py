@@ -204,9 +204,7 @@ class Header:
 
     @classmethod
     def parse(cls, data: bytes) -> Header:
-        """Read a header that is exactly `data`, which has `header_size`. Raises ContainerError if anything is not as
-        the format says.
-        """
+        """Read a header that is exactly `data`, of `header_size`. Raises ContainerError if not as the format says."""
         size = header_size(data)
         if len(data) != size:
             raise ContainerError(f"the header should have {size} bytes, and has {len(data)}")
@@ -255,9 +253,7 @@ class _Chain(NamedTuple):
 
 
 def header_size(start: bytes) -> int:
-    """The whole header's size in bytes, from its first 33. Raises ContainerError if they do not begin a container of
-    this version.
-    """
+    """The whole header's bytes, from its first 33. Raises ContainerError for other than this version's containers."""
     if len(start) < limits.HEADER_FIXED_BYTES:
         raise ContainerError("this is not a streamxf container, or it is truncated inside its header")
     magic, format_bytes, _, chain_len, ident_len, _ = _FIXED.unpack_from(start)

@@ -58,9 +58,7 @@ def pack_seal(vouchers: str) -> bytes:
 
 
 def seal_size(end: bytes) -> int:
-    """The whole seal's size in bytes, from the file's last 16; raises ContainerError if they end no encrypted plain
-    file.
-    """
+    """The whole seal's bytes, from a file's last 16; raises ContainerError if they end no encrypted plain file."""
     if len(end) != SEAL_END_BYTES or end[8:] != SEAL_MAGIC:
         raise ContainerError("the file has no valid seal at its end: it was truncated or appended to")
     size = int(_WORD.unpack_from(end)[0])

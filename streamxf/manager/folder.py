@@ -107,9 +107,7 @@ class Folder:
         return commit
 
     def contents(self) -> list[str]:
-        """The files that its checkpoint consists of, by its index or commit record, and by names that only writers
-        make.
-        """
+        """The files of its checkpoint, by its index or commit record, and by names that only writers make."""
         ours = {path for path in self.top if made_by_writers(path) or is_metadata_name(path)}
         for file in {COMMIT, REMOVED}.intersection(self.top):
             commit, doubt = self.note(file, Commit.of_json)

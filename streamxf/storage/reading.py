@@ -125,8 +125,7 @@ class FileSlice:
         self, file: Any, offset: int = 0, length: int | None = None, whole: bytes | bytearray | memoryview | None = None
     ) -> None:
         if length is None:
-            # torch's _ReaderView counts seek(-n, SEEK_END) the wrong way round, and its seek() returns the position in
-            # the file beneath
+            # torch's _ReaderView counts seek(-n, SEEK_END) the wrong way round, and returns the position below it
             file.seek(0, io.SEEK_END)
             length = file.tell() - offset
         self._access: PositionalFile = file if hasattr(file, "read_into") else access_to(file)

@@ -260,9 +260,7 @@ def read_file(
     *,
     encrypted: bool = False,
 ) -> StreamReader | PipeReader:
-    """As `open`; the reader calls `finish` when it is closed. With `encrypted`, nothing else is read even if there are
-    no keys.
-    """
+    """As `open`; the reader calls `finish` when closed. If `encrypted`, nothing else is read even without keys."""
     if isinstance(file, FileSlice) or file.seekable():
         parts = PlainParts.of(file if isinstance(file, FileSlice) else FileSlice(file, file.tell()))
         _check_encrypted(parts.header, ring, encrypted)

@@ -297,9 +297,7 @@ class _Writing:
     # -- what earlier calls and workers finished -----------------------------------------------------
 
     def _finished(self, told: Collection[tuple[str, int]] = ()) -> tuple[dict[int, SavedFile], int]:
-        """Data files of earlier calls, or those of these names, by number; and how many slips are of other conversions
-        or unusable.
-        """
+        """Data files of earlier calls, or of these names, by number; and how many slips are others' or unusable."""
         storage, save, access = self._storage, self._save, self._access
         named = {each for name, _ in told if OWN_FILE.fullmatch(name) for each in (name, f"{name}{SLIP}")}
         listed = storage.names(named or None)

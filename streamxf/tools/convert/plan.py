@@ -299,9 +299,7 @@ def _safetensors_file(file: str, tensors: Mapping[str, TensorItem], metadata: Ma
 
 
 def _shards(tensors: Mapping[str, TensorItem], metadata: Mapping[str, str], shard_size: int) -> list[NewFile]:
-    """The files of a Hugging Face folder, the index last; a single file needs none. A tensor larger than `shard_size`
-    has a shard of its own.
-    """
+    """A Hugging Face folder's files, an index last if several. A tensor beyond `shard_size` has its own shard."""
     shards: list[dict[str, TensorItem]] = [{}]
     filled = 0
     for name, item in tensors.items():
@@ -324,9 +322,7 @@ def _shards(tensors: Mapping[str, TensorItem], metadata: Mapping[str, str], shar
 
 
 def restored(items: Mapping[str, Item], manifest: PackManifest, name: str) -> Plan:
-    """The files that were packed; a single one has the name `name`. Raises MetadataError if the checkpoint has other
-    items than were packed.
-    """
+    """The packed files; a single one is called `name`. Raises MetadataError if items are not those packed."""
     known = set(manifest.items())
     if added := [item for item in items if item not in known]:
         raise MetadataError(

@@ -15,8 +15,7 @@ from streamxf.buffers import collector_paused
 from streamxf.format.items import Item, TensorItem
 from streamxf.tools.inspect.inspect import ItemTotals
 
-# Deeper than any model; what remains of a longer name stays one piece. Without a bound a name of dots alone would
-# exhaust the stack.
+# Deeper than any model; the rest of a longer name is one piece. Without, a name of dots would exhaust the stack.
 MAX_DEPTH = 32
 _FREE_NODES, _NODES_EACH = 2**16, 2  # modules besides an item; a model's layers share most of theirs
 _MAX_RUNS = 5

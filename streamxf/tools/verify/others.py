@@ -65,9 +65,7 @@ def check_file(call: Verification) -> Checks:
 
 
 def check_folder(call: Verification, layout: huggingface.HubLayout) -> Checks:
-    """Check a Hugging Face folder: each shard by itself and then, if all are intact, whether index and shards fit each
-    other. Raises as `check_file`.
-    """
+    """Check a Hugging Face folder: its shards and, if they are intact, their index. Raises as `check_file`."""
     _refuse_keys(call)
     storage, findings = call.storage, call.findings(layout.index or "")
     try:
