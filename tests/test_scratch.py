@@ -1,6 +1,4 @@
-"""`BlockInfo.extend`: no copy where a block of more than a few KiB begins the chain's own scratch memory and there is
-room behind.
-"""
+"""`BlockInfo.extend`: no copy where a block of some KiB begins the chain's scratch memory, with room behind."""
 
 from __future__ import annotations
 

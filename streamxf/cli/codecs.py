@@ -77,9 +77,8 @@ def _print(found: list[dict[str, Any]], keys: list[dict[str, Any]]) -> None:
     headings = ("codec", "version", "role", "runs", "parameters", "from")
     codecs = show.TextTable(*headings, right=["version"], fold=["parameters", "from"])
     for each in found:
-        parameters = (
-            name if value is None else f"{name}={value}" for name, value in (each["parameters"] or {}).items()
-        )
+        known = (each["parameters"] or {}).items()
+        parameters = (name if value is None else f"{name}={value}" for name, value in known)
         facts = (str(each[name] or "") for name in ("name", "version", "role", "implementation"))
         codecs.row(*facts, ", ".join(parameters), ", ".join(each["from"]))
     places = show.TextTable("keys from", "from")

@@ -44,9 +44,7 @@ def totals(summary: Summary) -> None:
     if summary.dtypes:
         _groups("dtype", "tensors", ((dtype, totals.tensors, totals) for dtype, totals in summary.dtypes.items()))
     if any(summary.chains):
-        _groups(
-            "chain", "items", ((chain_text(chain), totals.items, totals) for chain, totals in summary.chains.items())
-        )
+        _groups("chain", "items", ((chain_text(chain), sums.items, sums) for chain, sums in summary.chains.items()))
 
 
 def plain(file: PlainSummary) -> str:

@@ -163,9 +163,8 @@ class TextTable:
         for heading, columns in widths.items():
             table.add_column(heading, justify="right" if heading in self._right else "left", width=columns)
         for row, style in self._rows:
-            table.add_row(
-                *(Text("\n".join(_folded(row[name], columns))) for name, columns in widths.items()), style=style
-            )
+            cells = (Text("\n".join(_folded(row[name], columns))) for name, columns in widths.items())
+            table.add_row(*cells, style=style)
         Console(highlight=False, width=width()).print(table)
 
     def print_lines(self) -> None:

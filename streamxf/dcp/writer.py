@@ -220,13 +220,12 @@ class ChainWriterMixin(StorageMixin):
         """
         save = self._under_way
         check_index(plans, bool(len(save.extensions.chain)))
-        others = {plan.storage_data.save.hex() for plan in plans if isinstance(plan.storage_data, RoomNote)}
+        notes = [plan.storage_data for plan in plans if isinstance(plan.storage_data, RoomNote)]
+        others = {note.save.hex() for note in notes}
         own, rank = save.writer_id.hex(), None if self.use_collectives else self.rank
         save.alone = len(plans) == 1
         if self.use_collectives:
-            save.nesting = merged(
-                plan.storage_data.nesting for plan in plans if isinstance(plan.storage_data, RoomNote)
-            )
+            save.nesting = merged(note.nesting for note in notes)
         save.unpublished = finalize(save, remove_unpublished, save.storage, own, others, rank, os.getpid())
         return share_room(plans)
 

@@ -1,6 +1,4 @@
-"""A pointer of Git LFS in place of a file, as a clone without `git lfs` has it: every reader says so, and it is no
-damage.
-"""
+"""A Git LFS pointer in place of a file, as a clone without `git lfs` has it: readers say so, and it is no damage."""
 
 from __future__ import annotations
 

@@ -126,9 +126,7 @@ class Folder:
 
 @dataclass
 class Model:
-    """A run's folder, as one would tell it to a person: what is in it, by the names of folders, and to which of them
-    links lead.
-    """
+    """A run's folder, as told to a person: what is in it, by folders' names, and where links lead."""
 
     folders: dict[str, Folder] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)

@@ -197,9 +197,7 @@ class RunOnDisk(RuleBasedStateMachine):
         return self.model.to_go(rules, check, self.now, self.read_now(), line=line)
 
     def removed(self, steps: Collection[int], begun: str = "") -> None:
-        """It was done: nothing of them is there, but for what belongs to others, and the note of a save that has begun
-        since.
-        """
+        """It was done: nothing is there but what belongs to others, and the note of a save begun since."""
         stays = self.others.keys() | self.litter | {f"{begun}/.streamxf-saving"}
         for step in steps:
             name = f"step-{step}"

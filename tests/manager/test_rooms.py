@@ -1,6 +1,4 @@
-"""A disk that is too small for all checkpoints: the rules make room before it is needed, and once more when it was not
-enough.
-"""
+"""A disk too small for all checkpoints: the rules make room before it is needed, and again when it was not enough."""
 
 from __future__ import annotations
 

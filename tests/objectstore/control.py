@@ -27,9 +27,7 @@ class Proxy:
     url: str
 
     def faults(self, *faults: Fault) -> None:
-        """What shall go wrong from now on, instead of what was asked for before; of several that suit a request, the
-        first.
-        """
+        """What shall go wrong from now on, in place of earlier; of several that suit a request, the first."""
         self._ask("faults", faults=[asdict(fault) for fault in faults])
 
     def pace(self, rate: float = 0, latency: float = 0) -> None:

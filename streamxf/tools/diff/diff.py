@@ -179,10 +179,8 @@ class Comparison:
         self._beside = beside
         self._first, self._second, self._values, self._progress = first, second, values, progress
         self._again = first.budget.renewed()
-        # parts of objects by their ids, where readers keep these
-        self._known: set[int] | None = (
-            set() if isinstance(first, FileReader) and isinstance(second, FileReader) else None
-        )
+        keeps = isinstance(first, FileReader) and isinstance(second, FileReader)
+        self._known: set[int] | None = set() if keeps else None  # parts of objects by ids, where readers keep these
         self.found = Compared()
 
     def run(

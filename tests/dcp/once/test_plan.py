@@ -1,6 +1,4 @@
-"""Who reads what: every rank gets all that it needs, each byte is read by one rank of a group, and nobody waits in a
-circle.
-"""
+"""Who reads what: every rank gets what it needs, one rank of a group reads each byte, and nobody waits in a circle."""
 
 from __future__ import annotations
 

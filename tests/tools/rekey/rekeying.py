@@ -38,9 +38,7 @@ def untouched(action: Callable[[], Any], path: Path, kind: type[BaseException], 
 
 
 def lines(path: Path, name: str = ".metadata") -> tuple[str, str, list[str]]:
-    """The wrapped data key of who published, the vouchers, and the wrapped data keys of others, as torch's readers have
-    them.
-    """
+    """The publisher's wrapped data key, the vouchers, and others' wrapped data keys, as torch's readers have them."""
     head, sections = sections_of(path, name)
     found = sections.key_lines()
     assert found is not None

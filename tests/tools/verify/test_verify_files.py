@@ -1,6 +1,4 @@
-"""`verify` of what is no checkpoint of DCP: files of `streamxf.open`, of torch.save and of safetensors, and folders of
-these.
-"""
+"""`verify` of other than DCP's: files of `streamxf.open`, torch.save and safetensors, and folders of these."""
 
 from __future__ import annotations
 

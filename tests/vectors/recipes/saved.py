@@ -1,6 +1,4 @@
-"""Checkpoints that streamxf itself wrote, at the time when the format was new; salts, ids and data keys were drawn at
-random.
-"""
+"""Checkpoints that streamxf wrote when the format was new; salts, ids and data keys were drawn at random."""
 
 from __future__ import annotations
 
