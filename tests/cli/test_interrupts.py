@@ -39,9 +39,7 @@ def weights(tmp_path: Path) -> Path:
 def interrupted(
     arguments: Sequence[object], when: Callable[[int], bool], number: int = signal.SIGINT, wait: float = 0.0
 ) -> tuple[int, str]:
-    """Start a command, and send it a signal some time after `when` says so; returns its exit code, as a shell shows it,
-    and its stderr.
-    """
+    """Start a command and, after `when`, send it a signal; returns its exit code, as shells show it, and its stderr."""
     with open(os.devnull, "w") as nothing, TemporaryFile() as shown:
         streams = (nothing.fileno(), nothing.fileno(), shown.fileno())
         process = preloaded.start(arguments, streams)

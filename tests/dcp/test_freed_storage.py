@@ -1,6 +1,4 @@
-"""Tensors whose storage was freed or cut, as by FSDP and offloading: NumPy gives other memory for them, or torch's own
-functions leave theirs.
-"""
+"""Tensors whose storage was freed or cut, as by FSDP and offloading: NumPy, and torch, give other memory for them."""
 
 from __future__ import annotations
 

@@ -47,9 +47,7 @@ def save_from_two_hosts(
     coordinator: int = 0,
     turn: Callable[[], None] = lambda: None,
 ) -> None:
-    """Each rank is on a host of its own; the coordinator is slow, and writes when `meanwhile` has happened. It begins
-    when `turn` has.
-    """
+    """Each rank has its own host; the coordinator begins when `turn` has, and writes once `meanwhile` has happened."""
     states = [{"of 0": torch.zeros(9)}, {"of 1": torch.ones(9)}]
     steps: dict[int, Any] = {}
     for rank in (1 - coordinator, coordinator):

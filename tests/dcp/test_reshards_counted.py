@@ -1,6 +1,4 @@
-"""What resharded loads read of 1 MiB blocks, beside the blocks that hold what each rank needs; docs/quickstart.md has
-the table.
-"""
+"""What resharded loads read of 1 MiB blocks, beyond those that ranks need; docs/quickstart.md has the table."""
 
 from __future__ import annotations
 

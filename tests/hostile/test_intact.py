@@ -1,6 +1,4 @@
-"""What the rows attack loads as long as it is intact, and with CRCs that were computed again: refusals are due to the
-faults alone.
-"""
+"""What the rows attack loads intact, and with CRCs computed again: refusals are due to the faults alone."""
 
 from __future__ import annotations
 

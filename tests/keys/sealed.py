@@ -94,9 +94,7 @@ class Fake(KeyProvider):
 
 
 class Service(KeyProvider):
-    """Wraps by adding one to each byte, notes what it is asked to unwrap, and raises the next of its `errors`, if any,
-    instead of an answer.
-    """
+    """Wraps by adding one to each byte, notes what it unwraps, and raises the next of its `errors`, if any, instead."""
 
     kind = "acme-service"
     vouches: ClassVar[bool] = True

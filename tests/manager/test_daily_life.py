@@ -46,9 +46,7 @@ def kinds(run: Path | str, **options: Any) -> dict[str, str]:
 
 
 def goes_on(run: Path | str, **options: Any) -> None:
-    """What a run of the steps 1, 2 and 3 does after whatever has happened to it: it resumes, saves, and the rules and
-    metrics of before hold.
-    """
+    """What a run of steps 1 to 3 does after whatever happened: it resumes and saves, and rules and metrics hold."""
     assert resumed(run, **options) == 3
     assert list_checkpoints(run, **_storage(options))[0].metrics == {"loss": 1.0}
     keep = Retention(last=1, best=1, metric="loss", mode="max")

@@ -1,6 +1,4 @@
-"""streamxf and the reference decoder give the same verdict on every vector with a flipped bit, and on many in which all
-CRCs are right again.
-"""
+"""streamxf and the reference decoder agree on each vector with a flipped bit, and on many with all CRCs right again."""
 
 from __future__ import annotations
 

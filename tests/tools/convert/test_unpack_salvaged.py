@@ -1,6 +1,4 @@
-"""What was packed, damaged and salvaged: files come back as they were if nothing of them was lost, and the rest can be
-written into new ones.
-"""
+"""Packed, damaged, salvaged: files come back if nothing of them was lost, and the rest can be written into new ones."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""`streamxf.salvage` where the metadata is damaged or gone: what the data files say of themselves, and never a mixture
-of two saves.
-"""
+"""`streamxf.salvage` without metadata: what the data files say of themselves, and never a mixture of two saves."""
 
 from __future__ import annotations
 
