@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import pickle
+import re
 import resource
 import struct
 from itertools import product
@@ -262,9 +263,7 @@ def test_other_pickle_protocols_are_named(tmp_path: Path, form: str, protocol: i
         with pytest.raises(UnsupportedError, match="another pickle protocol"):
             call(path)
     if form == "zip":
-        report = streamxf.verify(path)  # of the bytes
-        assert report.ok
-        assert "another pickle protocol" in str(report)
+        assert re.search(r"no damage found .*another pickle protocol", str(streamxf.verify(path)))
     else:
         with pytest.raises(UnsupportedError, match="another pickle protocol"):
             streamxf.verify(path)

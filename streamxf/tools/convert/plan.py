@@ -150,10 +150,9 @@ def fresh(
     objects = [shown for shown in items if shown not in tensors]
     if format is Format.TORCH:
         values = {shown: _make(reader, items[shown], prefix + shown, skip_objects) for shown in objects}
-        made = {shown: value for shown, value in values.items() if value is not None}
-        refused = [shown for shown in objects if shown not in made]
-        items = {shown: item for shown, item in items.items() if shown in tensors or shown in made}
-        file, told = _torch_file(name, reader, items, made, prefix, flat=model, whole=not (only or refused))
+        refused = [shown for shown in objects if values[shown] is None]
+        items = {shown: item for shown, item in items.items() if shown not in refused}
+        file, told = _torch_file(name, reader, items, values, prefix, model, not (only or refused))
         return Plan([file], False, items.values(), left_out=(*refused, *left_out), notes=(*notes, *told))
     if objects and not skip_objects:
         raise UnsupportedError(
@@ -199,23 +198,16 @@ def _make(reader: BoxReader, item: Item, name: str, skip: bool) -> Value | None:
         if skip:
             return None
         said, trusted, _ = error.message.partition(". If you trust it")
-        cure = "leave such items out (skip_objects)"
+        said += "; leave such items out (skip_objects)"
         if isinstance(reader, Checkpoint):
-            cure += ", or copy all as it is stored, into a DCP checkpoint (format='dcp')"
+            said += ", or copy all as it is stored, into a DCP checkpoint (format='dcp')"
         if trusted:
-            cure += f"{trusted}, call torch.serialization.add_safe_globals([...]) and streamxf.unpack in Python"
-        raise type(error)(f"{said}; {cure}", file=error.file, item=error.item) from None
+            said += f"{trusted}, call torch.serialization.add_safe_globals([...]) and streamxf.unpack in Python"
+        raise type(error)(said, file=error.file, item=error.item) from None
 
 
 def _torch_file(
-    name: str,
-    reader: BoxReader,
-    items: Mapping[str, Item],
-    made: Mapping[str, Value],
-    prefix: str,
-    *,
-    flat: bool,
-    whole: bool,
+    name: str, reader: BoxReader, items: Mapping[str, Item], made: dict[str, Any], prefix: str, flat: bool, whole: bool
 ) -> tuple[NewFile, Sequence[str]]:
     """A ``torch.save`` file, nested by the items' paths unless it is to be `flat`; tensors have storages of their own,
     but for those that are `made`, as objects are. And notes; `whole` says that nothing was left out of a dict.

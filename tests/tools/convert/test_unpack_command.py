@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -70,16 +71,12 @@ def test_what_it_refuses_in_one_line(run, tmp_path, checkpoint, arguments, text)
     assert (tmp_path / "there.pt").read_bytes() == (tmp_path / "folder" / "other").read_bytes() == b"old"
 
 
-class Foreign:
-    """What no process allows."""
-
-
 class Own(torch.Tensor):
     """As torchao's weights are to a shell."""
 
 
 @pytest.mark.parametrize("source", ["streamxf", "stock", "file"])
-@pytest.mark.parametrize("value", [Foreign(), torch.ones(2).as_subclass(Own)], ids=["object", "tensor"])
+@pytest.mark.parametrize("value", [Namespace(), torch.ones(2).as_subclass(Own)], ids=["object", "tensor"])
 def test_what_needs_an_unknown_class(run, tmp_path: Path, source: str, value: object) -> None:
     """The advice is what a shell can do, and each part of it works."""
     state, path = {"model": {"w": torch.ones(3)}, "odd": [value, torch.ones(1)]}, tmp_path / source
@@ -100,6 +97,6 @@ def test_what_needs_an_unknown_class(run, tmp_path: Path, source: str, value: ob
     if source != "file":
         assert "--format 'dcp'" in refused.err
         assert run("unpack", path, tmp_path / "copy", "--format", "dcp").code == 0
-    with torch.serialization.safe_globals([Foreign, Own]):
+    with torch.serialization.safe_globals([Namespace, Own]):
         streamxf.unpack(path, tmp_path / "y.pt")
         assert type(torch.load(tmp_path / "y.pt")["odd"][0]) is type(value)

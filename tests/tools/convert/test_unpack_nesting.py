@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -130,29 +129,19 @@ def test_a_state_of_nothing_but_empty_dicts_comes_back(tmp_path: Path, state: An
     assert unpacked(tmp_path / "saved") == (state, ())
 
 
-LOST: list[Any] = [("a", 1), 10**20, float("inf"), float("nan"), b"a"]
-REFUSED: list[Any] = [torch.float32, frozenset([1])]  # in a file of torch.save
-
-
-@pytest.mark.parametrize(
-    ("how", "key"), [*product(["saved", "renamed"], LOST + REFUSED), *product(["torch.save"], LOST)], ids=str
-)
+@pytest.mark.parametrize("key", [("a", 1), 10**20, float("inf"), float("nan"), b"a", torch.float32, frozenset([1])])
+@pytest.mark.parametrize("how", ["saved", "renamed"])
 def test_a_key_that_cannot_be_given_back_is_named(tmp_path: Path, key: Any, how: str) -> None:
     state = {"odd": {key: torch.ones(1), 5: torch.ones(2)}}
-    if how == "torch.save":
-        torch.save(state, tmp_path / "saved")
-    else:
-        dcp.save(state, storage_writer=streamxf.FileSystemWriter(tmp_path / "saved"))
-    found, notes = unpacked(changed(tmp_path / "saved", how), format="torch")
+    dcp.save(state, storage_writer=streamxf.FileSystemWriter(tmp_path / "saved"))
+    found, notes = unpacked(changed(tmp_path / "saved", how))
     prefix = "model.odd" if how == "renamed" else "odd"
     assert notes == (f"keys that were not strings before, and are now: {prefix}.{key}",)
     assert (found["model"] if how == "renamed" else found)["odd"].keys() == {str(key), 5}
 
 
 @pytest.mark.parametrize("how", ["saved", "transcoded", "salvaged"])
-@pytest.mark.parametrize(
-    "state", [{1: torch.ones(2)}, {"a": torch.ones(2), "e": {}}], ids=["an integer", "an empty dict"]
-)
+@pytest.mark.parametrize("state", [{1: torch.ones(2)}, {"a": torch.ones(2), "e": {}}], ids=["integer", "empty dict"])
 def test_what_stock_dcp_did_not_record_is_said(tmp_path: Path, state: Any, how: str) -> None:
     dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path / "saved"))
     if how == "salvaged":
