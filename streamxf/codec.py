@@ -79,8 +79,7 @@ class BlockInfo:
     memory: Scratch | None = dataclasses.field(default=None, repr=False)
 
     def extend(self, block: memoryview, size: int) -> memoryview:
-        """Return writable memory that begins with `block` and goes on for `size` more bytes, whose contents are
-        undefined.
+        """Return writable memory that begins with `block` and has `size` more bytes of undefined contents.
 
         A block above 16 KiB is not copied if the codec before left it at the start of the chain's own scratch memory,
         as most codecs do; otherwise it is copied into `scratch` memory. For `encode`; use it instead of `scratch` to

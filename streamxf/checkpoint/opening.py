@@ -108,8 +108,7 @@ class ItemOpener:
     """Opens items that one metadata file describes.
 
     - `metadata`: what the file says.
-    - `sees_index`: whether who read the metadata looked for an index. Torch's own code does not, so there a missing one
-      means nothing.
+    - `sees_index`: whether who read the metadata looked for an index; for torch, which does not, none means nothing.
     - `budget`: pays for what stream transforms make of items. None for readers, whose callers have made the memory.
     """
 

@@ -78,8 +78,7 @@ def assemble(
     `checkpoint_id`, where the checkpoint is, it has no pickle for torch's own readers. `extra` is as in `Index`.
 
     Raises ChainError if the ranks saved with different chains or keys, UnsupportedError if the checkpoint would not be
-    whole, MetadataError if readers would refuse it, and KeyServiceError if a service that vouches for it cannot be
-    asked.
+    whole, MetadataError if readers would refuse it, KeyServiceError if a service that vouches for it is silent.
     """
     _check_agreement(records)
     encryption = extensions.encryption
@@ -224,8 +223,7 @@ def _surely_unpublished(storage: Storage, name: str, data: bytes) -> bool:
 
 def check_free(path: Any, found: Collection[str], name: str, overwrite: bool) -> None:
     """Refuse to publish `name`, a metadata file, beside or over what is in its folder by now. Raises UnsupportedError
-    if it is metadata of a single rank, and there is global metadata; AbortedError if there is a checkpoint that may
-    not be replaced.
+    if it is metadata of a single rank, and there is global metadata; AbortedError for one that may not be replaced.
     """
     if name != GLOBAL and GLOBAL in found:
         raise UnsupportedError(

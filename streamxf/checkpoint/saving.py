@@ -264,9 +264,7 @@ class Save:
             let_go()  # or it would drop an interrupt that comes while this object goes
 
     def leave(self, *, published: bool = True) -> None:
-        """Let go of the folder, and of the lock unless another process has yet to publish this one's files: until the
-        next save, that is.
-        """
+        """Let go of the folder, and of the lock, unless others have yet to publish: it then goes with the next save."""
         if published:
             self._unlock()
         self.storage = self.storage.let_go()

@@ -124,9 +124,7 @@ def _fail(
 
 
 def _open_closed() -> None:
-    """Open what the process was started without, as by ``>&-``: else a checkpoint's file would get its number, and what
-    any library prints would go there.
-    """
+    """Open what is closed, as by ``>&-``: a checkpoint's file would get its number, and whatever any library prints."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
             try:

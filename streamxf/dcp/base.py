@@ -61,9 +61,7 @@ class StorageMixin(ABC):
             self.path = path
 
     def reset(self, checkpoint_id: Location | None = None) -> None:
-        """Switch to another checkpoint, with the same storage options. Raises ParameterError for a path where this was
-        made for a `Storage`.
-        """
+        """Switch to another checkpoint, same storage options. ParameterError for a path where this has a `Storage`."""
         if self.for_urls:
             check_local(checkpoint_id, self.for_urls)
         super().reset()  # type: ignore[misc]

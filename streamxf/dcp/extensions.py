@@ -33,8 +33,7 @@ from streamxf.torchsave.writing import frame_of
 
 
 class Registry(ExtensionRegistry):
-    """A torch ``ExtensionRegistry`` that knows streamxf's codecs, installed third-party codecs, and torch's own
-    extensions.
+    """A torch ``ExtensionRegistry`` with streamxf's codecs, installed third-party ones, and torch's own extensions.
 
     Parameters
     ----------
@@ -63,9 +62,7 @@ class Registry(ExtensionRegistry):
         return made
 
     def register(self, cls: type[Any]) -> None:
-        """Add a codec class, or a torch extension class of another kind. Raises DuplicateCodecError if a codec of that
-        name exists already.
-        """
+        """Add a codec class, or another kind of torch's extensions; DuplicateCodecError if a codec has that name."""
         if issubclass(cls, Codec):
             self.codecs.register(cls)
         else:

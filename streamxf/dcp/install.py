@@ -55,8 +55,7 @@ def install(
 
     This includes torch's ``FileSystemWriter``, ``FileSystemReader``, ``FsspecWriter`` and ``FsspecReader``,
     ``checkpoint_id=`` of ``save``, ``async_save`` and ``load``, and tools such as ``dcp_to_torch_save``. Megatron
-    Core's classes get it by `attach`. Other classes derived from torch's, streamxf's own, and earlier objects are left
-    alone.
+    Core's classes get it by `attach`. Other derived classes, streamxf's, and earlier objects stay as they are.
 
     An inner installation overrides an outer one. Use the result in a ``with`` statement, or call its `uninstall`.
 
@@ -71,8 +70,7 @@ def install(
         explicit ``streamxf.FileSystemReader(path, require=None)`` loads them.
     writer, reader : dict, optional
         More arguments for writers and readers, such as ``{"thread_count": 2}`` and ``{"safe_globals": [...]}``.
-        Arguments that a framework passes itself take precedence. Without ``trust``, readers trust the signer of the
-        chain.
+        Arguments that a framework passes itself take precedence. Without ``trust``, readers trust the chain's signer.
 
     Raises
     ------

@@ -350,8 +350,7 @@ def note_damage(storage: Storage, save_id: str | None, advice: str, error: BaseE
 
 
 def suspect(storage: Storage, save_id: str | None) -> bool | None:
-    """Leave the note, an empty file, if the checkpoint's folder lies in a run. Best effort: nothing is raised, and no
-    link followed.
+    """Leave the note, an empty file, if the checkpoint's folder lies in a run. Raises nothing, follows no link.
 
     Returns whether the note lies there; None if the folder is not in a run.
     """

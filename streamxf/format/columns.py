@@ -1,5 +1,4 @@
-"""A part of an index: columns of integers and bytes for some files, or for chunks of some items; docs/format.md,
-"Parts".
+"""A part of an index: columns of integers and bytes for files, or chunks of items; docs/format.md, "Parts".
 
 `FILE_COLUMNS` and `ITEM_COLUMNS` declare all columns: a new one is a line there, with a rule for how many values it
 has. What a part says of each file, item or column is checked when it is read, without a look at single chunks.

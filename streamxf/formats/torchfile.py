@@ -113,8 +113,7 @@ def _measured(value: Any, known: dict[int, tuple[int, bool]], needed: set[str]) 
 
 
 def _flattened(root: Any, size: int) -> dict[str, tuple[Path, Any]]:
-    """The contents of nested dicts and lists, named as DCP names them: it enters dicts, and lists that hold tensors or
-    dicts.
+    """The contents of nested dicts and lists, named as DCP names them: it enters dicts, and lists of tensors or dicts.
 
     Dicts and lists that share their parts, or hold themselves, can expand to any number of names, and one long key can
     be part of each; so names are bounded in proportion to the `size` of the pickle.

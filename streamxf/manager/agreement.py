@@ -88,8 +88,7 @@ class Agreement:
 
         - `due`: by rank 0's clock; other ranks are not asked. A save follows when all have been told, so it is posted
           once until then, even if it is still due meanwhile.
-        - `wait`: a save follows whatever the others say, on every rank, so wait until they are all here, and count what
-          they know now.
+        - `wait`: a save follows on every rank, whatever they say: wait until all are here, and count what they know.
         """
         group = self._others()
         if group is None:
@@ -149,8 +148,7 @@ class Agreement:
 
     def close(self, failed: bool = False) -> None:
         """Wait for what is posted, and give the group back. If an error has ended training on this rank, it `failed`:
-        others may wait for it elsewhere, so it waits for them no longer than a few seconds, and errors of the group are
-        logged.
+        others may wait for it elsewhere, so it waits for them a few seconds at most, and logs errors of the group.
         """
         group, self._group = self._group, None
         posted, self._posted = self._posted, None

@@ -62,9 +62,7 @@ class Folder:
         return said if said is not None and not doubt and said.name == self.place.name else None
 
     def supplements(self, save_id: str | None) -> tuple[list[Supplement], bool]:
-        """Those to a save that count, in their order; and whether there are others, of which nobody knows what they
-        would say of it.
-        """
+        """Those to a save that count, in order; and whether there are others, of which nobody knows what they say."""
         found: dict[str, Supplement] = {}
         others = False
         for file in filter(SUPPLEMENT.fullmatch, self.top):

@@ -1,7 +1,6 @@
 """Notes of a run, and `Authority`: what shows that one of them, or a checkpoint, is this job's own.
 
-In a checkpoint's folder, beside its own files, those of `streamxf.checkpoint.notes`. In ``.streamxf``: what may be
-lost.
+In a checkpoint's folder, beside its files, those of `streamxf.checkpoint.notes`. In ``.streamxf`` what may be lost.
 """
 
 from __future__ import annotations

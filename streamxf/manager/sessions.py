@@ -1,6 +1,4 @@
-"""The processes that save to a run, each with a small file of its own: whether another one is at it, and how often the
-job has failed.
-"""
+"""The processes that save to a run, each with a small file: if another is at it, and how often the job has failed."""
 
 from __future__ import annotations
 

@@ -170,9 +170,7 @@ def requests_to(filesystem: Any, path: str, label: str, size: int) -> Request:
 
 
 def part_of(data: bytes, start: int, stop: int, size: int | None) -> bytes:
-    """The part of a file that was asked for, where all of it came. Raises UnsupportedError for a large file, of which
-    each part would take as long.
-    """
+    """The part that was asked for, where all came. Raises UnsupportedError for large files: each part takes as long."""
     if len(data) != size or (start == 0 and size <= stop):
         return data
     if size > AHEAD_BYTES:

@@ -156,9 +156,7 @@ class Storage(ABC):
         return os.path.basename(self.path.rstrip("/"))
 
     def label(self, name: str = "") -> str:
-        """What errors and reports call this place, or a file of this folder: without the password of a URL, which
-        `location` has.
-        """
+        """What errors and reports call this place, or a file of it: without the password of a URL in `location`."""
         return redacted(self.location(name))
 
     def location(self, name: str = "") -> str:

@@ -36,9 +36,7 @@ from streamxf.stream.reader import PipeReader, StreamReader
 
 @dataclass(frozen=True)
 class PlainParts:
-    """The parts of a plain file, which fit together; no key has opened it yet. `wrapped` and `vouchers` are empty if
-    the chain does not encrypt.
-    """
+    """The parts of a plain file, which fit together, unopened by any key; no `wrapped` or `vouchers` if in clear."""
 
     header: Header
     container: FileSlice

@@ -204,9 +204,7 @@ class StreamReader(CheckedReader):
             raise
 
     def readinto_at(self, position: int, buffer: Buffer, /) -> int:
-        """Fill `buffer` from `position`, as `readinto`. When this raises, no thread writes into `buffer` any more, and
-        the error holds no view of it.
-        """
+        """Fill `buffer` from `position`, as `readinto`; after an error no thread writes to it, nor is a view held."""
         self._check_usable()
         with flat_view(buffer) as out:
             size = max(0, min(len(out), self.size - position))

@@ -62,8 +62,7 @@ def check_codec(
     properties: Iterable[str] | None = None,
     patience: float = 60.0,
 ) -> None:
-    """Check that a codec has every property that streamxf relies on. Raises ConformanceError, which names those that it
-    lacks.
+    """Check that a codec has every property that streamxf relies on; ConformanceError names those that it lacks.
 
     Parameters
     ----------

@@ -121,9 +121,7 @@ class Archive:
         return begin, crc
 
     def check_crcs(self) -> bool:
-        """Compare each record with its CRC-32, which ``torch.load`` never does; whether there are any. Raises as
-        `find`, or if one does not match.
-        """
+        """Compare each record's CRC-32, which ``torch.load`` never does; whether there are any. Raises as `find`."""
         if not any(crc for _, crc in self._places.values()):
             return False
         for name, left in self.sizes.items():

@@ -101,9 +101,7 @@ class Unpickler(_Unpickler):  # type: ignore[misc]
         self.steps = Steps(len(pickled) * 3 // 4 + more)
 
     def load(self, begin: int = 0) -> Any:
-        """What is pickled from `begin` on. Raises NotSavedByTorch if it is damaged or out of proportion, and what is
-        raised `on_purpose`.
-        """
+        """What is pickled from `begin`; raises NotSavedByTorch if damaged or excessive, and errors `on_purpose`."""
         read, actions = self.read, self.actions
         self._file.seek(begin)
         try:

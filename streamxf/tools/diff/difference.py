@@ -231,8 +231,7 @@ class Difference:
     - `removed`, `added`: items that only the first has, and only the second.
     - `incomparable`: items that could not be compared, with the reason.
     - `equal`: how many items are the same: tensors bit for bit, objects by their value.
-    - `elements`, `differing`: of all tensors of both that were compared; how many elements there are, and how many are
-      not the same.
+    - `elements`, `differing`: of all tensors that were compared; how many elements there are, and how many differ.
     - `notes`: remarks, in sentences.
     - `not_compared`: other contents of the two paths, such as files beside tensors.
     """
