@@ -41,17 +41,8 @@ def open_source(storage: Storage, access: Access = _NOTHING, *, listing: bool = 
     """Open a checkpoint of any format, to read its tensors box by box; none of this needs torch.
 
     `listing` is for those who only want metadata: an encrypted checkpoint then needs no keys, and is not authenticated.
-
-    Raises
-    ------
-    FileNotFoundError, NoCheckpointError
-        If there is nothing, or it is not a checkpoint.
-    UnsupportedError
-        If it is one of a kind that cannot be read here.
-    MetadataError, ContainerError
-        If it is damaged, or half a checkpoint.
-    StreamxfError, OSError
-        As for `Checkpoint`.
+    Raises FileNotFoundError, NoCheckpointError if there is nothing, or no checkpoint; UnsupportedError for a kind that
+    cannot be read here; MetadataError, ContainerError if it is damaged, or half a checkpoint; and as `Checkpoint`.
     """
     kind = kind_of(storage)
     if kind is Format.DCP:

@@ -29,10 +29,6 @@ class ManagedCheckpoint(*_BASES):  # type: ignore[misc]
 
     With several ranks initialize torch.distributed before the manager is made.
 
-    Parameters
-    ----------
-    manager : CheckpointManager
-
     Raises
     ------
     ParameterError

@@ -24,10 +24,6 @@ class ManagerCallback(TrainerCallback):  # type: ignore[misc]  # transformers is
 
     Add it after all other callbacks, which may stop training, since a checkpoint is complete once it has been called.
 
-    Parameters
-    ----------
-    manager : CheckpointManager
-
     Raises
     ------
     ParameterError

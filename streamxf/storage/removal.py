@@ -31,19 +31,12 @@ def remove_tree(storage: Storage, name: str, first: Collection[str], rest: Colle
 
     The caller holds the folder's lock, whose file goes, too.
 
-    Parameters
-    ----------
-    first, rest : collection of str
-        Paths in the folder. Those of `first` go before all others, in object stores in batches; if one of them cannot
-        be removed, none of `rest` is. The last of each goes once all others of it have. A file that is not there is
-        fine. A path that leads out, or that the storage might not take literally, stays, with a warning in the log.
+    - `first`, `rest`: paths in the folder. Those of `first` go before all others, in object stores in batches; if one
+      cannot be removed, none of `rest` is. The last of each goes once all others of it have. A file that is not there
+      is fine. A path that leads out, or that the storage might not take literally, stays, with a warning in the log.
 
-    Raises
-    ------
-    ParameterError
-        If the name is not literal. Nothing was removed.
-    OSError
-        The first one, after all others were tried; of an object store, whatever its client raises.
+    Raises ParameterError if the name is not literal, and nothing was removed; OSError, the first one, after all others
+    were tried; of an object store, whatever its client raises.
     """
     result = remove_trees(storage, {name: (first, rest)})[name]
     if isinstance(result, Exception):

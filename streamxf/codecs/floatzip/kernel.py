@@ -68,12 +68,8 @@ def encode_bound(size: int) -> int | None:
 
 
 def encode_into(block: memoryview, width: int, row: int | None, out: memoryview) -> int | None:
-    """Encode a block of elements of `width` bytes into `out`, which has `encode_bound` bytes.
-
-    Returns
-    -------
-    int or None
-        The payload's size, or `STORE`; None for a block that the kernel leaves to the reference.
+    """Encode a block of elements of `width` bytes into `out`, which has `encode_bound` bytes. Returns the payload's
+    size, or `STORE`; None for a block that the kernel leaves to the reference.
     """
     with borrowed(_Work) as work:
         size = compiled.encode(block, out, work.of(compiled.work_size(len(block))), width, row or 0)
@@ -82,13 +78,8 @@ def encode_into(block: memoryview, width: int, row: int | None, out: memoryview)
 
 def decode_into(payload: memoryview, out: memoryview, *, checked: bool = False) -> bool:
     """Fill `out`, of exactly the size that the payload declares. If `checked`, the payload is followed by its CRC-32C,
-    four bytes, which is compared in the same call.
-
-    Returns
-    -------
-    bool
-        False if the reference must decide: there is no kernel, or the payload is damaged or unknown to it, or this
-        processor has no instruction for a CRC.
+    four bytes, which is compared in the same call. False if the reference must decide: there is no kernel, or the
+    payload is damaged or unknown to it, or this processor has no instruction for a CRC.
     """
     if compiled is None or len(out) > zstd.MAX_WINDOW:
         return False

@@ -144,12 +144,8 @@ def quick() -> zstandard.ZstdCompressor:
 
 
 def pack_into(values: Array, base: int, out: memoryview, work: Workspace) -> int:
-    """Pack `values` around the sixteen from `base` on, and compress them into `out`.
-
-    Returns
-    -------
-    int
-        Bytes written; 0 if there are too many exceptions.
+    """Pack `values` around the sixteen from `base` on, and compress them into `out`; returns the bytes written, 0 if
+    there are too many exceptions.
     """
     packed = work.plane(-1, (len(values) + 1) // 2)
     exceptions = _pack(values, base, packed, work)
