@@ -18,21 +18,26 @@ class TorchExtension:
     @classmethod
     def registry_name(cls) -> str:
         """The codec's name."""
-        return cls._answers().registry_name(cls)  # type: ignore[no-any-return]
+        name: str = cls._answers().registry_name(cls)
+        return name
 
     @classmethod
     def from_descriptor(cls, version: str) -> Self:
         """Make the codec from the part of a descriptor behind the name's slash."""
-        return cls._answers().from_descriptor(cls, version)  # type: ignore[no-any-return]
+        codec: Self = cls._answers().from_descriptor(cls, version)
+        return codec
 
     def get_descriptor(self) -> str:
         """The descriptor's text; with the wrapped data key, for which torch's writers have no other place."""
-        return type(self)._answers().get_descriptor(self)  # type: ignore[no-any-return]
+        text: str = type(self)._answers().get_descriptor(self)
+        return text
 
     def transform_to(self, output: IO[bytes]) -> IO[bytes]:
         """Wrap a stream on save. Neighbouring codecs join one container."""
-        return type(self)._answers().transform_to(self, output)  # type: ignore[no-any-return]
+        stream: IO[bytes] = type(self)._answers().transform_to(self, output)
+        return stream
 
     def transform_from(self, input: IO[bytes]) -> IO[bytes]:
         """Wrap a stream on load. The codecs of a chain join again."""
-        return type(self)._answers().transform_from(self, input)  # type: ignore[no-any-return]
+        stream: IO[bytes] = type(self)._answers().transform_from(self, input)
+        return stream

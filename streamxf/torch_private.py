@@ -126,7 +126,8 @@ def __getattr__(name: str) -> Any:
 
 def untyped_storage(storage: Any) -> UntypedStorage:
     """What is below a ``TypedStorage``, without the warning of its own method."""
-    return storage._untyped_storage  # type: ignore[no-any-return]
+    found: UntypedStorage = storage._untyped_storage
+    return found
 
 
 def typed_storage(storage: UntypedStorage, dtype: dtype) -> Any:

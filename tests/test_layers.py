@@ -265,21 +265,21 @@ def test_other_names_do_not():
 
 LINES = {
     # the modules at the top
-    ".": 3_166,
+    ".": 3_172,
     "checkpoint": 4_774,
     "cli": 2_719,
-    "codecs": 1_623,
-    "dcp": 5_298,
+    "codecs": 1_626,
+    "dcp": 5_300,
     "format": 3_358,
     "formats": 1_053,
     "integrations": 786,
-    "keys": 2_098,
+    "keys": 2_100,
     "manager": 4_393,
     "storage": 3_642,
     "stream": 1_354,
     "testing": 870,
-    "tools": 9_094,
-    "torchsave": 2_115,
+    "tools": 9_087,
+    "torchsave": 2_116,
 }
 
 

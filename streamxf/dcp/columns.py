@@ -61,7 +61,8 @@ class ReadItems(LazyItems[ReadItem]):
             self._items = [*items]
 
     def _made(self) -> list[ReadItem]:
-        return pickle.loads(_unpacked(self._sent))  # type: ignore[no-any-return]
+        made: list[ReadItem] = pickle.loads(_unpacked(self._sent))
+        return made
 
     def __len__(self) -> int:
         return len(self._items)

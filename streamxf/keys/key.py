@@ -24,7 +24,8 @@ _ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
 def derive(secret: bytes, info: bytes, length: int, salt: bytes | None = None) -> bytes:
     """HKDF-SHA256 (RFC 5869) of `secret`: `length` bytes."""
     kdf, algorithm = _hkdf()
-    return kdf(algorithm, length, salt, info).derive(secret)  # type: ignore[no-any-return]
+    derived: bytes = kdf(algorithm, length, salt, info).derive(secret)
+    return derived
 
 
 @cache  # each stream has a key of its own, and importing takes as long as deriving it

@@ -183,7 +183,8 @@ class SigningKey(Secret):
         return VerifyKey(self._private().public_key().public_bytes_raw())
 
     def sign(self, statement: bytes) -> bytes:
-        return self._private().sign(statement)  # type: ignore[no-any-return]
+        signature: bytes = self._private().sign(statement)
+        return signature
 
     def _private(self) -> Any:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

@@ -168,7 +168,8 @@ def _within(count: int, itemsize: int, nbytes: int) -> int | None:
 def _count(check: Any, tensor: Any) -> int | None:
     if type(tensor) is StoredTensor:
         return _within(math.prod(tensor.shape), tensor.itemsize, check.sizes[tensor.record])
-    return tensor.count  # type: ignore[no-any-return]
+    count: int | None = tensor.count
+    return count
 
 
 def _quantized(check: Any, storage: Any, offset: Any, sizes: Any, strides: Any, quantizer: Any, *rest: Any) -> Any:

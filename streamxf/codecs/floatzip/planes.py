@@ -264,14 +264,16 @@ def unlevel(stored: memoryview, out: Array, work: Workspace) -> None:
 
 def greatest_of(groups: Array) -> Array:
     """The greatest value of each group; values are signed differences from something, modulo 256."""
-    return groups.view(np.int8).max(axis=1).view(np.uint8)  # type: ignore[no-any-return]
+    greatest: Array = groups.view(np.int8).max(axis=1).view(np.uint8)
+    return greatest
 
 
 def column_levels(values: Array, period: int) -> Array:
     """The mean of each column of rows of `period` values, of shape (period,), from some of the rows."""
     rows = values[: len(values) // period * period].reshape(-1, period)
     some = rows[:: max(1, len(rows) // _COLUMN_ROWS)] if period > 1 else rows[:: max(1, len(rows) // 4096)]
-    return np.rint(some.mean(axis=0)).astype(np.uint8)  # type: ignore[no-any-return]
+    means: Array = np.rint(some.mean(axis=0)).astype(np.uint8)
+    return means
 
 
 def _group_levels(rest: Array) -> Array:

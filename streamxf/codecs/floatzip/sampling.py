@@ -301,7 +301,8 @@ def entropies(histograms: Array) -> list[float]:
     kinds = (histograms > 0).sum(axis=1)
     bits = math.log2(total) - _LOGS[histograms].sum(axis=1) / total + (kinds - 1) * (0.5 / math.log(2) / total)
     bits[kinds == 1] = 0.0  # exactly
-    return bits.tolist()  # type: ignore[no-any-return]
+    found: list[float] = bits.tolist()
+    return found
 
 
 def entropy_of(values: Array) -> float:

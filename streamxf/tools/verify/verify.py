@@ -280,7 +280,8 @@ def _begin(
         try:
             steps.throw(call.failures[0]) if call.failures else next(steps)
         except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
+            made: VerifyReport = end.value
+            return made
         raise AssertionError
 
     return report
