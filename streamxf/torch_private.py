@@ -211,11 +211,6 @@ def indices_here(tensor: Any, dim: int) -> Tensor:
     return indices.flatten()
 
 
-def is_view(tensor: Tensor) -> bool:
-    """Whether a tensor was made as a view of another one, as `detach` makes none; known in grad mode and without."""
-    return tensor._is_view()
-
-
 def process_that_saves() -> Any | None:
     """The `multiprocessing.Process` that torch has started here for saves in the background; None before the first."""
     home = sys.modules.get(f"{_DCP}._async_process_executor")

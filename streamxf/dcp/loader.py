@@ -36,7 +36,7 @@ from streamxf.checkpoint.metadata import Metadata, no_file
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.checkpoint.staging import COPIES, DeviceMemory, Staging
 from streamxf.dcp.base import is_own
-from streamxf.dcp.targets import Target, check_dtype, check_kind, writable
+from streamxf.dcp.targets import Target, check_dtype, check_kind
 from streamxf.engine import MAX_BYTES_IN_FLIGHT, worker_count
 from streamxf.errors import MetadataError, ReplacedError, UnsupportedError, located
 from streamxf.format.items import ITEMSIZES, TensorItem
@@ -225,7 +225,7 @@ class Loader:
             for request, wanted in entries[number : number + (_TARGETS if self._asks_ahead else 1)]:
                 if request is not None and isinstance(wanted.item, TensorItem):
                     with located(item=wanted.item.name):
-                        target = Target.of(writable(self._planner.resolve_tensor(request)))
+                        target = Target.of(self._planner.resolve_tensor(request).detach())
                         if self._asks_ahead and target.tensor.device.type not in COPIES:
                             target.memory(getattr(torch, wanted.item.dtype), self._staging)
                         self._targets.append(target)
@@ -333,7 +333,7 @@ class Loader:
         self.meter.item(blocks.size, stored_size)
         wanted = narrow_tensor_by_index(tensor, request.storage_offsets, request.lengths)
         check_size(target.tensor, wanted.size())
-        check_kind(target.tensor, wanted, whole=wanted is tensor)
+        check_kind(target.tensor, wanted)
         target.tensor.copy_(wanted)
 
     def _fill(self, filling: _Filling, jobs: Iterable[tuple[Job, int]]) -> None:

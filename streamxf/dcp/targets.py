@@ -106,11 +106,6 @@ def _may_overlap(tensor: torch.Tensor) -> bool:
     return False
 
 
-def writable(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself or its elements, for `copy_`: a quantized one's scale would be set on what `detach` returns."""
-    return tensor if tensor.is_quantized else tensor.detach()
-
-
 def check_dtype(target: torch.Tensor, dtype: torch.dtype) -> None:
     """Raise UnsupportedError if one of both is quantized, and the other of another dtype: `copy_` cuts off elements
     that do not fit, or refuses with words of its own.
@@ -122,22 +117,21 @@ def check_dtype(target: torch.Tensor, dtype: torch.dtype) -> None:
         )
 
 
-def check_kind(target: torch.Tensor, wanted: torch.Tensor, *, whole: bool) -> None:
+def check_kind(target: torch.Tensor, wanted: torch.Tensor) -> None:
     """Raise UnsupportedError unless `copy_` of `wanted`, a tensor that is more than its elements or a part of one,
-    makes the target mean the same.
+    makes the target mean the same, and every other tensor of its memory.
 
-    Of a quantized tensor it takes scale and zero point over as well, but into a view, or a part, it copies only the
-    numbers beside them; and of a subclass those who wrote its `copy_` decide.
+    `copy_` would set a quantized tensor's scale on this target alone, and a module's state has tensors detached from
+    its own. Of a subclass those who wrote its `copy_` decide.
     """
     check_dtype(target, wanted.dtype)
-    if wanted.is_quantized:
-        own = whole and not torch_private.is_view(target) and target.untyped_storage().nbytes() <= target.nbytes
-        if not (_alike(_scale(wanted), _scale(target)) or (own and wanted.qscheme() == target.qscheme())):
-            raise UnsupportedError(
-                "the stored tensor is quantized by another scale, zero point or axis than the target, which is a part "
-                f"or a view of a tensor, or of another scheme ({wanted.qscheme()}, {target.qscheme()}): its elements "
-                "would stand for other numbers. Load it whole, into a tensor of its scheme that is no view"
-            )
+    if wanted.is_quantized and not _alike(_scale(wanted), _scale(target)):
+        raise UnsupportedError(
+            "the stored tensor is quantized by another scale, zero point, axis or scheme than the target: its elements "
+            "would stand for other numbers in whatever shares the target's memory, as model.state_dict() does with the "
+            "model. Load into a target made with the stored scale and zero point; or read the tensor whole, "
+            "streamxf.Checkpoint(path)[name].read(), and give it to model.load_state_dict"
+        )
     elif type(wanted) is type(target) is not torch.Tensor and not _alike(_context(wanted), _context(target)):
         raise UnsupportedError(
             f"the stored {type(wanted).__name__} has other attributes than the target, such as a scale or a layout, "

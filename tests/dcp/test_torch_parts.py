@@ -208,13 +208,6 @@ def test_copies_on_write_are_known():
     assert not torch_private.is_cow_tensor(lazy)
 
 
-def test_views_are_known_from_what_detach_makes():
-    tensor = torch.ones(4)
-    assert torch_private.is_view(tensor[:])
-    assert not torch_private.is_view(tensor)
-    assert not torch_private.is_view(tensor.detach())
-
-
 def test_what_a_pickle_asks_for_its_storages_with():
     target = io.BytesIO()
     torch.save(torch.arange(3.0), target)

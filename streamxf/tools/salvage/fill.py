@@ -215,7 +215,7 @@ class Filler:
         from torch.distributed.checkpoint.metadata import MetadataIndex
         from torch.distributed.tensor import DTensor
 
-        from streamxf.dcp.targets import check_box, check_dtype, check_kind, whole_size, writable
+        from streamxf.dcp.targets import check_box, check_dtype, check_kind, whole_size
         from streamxf.torch_private import create_chunk_list
 
         if isinstance(target, DTensor) and target.device_mesh.get_coordinate() is None:
@@ -228,14 +228,14 @@ class Filler:
             raise UnsupportedError(f"the checkpoint has a tensor of shape {item.shape}, the state dict one of {size}")
         if isinstance(target, DTensor):
             check_box(item.name, target, sum(math.prod(shape) for _, shape in boxes))
-        shards = [writable(planner.lookup_tensor(MetadataIndex(item.name, torch.Size(at)))) for at, _ in boxes]
+        shards = [planner.lookup_tensor(MetadataIndex(item.name, torch.Size(at))).detach() for at, _ in boxes]
         try:
             found = self._boxes(item, boxes)
         except Opaque:
             frames = self._frames(item)
             for shard, box in zip(shards, boxes, strict=True):
                 made = self._made(item, frames, box)
-                check_kind(shard, made, whole=True)
+                check_kind(shard, made)
                 shard.copy_(made)
             return
         for shard, (part, places) in zip(shards, found, strict=True):
