@@ -243,14 +243,14 @@ def is_damage(error: BaseException) -> bool:
     return isinstance(error, (FileNotFoundError, *DAMAGE))  # EIO may pass: a disk or a server had a bad moment
 
 
-_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EOPNOTSUPP})
 _EXHAUSTED_TEXT = re.compile(
     r"can't start new thread|can't allocate memory|out of memory|not enough memory", re.IGNORECASE
 )
 
 
 def is_exhausted(error: BaseException) -> bool:
-    """Whether the process or its machine has run out of open files, memory or threads, which stops all work alike."""
+    """Whether it stops all work alike: no open files, memory or threads are left, or a server sends no ranges."""
     if isinstance(error, OSError):
         return error.errno in _EXHAUSTED
     # torch, zstandard and the interpreter have no class of their own for most of it

@@ -46,7 +46,7 @@ _NEXT = {"distcp": f"; {SALVAGE_DATA}", "metadata": f"; {RESTORE_METADATA}"}
 
 def exit_code(error: BaseException, command: str) -> int:
     """The exit code for an error that ended a command. Of `diff`, 1 means "different" and nothing else."""
-    asked = isinstance(error, _ASKED_WRONGLY) or getattr(error, "errno", None) == errno.EROFS
+    asked = isinstance(error, _ASKED_WRONGLY) or getattr(error, "errno", None) in (errno.EROFS, errno.EOPNOTSUPP)
     return USAGE if asked or command == "streamxf diff" else FAILED
 
 

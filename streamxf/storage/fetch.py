@@ -22,7 +22,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from streamxf.engine import ForkLock, in_thread
-from streamxf.errors import AbortedError, UnsupportedError, hide_passwords
+from streamxf.errors import AbortedError, hide_passwords
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -40,10 +40,9 @@ _FINAL = (
     IsADirectoryError,
     NotADirectoryError,
     NotImplementedError,
-    UnsupportedError,
 )
-# Of s3fs: what was refused, a full disk, a key or a body too long, what the store does not know.
-_FINAL_NUMBERS = (errno.EINVAL, errno.ENOSPC, errno.ENAMETOOLONG, errno.EMSGSIZE, errno.ENOSYS)
+# Of s3fs: what was refused, a full disk, a key or a body too long, what the store does not know. Of `part_of`: the last.
+_FINAL_NUMBERS = (errno.EINVAL, errno.ENOSPC, errno.ENAMETOOLONG, errno.EMSGSIZE, errno.ENOSYS, errno.EOPNOTSUPP)
 _MAY_PASS = (408, 425, 429)  # of HTTP's statuses from 400 to 499
 _SFTP_FINAL = (2, 3, 8)  # no such file, permission denied, unsupported
 
@@ -163,21 +162,22 @@ def requests_to(filesystem: Any, path: str, label: str, size: int) -> Request:
     """How parts of a file of that size are asked for; errors call it by its label."""
 
     async def fetch(start: int, stop: int) -> bytes:
-        data = part_of(await filesystem._cat_file(path, start=start, end=stop), start, stop, size)
+        data = part_of(await filesystem._cat_file(path, start=start, end=stop), start, stop, size, label)
         return _exactly(stop - start, data, label)
 
     return lambda start, stop: begun(filesystem, partial(fetch, start, stop))
 
 
-def part_of(data: bytes, start: int, stop: int, size: int | None) -> bytes:
-    """The part that was asked for, where all came. Raises UnsupportedError for large files: each part takes as long."""
+def part_of(data: bytes, start: int, stop: int, size: int | None, label: str) -> bytes:
+    """The part that was asked for, where all came. Raises OSError for large files: each part takes as long."""
     if len(data) != size or (start == 0 and size <= stop):
         return data
     if size > AHEAD_BYTES:
-        raise UnsupportedError(
+        text = (
             f"the server sends all {size:,} bytes of a file where a part is asked for: it knows no ranges of HTTP, or "
             "something on the way removes them. Copy the checkpoint to a disk, or serve it by a server that does"
         )
+        raise OSError(errno.EOPNOTSUPP, text, label)
     return data[start:stop]
 
 

@@ -443,7 +443,7 @@ class WebStorage(RemoteStorage):
         data = super().read(path, start, stop)
         if len(data) == stop - start or (start == 0 and len(data) < stop):
             return data
-        return part_of(data, start, stop, self.info(path).size)
+        return part_of(data, start, stop, self.info(path).size, self.label(path))
 
     # -- nothing is written ------------------------------------------------------------------------
 

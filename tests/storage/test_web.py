@@ -11,7 +11,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from streamxf.errors import ForeignError, NoCheckpointError, UnsupportedError
+from streamxf.cli.exits import USAGE, exit_code
+from streamxf.errors import ForeignError, NoCheckpointError, is_damage
 from streamxf.storage import fetch
 from streamxf.storage.opening import open_storage
 from streamxf.testing import FILES, check_storage
@@ -66,11 +67,32 @@ def test_a_run(run: Path, kind: type[SimpleHTTPRequestHandler]) -> None:
             streamxf.verify(f"{url}/run/step-8")
 
 
+def resume(run: str) -> None:
+    with streamxf.CheckpointManager(run, verify="whole") as manager:
+        manager.resume({"weight": torch.zeros(300_000), "step": 0})
+
+
 def test_large_files_are_not_sent_whole_for_each_part(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That says nothing of a checkpoint, nor of an item: nobody takes an older one, nor the others alone."""
     monkeypatch.setattr(fetch, "AHEAD_BYTES", 2000)
-    with web_server(run.parent, WholeFiles) as url, streamxf.Checkpoint(f"{url}/run/step-7") as checkpoint:
-        with pytest.raises(UnsupportedError, match="knows no ranges of HTTP"):
-            checkpoint["weight"].read()
+    with web_server(run.parent, WholeFiles) as server:
+        url, newest = f"{server}/run", f"{server}/run/step-7"
+        for act in (
+            lambda: streamxf.Checkpoint(newest)["weight"].read(),
+            lambda: streamxf.verify(newest),
+            lambda: streamxf.verify(url),
+            lambda: streamxf.latest(url, verify="sample"),
+            lambda: streamxf.latest(url, verify="whole"),
+            lambda: resume(url),
+            lambda: streamxf.load_intact(newest, {"weight": torch.zeros(300_000)}),
+            lambda: streamxf.salvage(newest, run / "salvaged"),
+            lambda: streamxf.salvage(newest, run / "salvaged", without_metadata=True),
+            lambda: streamxf.diff(newest, f"{url}/step-1"),
+        ):
+            with pytest.raises(OSError, match="knows no ranges of HTTP") as error:
+                act()
+            assert not is_damage(error.value)
+            assert exit_code(error.value, "streamxf") == USAGE
 
 
 class Refuses(WholeFiles):
