@@ -41,7 +41,7 @@ _FINAL = (
     NotADirectoryError,
     NotImplementedError,
 )
-# Of s3fs: what was refused, a full disk, a key or a body too long, what the store does not know. Of `part_of`: the last.
+# Of s3fs: what was refused, a full disk, a key or a body too long, what the store does not know; of `part_of` the last.
 _FINAL_NUMBERS = (errno.EINVAL, errno.ENOSPC, errno.ENAMETOOLONG, errno.EMSGSIZE, errno.ENOSYS, errno.EOPNOTSUPP)
 _MAY_PASS = (408, 425, 429)  # of HTTP's statuses from 400 to 499
 _SFTP_FINAL = (2, 3, 8)  # no such file, permission denied, unsupported
