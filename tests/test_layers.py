@@ -265,11 +265,11 @@ def test_other_names_do_not():
 
 LINES = {
     # the modules at the top
-    ".": 3_172,
+    ".": 3_167,
     "checkpoint": 4_774,
     "cli": 2_719,
     "codecs": 1_626,
-    "dcp": 5_300,
+    "dcp": 5_294,
     "format": 3_358,
     "formats": 1_053,
     "integrations": 786,
@@ -278,8 +278,8 @@ LINES = {
     "storage": 3_642,
     "stream": 1_354,
     "testing": 870,
-    "tools": 9_087,
-    "torchsave": 2_116,
+    "tools": 9_093,
+    "torchsave": 2_122,
 }
 
 

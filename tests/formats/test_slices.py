@@ -101,6 +101,22 @@ def test_dcp_loads_what_its_writer_stored_in_safetensors_format(tmp_path: Path) 
     assert_same(state, STATE)
 
 
+def test_what_nothing_can_check_is_salvaged_and_said(tmp_path: Path) -> None:
+    own_files(tmp_path / "saved")
+    state = {name: torch.zeros_like(tensor) for name, tensor in STATE.items()}
+    for found in (streamxf.load_intact(tmp_path / "saved", state), streamxf.load_intact(tmp_path / "saved")):
+        assert not found.lost
+        assert_same({name: found.state_dict[name] for name in STATE}, STATE)
+        assert "the bytes of 3 tensors saved without any checksum" in found.unchecked
+    streamxf.salvage(tmp_path / "saved", tmp_path / "mended")
+    assert streamxf.diff(tmp_path / "saved", tmp_path / "mended").same
+    file = max((tmp_path / "saved").glob("*.distcp"))
+    file.write_bytes(file.read_bytes()[:-1])
+    cut = streamxf.load_intact(tmp_path / "saved")
+    assert cut.lost
+    assert {*cut.loaded, *cut.lost} == {*STATE, "step"}
+
+
 @pytest.mark.parametrize("how", ["missing", "twice"])
 def test_a_shard_that_does_not_fit_is_named(tmp_path: Path, how: str) -> None:
     hugging_face(tmp_path)

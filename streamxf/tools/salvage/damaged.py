@@ -21,6 +21,7 @@ from streamxf.checkpoint.elements import Array, unsigned
 from streamxf.checkpoint.metadata import Metadata, no_file, no_metadata, read_metadata, unfinished, united
 from streamxf.checkpoint.opening import ItemPart, streams_of
 from streamxf.checkpoint.reading import run_jobs
+from streamxf.format.header import Kind
 from streamxf.format.items import ITEMSIZES, Chunk, Item, Path, TensorItem
 from streamxf.format.names import GLOBAL, OWN_FILE, TORCH_FILE, metadata_among, metadata_name, rank_of
 from streamxf.progress import Progress, Shares
@@ -30,6 +31,7 @@ from streamxf.stream.reader import Blocks, MemoryBlocks, StreamReader
 from streamxf.tools.damage import Damage
 from streamxf.tools.nesting import MAX_LISTS, list_lengths
 from streamxf.tools.salvage.rebuild import rebuild, writer_of
+from streamxf.tools.verify.report import WITHOUT_CRC
 from streamxf.torchsave.objects import check_records, load_framed
 from streamxf.wording import many
 
@@ -81,6 +83,8 @@ class DamagedCheckpoint(Checkpoint):
                     "shapes and places of the items are used as they are"
                 )
                 refused |= self._overlaps(metadata)
+                bare = sum(any(part.kind is Kind.TENSOR for part in streams_of(item)) for item in metadata.each())
+                self.unchecked += [WITHOUT_CRC[1].format(many(bare, "tensor"))] if bare else []
             for item in metadata.each():
                 found.setdefault(item.name, []).append(item)
                 if item.path is not None:
@@ -156,7 +160,9 @@ class DamagedCheckpoint(Checkpoint):
             return data
 
     def stream(self, copy: Copy) -> Blocks:
-        """The stream of an item, opened with all checks; what has no codec is compared with its CRCs, whole."""
+        """The stream of an item, opened with all checks; what has no codec is compared with its CRCs, whole, but for
+        elements in safetensors' format, which has none.
+        """
         opener, wanted = self.opener(copy[0]), copy[1]
         place = wanted.place
         try:
@@ -166,7 +172,7 @@ class DamagedCheckpoint(Checkpoint):
         share = self.shares.begin(place[:2])
         source = file.through(Counted(file.access, share.advance)).slice(place.at, place.size)
         blocks = opener.open_source(source, wanted)
-        if place.crcs is not None or opener.in_container(source, place):
+        if place.crcs is not None or wanted.kind is Kind.TENSOR or opener.in_container(source, place):
             return blocks
         self.budget.spend(blocks.size, "the item")
         data = bytearray(blocks.size)  # read once: what is compared is what is loaded
