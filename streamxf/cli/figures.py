@@ -158,7 +158,7 @@ def flagged(values: TensorStatistics) -> None:
     if values.unreadable:
         say(SALVAGE_DATA)
     if values.unknown:
-        say(f"{many(len(values.unknown), 'tensor')} skipped: the elements are not numbers")
+        say(f"{many(len(values.unknown), 'tensor')} skipped: the elements are not numbers, or only torch can read them")
 
 
 def flags(statistics: Statistics) -> str:

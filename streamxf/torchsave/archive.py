@@ -120,6 +120,11 @@ class Archive:
             raise NotSavedByTorch("one of its records reaches beyond its end")
         return begin, crc
 
+    def check_pickle(self) -> None:
+        """Raise NotSavedByTorch if the pickle does not match its CRC-32, which tells damage from what is unusual."""
+        if self.find(PICKLE)[1] not in (0, zlib.crc32(self.pickled)):
+            raise NotSavedByTorch(f"its record {PICKLE!r} does not match its CRC-32")
+
     def check_crcs(self) -> bool:
         """Compare each record's CRC-32, which ``torch.load`` never does; whether there are any. Raises as `find`."""
         if not any(crc for _, crc in self._places.values()):

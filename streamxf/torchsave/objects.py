@@ -293,6 +293,7 @@ def find_framed(stream: Any, size: int, dtype: str, shape: tuple[int, ...]) -> F
         archive = Archive(stream, size, _RECORDS)
         found = read_outline(archive.pickled, archive.sizes)
         if not isinstance(found, StoredTensor) or not archive.little:
+            archive.check_pickle()
             raise errors.UnsupportedError(
                 "the item is more than the elements of a tensor: only torch and its class can make it, and only whole, "
                 "as dcp.load and streamxf.Checkpoint(...)[name].read() do"

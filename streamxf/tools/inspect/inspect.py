@@ -99,8 +99,8 @@ class ItemTotals:
 
 @dataclass(frozen=True)
 class TensorStatistics:
-    """Statistics of the tensors of a checkpoint, by name; None where the elements are not numbers, and for what is
-    in `unreadable`, which has the reasons.
+    """Statistics of the tensors of a checkpoint, by name; None where the elements are not numbers, or only torch can
+    read them, and for what is in `unreadable`, which has the reasons.
     """
 
     statistics: Mapping[str, Statistics | None]
@@ -128,7 +128,7 @@ class TensorStatistics:
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Tensors whose elements are not numbers."""
+        """Tensors whose elements are not numbers, or can be read by torch alone."""
         return tuple(name for name, found in self.statistics.items() if found is None and name not in self.unreadable)
 
     def _with(self, property: Callable[[Statistics], bool]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from itertools import tee
 import numpy as np
 
 from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
-from streamxf.errors import ForeignError, StreamxfError, is_exhausted
+from streamxf.errors import ForeignError, StreamxfError, UnsupportedError, is_exhausted
 from streamxf.format.items import TensorItem
 from streamxf.pipeline import Pipeline
 from streamxf.progress import Progress, Share
@@ -345,14 +345,15 @@ BOX_BYTES = 4 * 2**20  # small compared with the engine's budget, so that every 
 _INLINE = 2**16  # bytes that are counted in the calling thread, because waking a worker takes longer
 
 _Part = tuple[str, Box, ValueCounter]  # what was counted in a box of the tensor of that name
-_Result = Statistics | StreamxfError | OSError
+_Result = Statistics | StreamxfError | OSError | None  # nothing of what only torch can make
 
 
 def statistics_of(
     reader: BoxReader, progress: Progress | None = None, fleet: Fleet | None = None
 ) -> tuple[dict[str, Statistics | None], dict[str, str]]:
     """Read a checkpoint's tensors, and count their values, or have a fleet do it. By name, None where there are no
-    numbers; and why some could not be read. Raises StreamxfError for a reason that is not a tensor's own.
+    numbers or only torch can read them; and why some could not be read. Raises StreamxfError for a reason that is not a
+    tensor's own.
     """
     tensors = {name: item for name, item in reader.stored.items() if isinstance(item, TensorItem)}
     nothing = ValueCounter().result()  # what stays of tensors without elements
@@ -377,7 +378,7 @@ def _statistics(readers: Sequence[BoxReader], counted: Items, progress: Progress
         except (StreamxfError, OSError) as error:
             if is_exhausted(error):
                 raise
-            found[name] = error
+            found[name] = None if isinstance(error, UnsupportedError) else error
     share.finish()
     return found
 
