@@ -115,7 +115,7 @@ def storage_line_of(error: BaseException, arguments: Sequence[str]) -> str:
     urls = [text for text in arguments if "://" in text and not text.startswith("-")]
     protocols = {url.partition("://")[0].rpartition("::")[2] for url in urls}
     variables = f"FSSPEC_{protocols.pop().upper()}_..." if len(protocols) == 1 else "FSSPEC_..."
-    where = f"{', '.join(urls)}: " if urls else ""
+    where = f"{printable(', '.join(urls), LINE)}: " if urls else ""
     what = "refuses access" if isinstance(error, PermissionError) else "cannot be used"
     said = error.__cause__ or error  # s3fs says "Forbidden", and botocore to which request
     text = " ".join(f"{type(said).__name__}: {said}".removesuffix(": ").split()).rstrip(".")
