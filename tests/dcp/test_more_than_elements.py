@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +70,9 @@ def saved(folder: Path, tensor: torch.Tensor, chain: str, **options: Any) -> str
 @pytest.mark.parametrize("case", SAME)
 def test_a_quantized_tensor_loads_into_one_of_its_scale(tmp_path: Path, case: str, chain: str) -> None:
     tensor, target = SAME[case]
-    reader = saved(tmp_path, tensor, chain)
-    loads = [lambda: dcp.load({"w": target}, storage_reader=reader)]
-    if "encrypt" not in chain:
-        loads.append(lambda: streamxf.load_intact(tmp_path, state_dict={"w": target}))
-    for load in loads:
+    reader, keys = saved(tmp_path, tensor, chain), KEY if "encrypt" in chain else None
+    intact = partial(streamxf.load_intact, tmp_path, {"w": target}, keys=keys)
+    for load in (partial(dcp.load, {"w": target}, storage_reader=reader), intact):
         target.copy_(ZEROS)
         load()
         assert torch.equal(target.dequantize(), tensor.dequantize())
@@ -90,12 +89,9 @@ def test_a_model_never_keeps_its_scale_for_the_stored_numbers(tmp_path: Path) ->
     model, state = Quantized(1.0), {"model": Quantized(0.1).state_dict()}
     with streamxf.CheckpointManager(tmp_path, save=1) as manager:
         manager.save(1, state)
-        path = tmp_path / "step-1"
+        reader = streamxf.FileSystemReader(path := tmp_path / "step-1")
         for target in ({"model": model.state_dict()}, {"model": model}):
-            for load in (
-                lambda: dcp.load(target, storage_reader=streamxf.FileSystemReader(path)),  # noqa: B023
-                lambda: manager.resume(target),  # noqa: B023
-            ):
+            for load in (partial(dcp.load, target, storage_reader=reader), partial(manager.resume, target)):
                 with refused(UnsupportedError, "another scale", "item model.w]"):
                     load()
             assert streamxf.load_intact(path, target).lost == ("model.w",)
