@@ -269,17 +269,17 @@ LINES = {
     "checkpoint": 4_774,
     "cli": 2_719,
     "codecs": 1_626,
-    "dcp": 5_294,
-    "format": 3_358,
+    "dcp": 5_301,
+    "format": 3_366,
     "formats": 1_053,
     "integrations": 786,
     "keys": 2_100,
-    "manager": 4_393,
+    "manager": 4_403,
     "storage": 3_642,
     "stream": 1_354,
     "testing": 870,
     "tools": 9_094,
-    "torchsave": 2_122,
+    "torchsave": 2_136,
 }
 
 

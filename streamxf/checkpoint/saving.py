@@ -224,7 +224,6 @@ class Save:
     def enter(self, *, links: bool = True) -> Storage:
         """Hold a local folder open, whatever is put in its place; AbortedError for a link that is not followed."""
         self.storage = self.storage.hold(links=links)
-        self._unlock()
         return self.storage
 
     @contextmanager
@@ -258,7 +257,8 @@ class Save:
                 return
             time.sleep(_PAUSE)  # a tool looks at it just now
 
-    def _unlock(self) -> None:
+    def unlock(self) -> None:
+        """Let go of the lock, where another process may have published."""
         self._locked, let_go, self._let_go = False, self._let_go, None
         if let_go is not None:
             let_go()  # or it would drop an interrupt that comes while this object goes
@@ -266,7 +266,7 @@ class Save:
     def leave(self, *, published: bool = True) -> None:
         """Let go of the folder, and of the lock, unless others have yet to publish: it then goes with the next save."""
         if published:
-            self._unlock()
+            self.unlock()
         self.storage = self.storage.let_go()
 
     def file_name(self, rank: int, number: int) -> str:

@@ -38,7 +38,7 @@ from streamxf.checkpoint.staging import COPIES, DeviceMemory, Staging
 from streamxf.dcp.base import is_own
 from streamxf.dcp.targets import Target, check_dtype, check_kind
 from streamxf.engine import MAX_BYTES_IN_FLIGHT, worker_count
-from streamxf.errors import MetadataError, ReplacedError, UnsupportedError, located
+from streamxf.errors import MetadataError, ReplacedError, UnsupportedError, is_damage, located
 from streamxf.format.items import ITEMSIZES, TensorItem
 from streamxf.format.limits import MAX_BLOCK_LOG2
 from streamxf.pipeline import Pipeline
@@ -49,6 +49,7 @@ from streamxf.storage.reading import READ_WHOLE, Counted, FileSlice, StoredFile,
 from streamxf.storage.storage import Storage
 from streamxf.stream.reader import Blocks, StreamReader, read_all
 from streamxf.torch_private import narrow_tensor_by_index, set_element
+from streamxf.torchsave.objects import refusal
 
 PIECE_BYTES = 4 * 2**20
 _AHEAD = 2**20  # bytes of small items that are read at once
@@ -321,7 +322,11 @@ class Loader:
         if self._set_object is not None:
             self._set_object(request, self._objects.load(data, stored_size))
         else:
-            self._planner.load_bytes(request, io.BytesIO(self._objects.renew(data, stored_size)))
+            renewed = self._objects.renew(data, stored_size)
+            try:
+                self._planner.load_bytes(request, io.BytesIO(renewed))
+            except Exception as error:  # of the object's own code: that it misses a file, say, is no damage of this one
+                raise error if not is_damage(error) else refusal(error, renewed) from error
 
     def _load_whole(
         self, request: ReadItem, target: Target, blocks: Blocks, stored_size: int, dtype: torch.dtype

@@ -358,8 +358,10 @@ class ChainWriterMixin(StorageMixin):
 
     def _give_up(self) -> None:
         """Remove what an earlier save left which was not published."""
-        if self._save is not None and self._save.unpublished is not None:
-            self._save.unpublished()
+        if self._save is not None:
+            if self._save.unpublished is not None:
+                self._save.unpublished()
+            self._save.unlock()
         self._save = None
 
     def _coming_id(self) -> str:

@@ -17,6 +17,7 @@ from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import ContainerError, DescriptorError, shorten
 from streamxf.format import limits
 from streamxf.format.items import ITEMSIZES, is_dtype_name
+from streamxf.wording import many
 
 KEYED, BOUND, PUBLISHED, HASHED = 1, 2, 4, 8
 
@@ -73,7 +74,7 @@ class Identity(NamedTuple):
         if not name or size > limits.MAX_IDENTITY or ndim > limits.MAX_NDIM:
             most = f"at most {limits.MAX_NDIM} dimensions, and both take at most {limits.MAX_IDENTITY} bytes"
             raise ContainerError(
-                f"an item has a name, {most}; this one has {ndim} dimensions and takes {size} bytes",
+                f"an item has a name, {most}; this one has {many(ndim, 'dimension')} and takes {size} bytes",
                 item=shorten(self.name),
             )
         start = _IDENTITY.pack(self.writer_id, self.number, self.kind, ndim, len(self.dtype), width)

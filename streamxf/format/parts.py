@@ -80,6 +80,7 @@ class ItemParts:
         self._read = read
         self.on_error: list[Callable[[Exception], None]] = []  # they add to an error, or raise what explains it
         self._known: OrderedDict[tuple[int, int], IndexPart] = OrderedDict()
+        self._memory, self._fetches = 0, 0  # about what these take; how often some came since that was counted
         stored = sum(part.size for band in bands for part in band.parts)
         self._most = min(max(limits.PART_EXPANSION * stored, _REMEMBERED[0]), _REMEMBERED[1])
         self.answers: dict[Any, tuple[list[int], list[tuple[int, Box]]]] = {}  # by what was asked, with whose they are
@@ -128,14 +129,18 @@ class ItemParts:
                     at = entries[place].at - first.at
                     found[place] = self._taken(number, place, data[at : at + entries[place].size])
             missing = missing[run:]
+        self._fetches += makes_room
+        if self._fetches > len(known):  # threads at once may miscount
+            self._memory, self._fetches = sum(self._bytes_of(at, part) for at, part in [*known.items()]), 0
         with suppress(KeyError):  # other threads make room, too
-            while makes_room and len(known) > 1 and self._memory() > self._most:
-                known.popitem(last=False)
+            while makes_room and len(known) > 1 and self._memory > self._most:
+                freed = self._bytes_of(*known.popitem(last=False))
+                self._memory -= freed
         return [part for part in found.values() if part is not None]
 
-    def _memory(self) -> int:
-        """About what the known parts take."""
-        return sum(self.bands[at[0]].parts[at[1]].raw + _ROW * part.rows for at, part in [*self._known.items()])
+    def _bytes_of(self, at: tuple[int, int], part: IndexPart) -> int:
+        """About what a known part takes."""
+        return self.bands[at[0]].parts[at[1]].raw + _ROW * part.rows
 
     def each(self, number: int, begin: int = 0, end: int | None = None) -> Iterator[IndexPart]:
         """Parts of a band one after the other, few of which are in memory at a time."""
@@ -174,6 +179,8 @@ class ItemParts:
         if head is None and len(band.parts) > 1:
             made = IndexPart(part.rows, 0, columns={c.id: part[c].copy() for c in col.SAME_IN_BAND})
             _check_same_items(self._heads.setdefault(number, made), part)  # another thread's may have come first
+        if (number, place) not in self._known:
+            self._memory += self._bytes_of((number, place), part)
         self._known[number, place] = part
         return part
 

@@ -34,7 +34,7 @@ _OTHERS = {
 _END = 2**16 + 22  # bytes in which a zip file has the end of its directory
 _FIRST = 2**10  # bytes in which it has the name of its first record
 OTHER_PROTOCOL = (
-    "of another pickle protocol than its own, 2: load it with torch.load(..., weights_only=False), which runs whatever "
+    "with another pickle protocol than 2: load it with torch.load(..., weights_only=False), which runs whatever "
     "is in the file, and save it again. Of protocol 0 torch loads no tensors"
 )
 _SCALARS = (str, int, float, bool, bytes, type(None))

@@ -7,7 +7,7 @@ import logging
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, get_args
@@ -15,12 +15,12 @@ from typing import Literal, get_args
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING, Commit
 from streamxf.errors import (
-    NOT_DAMAGE,
     ContainerError,
     ForeignError,
     MetadataError,
     NoCheckpointError,
     ParameterError,
+    UnsupportedError,
     escaped,
     is_damage,
 )
@@ -51,7 +51,10 @@ _FOREIGN, _DAMAGE = "foreign: ", "verify found damage: "
 _TEXT = 500  # characters of a reason
 _SMALL = 2**30  # bytes up to which a sample is all
 _PIECE = 2**20
-_DATA = re.compile(r".*\.(distcp|safetensors|bin|pt|pth|ckpt|h5|keras)", re.DOTALL)
+_DATA = re.compile(
+    r".*\.(distcp|safetensors|bin|pt|pth|ckpt|h5|keras|sxf|msgpack|npz|npy|gguf|tar|zst|gz|pkl|pickle)", re.DOTALL
+)
+_LARGE = 2**20  # bytes; no file that a person puts beside checkpoints has so many
 _log = logging.getLogger(__name__)
 
 
@@ -62,12 +65,15 @@ class Choice:
     - `record`: the newest that may be resumed from, and is not in `skipped`; what is still to be read of it is `check`.
     - `skipped`: newer ones, each with the reason.
     - `run_id`: which run it is, as its checkpoints say; `line`: that of what a job saves which loads the record.
+    - `index_id`: the save that its DCP index names; `has_index`: whether it has DCP's metadata at all.
     """
 
     record: Record | None = None
     check: Verify = "none"
     run_id: str | None = None
     line: Line = ()
+    index_id: str | None = None
+    has_index: bool = True
     skipped: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -99,16 +105,18 @@ def choose(
         choice = Choice(skipped=dict(skipped))
         complete = [each for each in records if each.complete]
         if not complete:
-            if left := [each.name for each in records if each.kind == "unfinished"]:
-                text = "%s: the save of %s was never completed, and does not count"
-                _log.warning(text, run.storage.label(), left[-1])
             if skipped:
                 raise _none(run, choice, name)
             check_copied(run, records, [each for each in run.names if series_of(each) == series])
+            if left := [each.name for each in records if each.kind == "unfinished"]:
+                text = "%s: the save of %s was never completed, and does not count"
+                _log.warning(text, run.storage.label(), left[-1])
             return choice
         run.authority.check_reads(complete[-1].name)
-        if name is None or not foreign:
-            run.settle_id(records)
+        known = run.run_id
+        run.settle_id([each for each in records if not (foreign and each.name == name)])
+        if foreign and run.run_id != known:
+            continue  # seen from this run, it is a foreign one
         choice.run_id = run.run_id
         wanted = [each for each in reversed(complete) if name in (None, each.name)]
         wanted = wanted if best is None else by_metric(wanted, *best)
@@ -120,8 +128,11 @@ def choose(
             if best is not None and not choice.skipped:
                 return choice
             raise _none(run, choice, name)
-        if choice.check == "sample" and run.folder(choice.record.name).by_framework:
-            choice.check = "whole"  # frameworks load by themselves, and could not fall back
+        choice.index_id, folder = choice.record.save_id, run.folder(choice.record.name)
+        if folder.by_framework:
+            choice.index_id, choice.has_index = folder.index_id, bool(folder.metadata)
+            if choice.check == "sample":
+                choice.check = "whole"  # frameworks load by themselves, and could not fall back
         try:
             holds.enter_context(holding(run, choice.record.name))
         except NoCheckpointError:
@@ -167,7 +178,8 @@ def warn_of_later(run: Run, records: Iterable[Record], choice: Choice) -> None:
 
 
 def _is_bare(folder: Folder) -> bool:
-    return {SAVING, COMMIT, REMOVED}.isdisjoint(folder.top) and any(map(_DATA.fullmatch, folder.files))
+    data = (_DATA.fullmatch(path) or (file.size or 0) >= _LARGE for path, file in folder.files.items())
+    return {SAVING, COMMIT, REMOVED}.isdisjoint(folder.top) and any(data)
 
 
 def _none(run: Run, found: Choice, name: str | None) -> NoCheckpointError:
@@ -232,10 +244,9 @@ def _fit(
             continue
         if record.name in ((skip := os.environ.get(SKIP, "")), *skip.split(",")):
             skipped[record.name] = f"{SKIP} names it"
+        elif record.newer:
+            raise UnsupportedError(record.note, file=run.storage.label(record.name))
         elif not record.verified:
-            if record.damaged:
-                with suppress(*NOT_DAMAGE):  # of keys
-                    damage_of(run, record, "none")  # raises that it is of a version that is not known here
             skipped[record.name] = f"not verified: {record.note}"
         elif record.kind == "foreign" and not foreign:
             skipped[record.name] = f"{_FOREIGN}{record.note}"

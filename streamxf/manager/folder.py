@@ -13,7 +13,15 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import Metadata, Mode, read_metadata
 from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT, Commit, Saving, Supplement, ordered
 from streamxf.checkpoint.publish import made_by_writers
-from streamxf.errors import ContainerError, KeyServiceError, MetadataError, ReplacedError, StreamxfError, escaped
+from streamxf.errors import (
+    ContainerError,
+    KeyServiceError,
+    MetadataError,
+    ReplacedError,
+    StreamxfError,
+    UnsupportedError,
+    escaped,
+)
 from streamxf.format.names import is_metadata_name, made_by_saves, metadata_among
 from streamxf.format.run import RunFacts
 from streamxf.manager.notes import Authority, read
@@ -146,6 +154,11 @@ class Folder:
             return COMMIT in self.top
         return not self._published.verified or (self._published.kind != "own" and self._commit.verified)
 
+    @property
+    def index_id(self) -> str | None:
+        """The save that the index in its DCP metadata names, which a commit record does not; None without one."""
+        return self._published.save_id if self.metadata else None
+
     @cached_property
     def _commit(self) -> Record:
         return self._committed(COMMIT)
@@ -159,6 +172,8 @@ class Folder:
             said, doubts = zip(*map(self._read, self.metadata), strict=True)
         except KeyServiceError:
             raise
+        except UnsupportedError as error:  # no job may remove it, or go on from before it
+            return self._doubted(replace(record, kind="foreign", newer=True), error.message)
         except (StreamxfError, FileNotFoundError) as error:
             return self._doubted(replace(record, damaged=True), f"{type(error).__name__}: {error}")
         if (index := said[0].index) is not None:
@@ -203,6 +218,8 @@ class Folder:
             going |= REMOVED in self.top and any(is_metadata_name(path) for path in commit.files.keys() - self.files)
             record = self._told(record, commit.save_id, commit.run)
             record = replace(record, bytes=sum(each.size for each in commit.files.values()))
+        if commit is None and doubt.startswith(UnsupportedError.__name__):
+            return self._doubted(replace(record, kind="foreign", newer=True), doubt)
         return self._doubted(replace(record, kind="removing" if going else record.kind, damaged=commit is None), doubt)
 
     def _told(self, record: Record, save_id: str, facts: RunFacts | None) -> Record:

@@ -260,8 +260,6 @@ class Housekeeper:
         self._size = record.bytes or self._size
         self.resumed = None
         self._end(name)
-        if self.line:
-            self._run.remember(name)
         self._sessions.seen()
 
     def _complete(self, name: str, metrics: dict[str, float], digests: Mapping[str, str]) -> None:
@@ -300,14 +298,8 @@ class Housekeeper:
         self._size = sum(file.size for file in found.values())
         self.resumed = None
         self._end(name)
-        if self.line:
-            self._submit("", self._remember, name)
         self._submit(f"{name} could not be digested", self._digest, name, commit)
         self._submit("", self._sessions.seen)
-
-    def _remember(self, name: str) -> None:
-        self._run.record(name)
-        self._run.remember(name)
 
     def _digest(self, name: str, commit: Commit) -> None:
         """Where no store tells what it has, compute what the plug-in has not, so that damage is found later."""

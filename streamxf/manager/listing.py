@@ -138,9 +138,9 @@ class Run:
             self.run_id = next(iter(found), None)
         return self.run_id
 
-    def remember(self, *new: str) -> None:
-        """Store what was found for the next process; `new` folders may not have been listed yet. Raises OSError."""
-        self._rows.save([*self.names, *new])
+    def remember(self) -> None:
+        """Store what was found, for the next process. Raises OSError."""
+        self._rows.save(self.names)
 
     def change(self, *names: str, known: bool = False) -> None:
         """Say that checkpoints are about to change, where their folders have no mark that shows it; what is `known` of
@@ -237,10 +237,7 @@ class Run:
             if error.errno not in _UNREADABLE:
                 raise
             self._unread[name] = error
-            note = f"{type(error).__name__}: {error}"
-            return Record(name, verified=False, note=note, damaged=True, line=self._rows.line(name))
-        if record is not None and record.lost:
-            record = replace(record, line=self._rows.line(name))
+            return Record(name, verified=False, note=f"{type(error).__name__}: {error}", damaged=True)
         if not folder.is_link:
             self._rows.note(name, mark if self.storage.near else listing_mark(folder.files), record)
         if record is None or not folder.is_link:

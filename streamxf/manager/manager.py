@@ -33,11 +33,11 @@ from streamxf.dcp.install import chain_and_access
 from streamxf.dcp.reader import FileSystemReader
 from streamxf.dcp.saver import deaf_from_the_start, is_dead
 from streamxf.dcp.writer import FileSystemWriter
-from streamxf.errors import MetadataError, ParameterError, escaped, is_damage
+from streamxf.errors import MetadataError, ParameterError, UnsupportedError, escaped, is_damage
 from streamxf.format.run import RunFacts
 from streamxf.keys import KeysLike
 from streamxf.manager.agreement import Agreement, check_one_folder, give_back, gloo_group
-from streamxf.manager.choice import ALL, Verify, check_verify, choose, clear, damage_of
+from streamxf.manager.choice import ALL, Choice, Verify, check_verify, choose, clear, damage_of
 from streamxf.manager.holds import MAX_NAME_BYTES
 from streamxf.manager.housekeeper import Housekeeper
 from streamxf.manager.listing import Run
@@ -200,6 +200,7 @@ class CheckpointManager:
         self._announced: float | None = None  # when a framework's save began
         self._one_folder = False  # whether it is known that all ranks have the same
         self._closed = False
+        self._continues = False  # from what it has loaded itself
 
     # -- when ----------------------------------------------------------------------------------------
 
@@ -437,6 +438,8 @@ class CheckpointManager:
             If loading fails for another reason than damage, such as another shape.
         KeyMissingError, WrongKeyError, KeyServiceError, UnknownCodecError
             If the newest one needs other keys or codecs.
+        UnsupportedError
+            If a newer version of streamxf saved the newest one, or a framework did, and without DCP.
         OSError, ForeignError
             If the storage cannot be reached, or the newest checkpoint cannot be read, as with ``EIO``.
         """
@@ -447,10 +450,15 @@ class CheckpointManager:
             run = Run(self._storage, Authority(run.authority.access.lenient(), unverified=True), run.run_id)
         self.skipped = {}
         while (found := self._chosen(run, step=step, foreign=foreign)) is not None:
-            record, line = found
+            record = found.record
+            assert record is not None
             place = self._storage.child(record.name)
+            if not found.has_index:
+                self._holds.close()
+                text = "a framework saved this, and not DCP: manager.latest() gives its path to what loads it"
+                raise UnsupportedError(text, file=place.label())
             # or ranks might load two saves, if one is replaced at this moment
-            reader = self._make_reader(place, plaintext=plaintext, expect_save_id=record.save_id, rename=rename)
+            reader = self._make_reader(place, plaintext=plaintext, expect_save_id=found.index_id, rename=rename)
             try:
                 dcp_load(state, storage_reader=reader, process_group=self._groups[0], no_dist=self._agreement.size == 1)
             except CheckpointException as error:
@@ -461,7 +469,8 @@ class CheckpointManager:
                 continue
             finally:
                 self._holds.close()
-            self._resumed(record, line)
+            self._resumed(record, found.line)
+            self._continues = True
             _log.info("resumed from %s", place)
             return record.step
         return None
@@ -503,9 +512,9 @@ class CheckpointManager:
         found = self._chosen(self._run, best=best)
         if found is None:
             return None
-        record, line = found
-        self._resumed(record, line if best is None else None)
-        return self._place(record.name)
+        assert found.record is not None
+        self._resumed(found.record, found.line if best is None and not self._continues else None)
+        return self._place(found.record.name)
 
     # -- the end -------------------------------------------------------------------------------------
 
@@ -546,8 +555,8 @@ class CheckpointManager:
 
     def _chosen(
         self, run: Run, *, step: int | None = None, foreign: bool = False, best: tuple[str, str] | None = None
-    ) -> tuple[Record, Line] | None:
-        """What to load, and the line to go on from: rank 0 chooses and holds it, and all ranks read it in full."""
+    ) -> Choice | None:
+        """What to load, and the line to go on from; None without a record. Rank 0 chooses, and all ranks read it."""
         name = None if step is None else _named(self._name, step)
         rank, size = self._agreement.rank, self._agreement.size
         while True:
@@ -563,7 +572,7 @@ class CheckpointManager:
             if (reason := next(filter(None, found), None)) is None:
                 if rank == 0 and check == "whole":
                     clear(self._storage, record)
-                return record, choice.line
+                return choice
             self._holds.close()
             self._skip({record.name: reason})
 
@@ -710,7 +719,7 @@ def _check_name(name: str, storage: Storage) -> None:
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         fits, longest = False, ""
     if not fits or "/" in name or not is_numbered(longest) or not name.isprintable():
-        raise ParameterError(f"name={name!r:.80}: it is a folder's name, with one {{}} for the step as its last number")
+        raise ParameterError(f"name={name!r:.80}: it is printable, with {{}} for the step as its last number")
     if (size := len(longest.encode())) > MAX_NAME_BYTES:
         text = f"with {MAX_DIGITS} digits in place of {{}} it has {size} bytes, {MAX_NAME_BYTES} are allowed"
         raise ParameterError(f"name={name!r:.80}: {text}, since the names of small files contain it")

@@ -14,7 +14,6 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from streamxf.checkpoint.access import Access
@@ -32,7 +31,7 @@ from streamxf.errors import (
 )
 from streamxf.format.limits import MAX_NOTE
 from streamxf.keys import VerifyKey
-from streamxf.manager.record import Line, Record
+from streamxf.manager.record import Record
 from streamxf.storage.removal import remove_entry
 from streamxf.storage.small import MOST_BYTES, put_small, read_small, small_files
 from streamxf.storage.storage import Entries, Storage, StorageEntry
@@ -220,33 +219,20 @@ class RowCache:
         """What was found when the folder had this mark; if need be only if this process has `looked` at it."""
         if mark is None or (looked and name not in self._seen):
             return None
-        known = self._row(name)
-        return known[1] if known is not None and known[0] and mark in (known[0], ANY) else None
-
-    def line(self, name: str) -> Line:
-        """Which line the checkpoint in the folder was of, when it was looked at last."""
-        known = self._row(name)
-        return known[1].line if known is not None else ()
-
-    def _row(self, name: str) -> tuple[str, Record] | None:
         self._load()
-        if name not in self._known and (row := self._stored.get(name, _GONE)) != _GONE:
+        if (known := self._known.get(name)) is None and (row := self._stored.get(name, _GONE)) != _GONE:
             with suppress(Exception):  # whatever somebody has put there
-                self._known[name] = str(row[0]), _unpacked(name, row[1])
-        return self._known.get(name)
+                known = self._known[name] = str(row[0]), _unpacked(name, row[1])
+        return known[1] if known is not None and mark in (known[0], ANY) else None
 
     def known(self, name: str, *, looked: bool) -> tuple[str, Record] | None:
         """What was found last, and which mark the folder had; if need be only what this process has `looked` at."""
         return self._known.get(name) if name in self._seen or not looked else None
 
     def note(self, name: str, mark: str | None, record: Record | None) -> None:
-        """Remember what stays true while the folder has this mark, whoever looks; what was known before does not. A
-        line, to which a checkpoint of it may be the only witness, outlives its metadata.
-        """
+        """Remember what stays true while the folder has this mark, whoever looks; what was known before does not."""
         lasts = record is not None and record.complete and record.verified and not (record.note or record.other_notes)
-        if record is not None and record.line and (record.lost or (lasts and mark is None)):
-            mark, record = "", replace(record, kind="own")
-        elif mark is None or record is None or not lasts or (record.kind == "unclaimed" and record.run):
+        if mark is None or record is None or not lasts or (record.kind == "unclaimed" and record.run):
             if self._known.pop(name, None) or self._stored.get(name, _GONE) != _GONE:
                 self._stored[name] = _GONE
                 self._new.add(name)

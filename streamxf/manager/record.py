@@ -64,6 +64,8 @@ class Record:
         More in words: why it is foreign or not verified, or the error in its metadata.
     damaged : bool
         Whether its metadata cannot be read.
+    newer : bool
+        Whether a version of streamxf saved it that is not known here; its kind is ``"foreign"`` then.
     other_notes : bool
         Whether notes lie there that cannot be read, are not authentic or name another save. Then a metric that is not
         in `metrics` is unknown.
@@ -84,17 +86,13 @@ class Record:
     abandoned: str = ""
     note: str = ""
     damaged: bool = False
+    newer: bool = False
     other_notes: bool = False
 
     @property
     def complete(self) -> bool:
         """Whether its save was published, and its removal not begun."""
         return self.kind in ("own", "unclaimed", "foreign")
-
-    @property
-    def lost(self) -> bool:
-        """Whether there is no metadata that can be read; then the `line` is the one that was known before."""
-        return self.damaged or self.kind == "unfinished"
 
     @property
     def counts(self) -> bool:
@@ -156,7 +154,7 @@ def numbers_in(name: str) -> tuple[int, ...]:
 
 def last_line(records: Iterable[Record]) -> Line:
     """That which was saved last, of the records of one series."""
-    counted = [each for each in records if each.counts or (each.lost and each.line)]
+    counted = [each for each in records if each.counts]
     return max(counted, key=lambda each: (len(each.line), each.order)).line if counted else ()
 
 

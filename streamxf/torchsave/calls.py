@@ -334,14 +334,14 @@ def scalar(dtype: Any, data: bytes) -> Any:
 
 
 class _Bytes(_FilledOnce):
-    """An ``io.BytesIO`` without attributes."""
+    """An ``io.BytesIO`` without attributes. DCP asks whether it is Stateful, by which CPython makes an empty dict."""
 
     __slots__ = ()
 
     def fill(self, unpickler: Unpickler, state: Any) -> None:
         unpickler.steps.charge(state)
         data, position, attributes = state
-        if (type(data), type(position), attributes) != (bytes, int, None) or not 0 <= position <= len(data):
+        if attributes or (type(data), type(position)) != (bytes, int) or not 0 <= position <= len(data):
             raise NotSavedByTorch("its pickle fills a BytesIO with something other than bytes")
         if self.filled:
             raise NotSavedByTorch("its pickle fills a BytesIO twice")

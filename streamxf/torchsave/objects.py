@@ -74,7 +74,10 @@ class Objects:
         if not self.weights_only:
             import torch
 
-            return torch.load(io.BytesIO(data), weights_only=False, map_location=device or AvailableDevices())
+            try:
+                return torch.load(io.BytesIO(data), weights_only=False, map_location=device or AvailableDevices())
+            except Exception as error:  # its pickle may run any code
+                raise refusal(error, data) from error
         if (numbers := numbers_in(pickle_in(data) or b"")) is not None:
             return numbers[0]
         try:
@@ -241,17 +244,28 @@ class _Making:
 
     def refusal(self, error: Exception) -> Exception:
         """What it means that it could not be made. On the CPU, torch's own functions fail by what is stored alone."""
-        text = f"{type(error).__name__}: {errors.shorten(errors.text_of(error), 300)}"
-        if errors.is_exhausted(error):
-            return MemoryError(f"there is no room to make the object: {text}")
-        try:
-            self._archive.check_crcs()
-        except NotSavedByTorch as damage:
-            return errors.MetadataError(f"the object cannot be made: {text}, and {damage}")
         own = sorted(name for name, allowed in self._check.names.items() if allowed is not None)
-        if not own and not getattr(self._device, "used", False) and not isinstance(error, ImportError):
-            return errors.MetadataError(f"torch cannot make what is stored: {text}")
-        return errors.ObjectError(f"the object cannot be made here, by the code of {some(own or ['torch'])}: {text}")
+        foreign = own or getattr(self._device, "used", False) or isinstance(error, ImportError)
+        return _refusal(error, self._archive, some(own or ["torch"]) if foreign else "")
+
+
+def refusal(error: Exception, data: bytes) -> Exception:
+    """The same of an object that any code may have made."""
+    return _refusal(error, Archive(io.BytesIO(data), len(data)), "what its pickle calls")
+
+
+def _refusal(error: Exception, archive: Archive, code: str) -> Exception:
+    """What it means that an object could not be made by the `code` of others; without any, what is stored is wrong."""
+    text = f"{type(error).__name__}: {errors.shorten(errors.text_of(error), 300)}"
+    if errors.is_exhausted(error):
+        return MemoryError(f"there is no room to make the object: {text}")
+    try:
+        archive.check_crcs()
+    except NotSavedByTorch as damage:
+        return errors.MetadataError(f"the object cannot be made: {text}, and {damage}")
+    if not code:
+        return errors.MetadataError(f"torch cannot make what is stored: {text}")
+    return errors.ObjectError(f"the object cannot be made here, by the code of {code}: {text}")
 
 
 def _saved(made: Any) -> bytes:

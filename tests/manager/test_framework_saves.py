@@ -21,7 +21,7 @@ import streamxf
 from streamxf import CheckpointManager
 from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING, Saving, parse_note, seal_note
 from streamxf.dcp.writer import FileSystemWriter
-from streamxf.errors import NoCheckpointError
+from streamxf.errors import NoCheckpointError, UnsupportedError
 from streamxf.manager import housekeeper
 
 from .points import no_locks
@@ -32,6 +32,19 @@ def save(manager: CheckpointManager, step: int, text: str = "weights") -> None:
     folder = Path(manager.begin(step))
     (folder / "weights").write_text(text)
     manager.commit(step)
+
+
+@pytest.mark.parametrize("writer", [streamxf.FileSystemWriter, dcp.FileSystemWriter])
+def test_what_dcp_wrote_and_somebody_committed_is_resumed_from(tmp_path: Path, writer: Any) -> None:
+    saved_run(tmp_path, 1)
+    with CheckpointManager(tmp_path) as manager:
+        dcp.save(state_at(2), storage_writer=writer(manager.begin(2)))
+        manager.commit(2)
+    assert resumed(tmp_path) == 2
+    with CheckpointManager(tmp_path) as manager:
+        save(manager, 3)
+        with pytest.raises(UnsupportedError, match=r"manager\.latest\(\) gives its path"):
+            manager.resume(blank())
 
 
 def kinds(run: Path) -> dict[str, str]:

@@ -12,14 +12,12 @@ import torch
 import streamxf
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import read_metadata
-from streamxf.checkpoint.notes import COMMIT
 from streamxf.errors import NoCheckpointError
 from streamxf.manager.forget import forget
 from streamxf.manager.listing import list_checkpoints
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.retention import Retention
 from streamxf.storage.opening import open_storage
-from tests.altered import flip
 
 from .conftest import place
 from .runs import blank, complete, damage, is_at, resumed, saved_run, state_at
@@ -91,6 +89,23 @@ def test_a_save_over_an_abandoned_one_says_so(run: Path, caplog: pytest.LogCaptu
     assert [text.split(": training went back to step ")[-1] for text in texts] == ["400", "400"]
 
 
+def test_who_looks_for_the_newest_after_a_resume_goes_on_from_what_was_loaded(run: Path) -> None:
+    with CheckpointManager(run) as manager:
+        assert manager.resume(blank(), step=300) == 300
+        assert manager.latest() == str(run / "step-420")
+        manager.save(310, state_at(310))
+    assert resumed(run) == 310
+
+
+def test_a_run_goes_on_from_a_foreign_checkpoint_as_itself(run: Path, tmp_path: Path) -> None:
+    saved_run(tmp_path / "other", 7)
+    shutil.copytree(tmp_path / "other" / "step-7", run / "step-5")
+    with CheckpointManager(run) as manager:
+        assert manager.resume(blank(), step=5, foreign=True) == 5
+        manager.save(8, state_at(8))
+    assert resumed(run) == 8
+
+
 def test_rules_are_applied_to_the_new_line_before_it_has_a_checkpoint(tmp_path: Path) -> None:
     saved_run(tmp_path, 100, 200, 300, 400, 500, 600)
     with CheckpointManager(tmp_path, keep=3) as manager:
@@ -109,32 +124,6 @@ def test_each_checkpoint_says_what_it_continues(run: Path) -> None:
         found[step] = index.run.continues, index.run.line
         save_id = index.save_id if step == 400 else save_id
     assert found == {400: (None, ()), 410: ((400, save_id), (401,)), 420: ((400, save_id), (401,))}
-
-
-@pytest.mark.parametrize("options", [{}, KEYED], ids=["plain", "keyed"])
-@pytest.mark.parametrize("trouble", ["damaged", "missing", "of a framework"])
-def test_a_line_outlives_the_metadata_of_its_only_checkpoint(
-    tmp_path: Path, trouble: str, options: dict[str, Any]
-) -> None:
-    """Else training would go on from what it gave up; whether anybody has looked at the run meanwhile or not."""
-    run, keys = tmp_path / "run", {"keys": options.get("keys")}
-    saved_run(run, 300, 400, 500, 600, **options)
-    with CheckpointManager(run, **options) as manager:
-        assert manager.resume(blank(), step=400) == 400
-        if trouble == "of a framework":
-            torch.save({}, Path(str(manager.begin(410))) / "model.pt")
-            manager.commit(410)
-        else:
-            manager.save(410, state_at(410))
-    metadata = run / "step-410" / (COMMIT if trouble == "of a framework" else ".metadata")
-    metadata.unlink() if trouble == "missing" else flip(metadata, -50)
-    for _ in range(2):
-        assert str(streamxf.latest(run, **keys)).endswith("step-400")
-        with CheckpointManager(run, **options) as manager:
-            assert manager.resume(blank()) == 400
-    goes_back(run, 400, 420, **options)
-    assert {"step-500", "step-600"} <= {*abandoned(run)}
-    assert resumed(run, **options) == 420
 
 
 def test_it_falls_back_within_its_line_and_no_further(run: Path) -> None:

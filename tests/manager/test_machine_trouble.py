@@ -12,6 +12,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
+from torch.distributed.checkpoint.api import CheckpointException
+
+import streamxf
+from streamxf.errors import ObjectError
 
 from . import troubled
 
@@ -51,6 +55,21 @@ def run_python(*arguments: object, path: Path | None = None) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_what_the_code_of_an_unpickled_object_misses_is_no_damage(tmp_path: Path) -> None:
+    (tmp_path / "vocabulary").write_text("a b c")
+    reader = {"weights_only": False}
+    with streamxf.CheckpointManager(tmp_path / "run", reader=reader) as manager:
+        for step in (1, 2):
+            manager.save(step, {"words": troubled.Words(str(tmp_path / "vocabulary"))})
+    (tmp_path / "vocabulary").unlink()
+    with streamxf.CheckpointManager(tmp_path / "run", reader=reader) as manager:
+        with pytest.raises(CheckpointException) as failure:
+            manager.resume({"words": None})
+        ((error, _),) = failure.value.failures.values()
+        assert isinstance(error, ObjectError)
+        assert manager.skipped == {}
 
 
 @pytest.mark.parametrize("what", CASES)

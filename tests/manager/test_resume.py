@@ -60,14 +60,14 @@ def test_a_new_run_begins_at_the_beginning(tmp_path: Path) -> None:
     assert resumed(tmp_path / "run") is None
 
 
-@pytest.mark.parametrize("framework", [False, True])
+@pytest.mark.parametrize("framework", ["", "model.pt", "state.msgpack.sxf", "weights"])
 @pytest.mark.parametrize("steps", [1, 3])
-def test_data_without_any_metadata_is_no_fresh_start(tmp_path: Path, framework: bool, steps: int) -> None:
+def test_data_without_any_metadata_is_no_fresh_start(tmp_path: Path, framework: str, steps: int) -> None:
     """As a copy leaves it that leaves out hidden files."""
     with CheckpointManager(tmp_path / "run") as manager:
         for step in range(1, 1 + steps):
             if framework:
-                torch.save({}, Path(str(manager.begin(step))) / "model.pt")
+                (Path(str(manager.begin(step))) / framework).write_bytes(bytes(2**20))
                 manager.commit(step)
             else:
                 manager.save(step, state_at(step))
@@ -99,6 +99,8 @@ def test_what_a_newer_version_saved_is_no_damage(tmp_path: Path, keys: Any, fram
         for call in (lambda: manager.resume(blank()), manager.latest, lambda: streamxf.latest(tmp_path, keys=keys)):
             with pytest.raises(UnsupportedError, match=r"format version 2.*Upgrade streamxf"):
                 call()
+    saved_run(tmp_path, 3, keep=1, keys=keys, chain=[Encrypt(keys)] if keys else ())
+    assert [(each.name, each.kind) for each in list_checkpoints(tmp_path)] == [("step-2", "foreign"), ("step-3", "own")]
     assert not [*tmp_path.rglob("damage-*")]
 
 

@@ -74,6 +74,16 @@ class Thing:
         vars(self).update(state)
 
 
+class Words:
+    """An object that reads a file when it is loaded."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.words = Path(state["path"]).read_text().split()
+
+
 def state_at(what: str, step: int) -> dict[str, Any]:
     """A state dict of a step; blank for the step 0."""
     state: dict[str, Any] = {"step": step, "w": torch.full((1000,), float(step))}

@@ -23,8 +23,11 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import streamxf
+from streamxf.checkpoint.publish import under_way
 from streamxf.errors import NoCheckpointError
 from streamxf.storage import lock
+from streamxf.storage.local import LocalStorage
+from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
 from streamxf.tools.convert import conversion
 from tests.altered import flip
@@ -41,6 +44,10 @@ with streamxf.CheckpointWriter(sys.argv[1], overwrite=True) as writer:
     print("written", flush=True)
     sys.stdin.readline()
 """
+
+
+def newest_data(folder: Path) -> str:
+    return max(folder.glob("*.distcp"), key=lambda path: path.stat().st_mtime_ns).name
 
 
 @contextmanager
@@ -86,17 +93,17 @@ def test_clean_leaves_a_save_alone_until_its_process_is_gone(tmp_path: Path) -> 
 
 
 def test_a_save_by_dcp_is_locked_until_it_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, kept = tmp_path / "step", list[bool]()
-    dcp.save(STATE, storage_writer=streamxf.FileSystemWriter(folder))
-    finish = streamxf.FileSystemWriter.finish
+    writer, put, locked = streamxf.FileSystemWriter(tmp_path), LocalStorage.put, list[bool]()
 
-    def cleaned_before(writer: streamxf.FileSystemWriter, **given: Any) -> None:
-        kept.append(not streamxf.clean(folder).removed)
-        finish(writer, **given)
+    def put_once_looked_at(storage: LocalStorage, path: str, *given: Any, **more: Any) -> None:
+        locked.append(under_way(storage, [newest_data(tmp_path)], 0))
+        put(storage, path, *given, **more)
 
-    monkeypatch.setattr(streamxf.FileSystemWriter, "finish", cleaned_before)
-    dcp.save(STATE, storage_writer=streamxf.FileSystemWriter(folder))
-    assert kept == [True]
+    monkeypatch.setattr(LocalStorage, "put", put_once_looked_at)
+    for _ in range(2):
+        dcp.save(STATE, storage_writer=writer)
+    assert locked == [True, True]
+    assert not under_way(open_storage(tmp_path), [newest_data(tmp_path)], 0)
 
 
 def test_verify_calls_a_first_save_under_way_no_damage(tmp_path: Path) -> None:
