@@ -143,7 +143,10 @@ def _is_final(error: Exception) -> bool:
 
 
 def status_of(error: BaseException) -> int:
-    """The status in a server's answer, as Azure's client, aiohttp, and gcsfs and asyncssh keep it; 0 where none is."""
+    """The status in a server's answer, as Azure's client, aiohttp, gcsfs, asyncssh or botocore keeps it; 0 for none."""
+    answer = getattr(error.__cause__, "response", None) if getattr(error, "errno", 0) == errno.EIO else None
+    if isinstance(answer, dict):  # of botocore; s3fs makes EIO of what it does not know
+        return int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     kept = (getattr(error, name, None) for name in ("status_code", "status", "code"))
     return next((status for status in kept if isinstance(status, int)), 0)
 

@@ -155,7 +155,7 @@ class RemoteStorage(Storage):
         options: dict[str, Any] = {"cache_type": "none"} if random else {}
         if step is not None:
             options["block_size"] = step
-        with closing(self.filesystem.open(self.path_of(name), "rb", **options)) as raw:
+        with closing(self._opened(name, **options)) as raw:
             size = size_of(raw)
             if size is None and (size := self.info(name).size) is None:
                 raise self._no_size(name)
@@ -165,6 +165,9 @@ class RemoteStorage(Storage):
             requests = fetch.requests_to(self.filesystem, self.path_of(name), self.label(name), size)
             with closing(fetch.FetchedFile(requests, size)) as fetched:
                 yield StoredFile(self.label(name), size, raw, fetched, fetched)
+
+    def _opened(self, name: str, **options: Any) -> Any:
+        return self.filesystem.open(self.path_of(name), "rb", **options)
 
     def read(self, path: str, start: int, stop: int) -> bytes:
         if self.has_links:
@@ -413,21 +416,38 @@ class WebStorage(RemoteStorage):
         for name, facts in answers(files, lambda name: self._asked(f"{path}/{name}".lstrip("/"))):
             if isinstance(facts, Exception):
                 with suppress(FileNotFoundError):  # it has gone, or the page links to what is not there
-                    raise self._known(facts)
+                    raise facts
             else:
                 yield self._entry(name, facts)
 
+    def _facts(self, path: str) -> Mapping[str, Any]:
+        return self._asked(path).result()
+
     def _asked(self, path: str) -> Future[Mapping[str, Any]]:
         if is_asynchronous(self.filesystem):
-            return begun(self.filesystem, partial(self.filesystem._info, self.path_of(path)))
+            return begun(self.filesystem, partial(self._answer, self.path_of(path)))
         done: Future[Mapping[str, Any]] = Future()
-        done.set_result(self._facts(path))
+        done.set_result(super()._facts(path))
         return done
+
+    async def _answer(self, place: str) -> Mapping[str, Any]:
+        try:
+            return await self.filesystem._info(place)  # type: ignore[no-any-return]
+        except FileNotFoundError as error:
+            raise self._known(error) from None
+
+    def _opened(self, name: str, **options: Any) -> Any:
+        # else fsspec asks, once, and takes any refusal for a missing file
+        if self._fetches and (facts := self._facts(name)).get("partial", True):
+            options["size"] = facts["size"]
+        return super()._opened(name, **options)
 
     def _links(self, path: str) -> list[str]:
         """The names on the page of a folder; those of folders end in ``/``."""
         place = f"{self.path_of(path).rstrip('/')}/"
-        found = {unquote(link.removeprefix(place)) for link in self.filesystem.ls(place, detail=False)}
+        ask = partial(self.filesystem._ls if self._fetches else self.filesystem.ls, place, detail=False)
+        links = fetch.made(self.filesystem, ask) if self._fetches else ask()
+        found = {unquote(link.removeprefix(place)) for link in links}
         return sorted(name for name in found if name.strip("/.") and "/" not in name[:-1] and not {*"?#"} & {*name})
 
     def _entry(self, path: str, facts: Mapping[str, Any]) -> StorageEntry:

@@ -141,9 +141,13 @@ class Answer(Exception):
     def __init__(self, name: str, status: int) -> None:
         super().__init__(f"{name} {status}")
         setattr(self, name, status)
+        if name == "response":  # as botocore has it, below the error that s3fs makes of a code that it does not know
+            self.errno, self.__cause__ = errno.EIO, Exception()
+            self.__cause__.response = {"ResponseMetadata": {"HTTPStatusCode": status}}  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name", ["status_code", "status", "code"])  # of Azure's client, aiohttp, gcsfs and asyncssh
+# of Azure's client, aiohttp, gcsfs and asyncssh, s3fs
+@pytest.mark.parametrize("name", ["status_code", "status", "code", "response"])
 @pytest.mark.parametrize(("status", "asked"), [(400, 1), (401, 1), (403, 1), (3, 1), (408, 4), (429, 4), (503, 4)])
 def test_what_a_server_refuses_is_asked_once(store: Store, name: str, status: int, asked: int) -> None:
     store.failures = [Answer(name, status) for _ in range(4)]

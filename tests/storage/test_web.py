@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
 from streamxf.cli.exits import USAGE, exit_code
@@ -108,6 +110,37 @@ def test_a_refusal_is_no_missing_checkpoint(run: Path) -> None:
         with pytest.raises(ForeignError, match="403"):
             streamxf.verify(f"{url}/run")
         assert Refuses.asked <= 2, "by HEAD and by GET"
+
+
+class Fails(Ranges):
+    """Answers the `first` requests of each of some methods for each path by an error."""
+
+    asked: Counter[tuple[str, str]]
+    status, first, methods, only = 503, 3, ("GET", "HEAD"), ""
+
+    def send_head(self) -> Any:
+        self.asked[self.command, self.path] += 1
+        fails = self.asked[self.command, self.path] <= self.first and self.command in self.methods
+        return self.send_error(self.status) if fails and self.path.endswith(self.only) else super().send_head()
+
+
+@pytest.mark.parametrize("status", [401, 403, 429, 451, 500, 503])
+def test_metadata_that_is_refused_is_not_missing(run: Path, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "_PAUSE", 0.001)
+    kind = type("", (Fails,), {"status": status, "first": 1000, "only": ".metadata", "asked": Counter()})
+    with web_server(run.parent, kind) as url:
+        for act in (load, streamxf.Checkpoint, streamxf.verify, lambda url: streamxf.latest(url.rpartition("/")[0])):
+            with pytest.raises((ForeignError, CheckpointException), match=f": {status}, message") as error:
+                act(f"{url}/run/step-7")
+            assert "there is no" not in str(error.value)
+
+
+@pytest.mark.parametrize("which", [{"methods": ("GET",)}, {"only": (".metadata", ".distcp")}])
+def test_what_may_pass_is_asked_three_more_times(run: Path, which: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "_PAUSE", 0.001)
+    with web_server(run.parent, type("", (Fails,), {"asked": Counter(), **which})) as url:
+        assert load(f"{url}/run/step-7")["step"] == 7
+        assert streamxf.latest(f"{url}/run", verify="whole") == f"{url}/run/step-7"
 
 
 def test_a_page_whose_address_does_not_end_in_a_slash(run: Path) -> None:
