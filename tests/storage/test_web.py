@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -26,6 +26,22 @@ KINDS = pytest.mark.parametrize("kind", [Ranges, WholeFiles])
 STATE = {"weight": torch.arange(300_000.0), "step": 7, "names": {"a": 1}}
 
 
+class Fails(Ranges):
+    """Answers the `first` requests of each of its `methods` for a path by an error."""
+
+    asked: ClassVar[Counter[tuple[int, str, str]]] = Counter()
+    status, first, methods, only = 503, 3, ("GET", "HEAD"), (".metadata", ".distcp")
+
+    def send_head(self) -> Any:
+        self.asked[key := (self.server.server_port, self.command, self.path)] += 1
+        fails = self.asked[key] <= self.first and self.command in self.methods and self.path.endswith(self.only)
+        return self.send_error(self.status) if fails else super().send_head()
+
+
+class FailsToSend(Fails):
+    methods, only = ("GET",), ("",)
+
+
 def load(url: str) -> dict[str, Any]:
     state: dict[str, Any] = {"weight": torch.zeros(300_000), "step": 0}
     dcp.load(state, storage_reader=streamxf.FsspecReader(url), no_dist=True)
@@ -33,7 +49,8 @@ def load(url: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(fetch, "_PAUSE", 0.001)
     with streamxf.CheckpointManager(tmp_path / "run", "zstd") as manager:
         for step in (1, 7):
             manager.save(step, STATE)
@@ -54,7 +71,7 @@ def test_it_does_what_is_relied_on(tmp_path: Path, kind: type[SimpleHTTPRequestH
         assert "only read" in str(storage.remove(["plain"])["plain"])
 
 
-@KINDS
+@pytest.mark.parametrize("kind", [Ranges, WholeFiles, Fails, FailsToSend])
 def test_a_run(run: Path, kind: type[SimpleHTTPRequestHandler]) -> None:
     with web_server(run.parent, kind) as url:
         assert streamxf.verify(f"{url}/run").ok
@@ -69,11 +86,6 @@ def test_a_run(run: Path, kind: type[SimpleHTTPRequestHandler]) -> None:
             streamxf.verify(f"{url}/run/step-8")
 
 
-def resume(run: str) -> None:
-    with streamxf.CheckpointManager(run, verify="whole") as manager:
-        manager.resume({"weight": torch.zeros(300_000), "step": 0})
-
-
 def test_large_files_are_not_sent_whole_for_each_part(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That says nothing of a checkpoint, nor of an item: nobody takes an older one, nor the others alone."""
     monkeypatch.setattr(fetch, "AHEAD_BYTES", 2000)
@@ -82,10 +94,9 @@ def test_large_files_are_not_sent_whole_for_each_part(run: Path, monkeypatch: py
         for act in (
             lambda: streamxf.Checkpoint(newest)["weight"].read(),
             lambda: streamxf.verify(newest),
-            lambda: streamxf.verify(url),
             lambda: streamxf.latest(url, verify="sample"),
             lambda: streamxf.latest(url, verify="whole"),
-            lambda: resume(url),
+            lambda: streamxf.CheckpointManager(url).latest(),
             lambda: streamxf.load_intact(newest, {"weight": torch.zeros(300_000)}),
             lambda: streamxf.salvage(newest, run / "salvaged"),
             lambda: streamxf.salvage(newest, run / "salvaged", without_metadata=True),
@@ -97,50 +108,20 @@ def test_large_files_are_not_sent_whole_for_each_part(run: Path, monkeypatch: py
             assert exit_code(error.value, "streamxf") == USAGE
 
 
-class Refuses(WholeFiles):
-    asked = 0
-
-    def send_head(self) -> Any:
-        type(self).asked += 1
-        self.send_error(403)
-
-
 def test_a_refusal_is_no_missing_checkpoint(run: Path) -> None:
-    with web_server(run.parent, Refuses) as url:
+    with web_server(run.parent, type("", (Fails,), {"status": 403, "first": 1000, "only": ""})) as url:
         with pytest.raises(ForeignError, match="403"):
             streamxf.verify(f"{url}/run")
-        assert Refuses.asked <= 2, "by HEAD and by GET"
-
-
-class Fails(Ranges):
-    """Answers the `first` requests of each of some methods for each path by an error."""
-
-    asked: Counter[tuple[str, str]]
-    status, first, methods, only = 503, 3, ("GET", "HEAD"), ""
-
-    def send_head(self) -> Any:
-        self.asked[self.command, self.path] += 1
-        fails = self.asked[self.command, self.path] <= self.first and self.command in self.methods
-        return self.send_error(self.status) if fails and self.path.endswith(self.only) else super().send_head()
+        assert sum(Fails.asked[key] for key in Fails.asked if f":{key[0]}" in url) <= 2, "by HEAD and by GET"
 
 
 @pytest.mark.parametrize("status", [401, 403, 429, 451, 500, 503])
-def test_metadata_that_is_refused_is_not_missing(run: Path, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "_PAUSE", 0.001)
-    kind = type("", (Fails,), {"status": status, "first": 1000, "only": ".metadata", "asked": Counter()})
-    with web_server(run.parent, kind) as url:
+def test_metadata_that_is_refused_is_not_missing(run: Path, status: int) -> None:
+    with web_server(run.parent, type("", (Fails,), {"status": status, "first": 1000})) as url:
         for act in (load, streamxf.Checkpoint, streamxf.verify, lambda url: streamxf.latest(url.rpartition("/")[0])):
             with pytest.raises((ForeignError, CheckpointException), match=f": {status}, message") as error:
                 act(f"{url}/run/step-7")
             assert "there is no" not in str(error.value)
-
-
-@pytest.mark.parametrize("which", [{"methods": ("GET",)}, {"only": (".metadata", ".distcp")}])
-def test_what_may_pass_is_asked_three_more_times(run: Path, which: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "_PAUSE", 0.001)
-    with web_server(run.parent, type("", (Fails,), {"asked": Counter(), **which})) as url:
-        assert load(f"{url}/run/step-7")["step"] == 7
-        assert streamxf.latest(f"{url}/run", verify="whole") == f"{url}/run/step-7"
 
 
 def test_a_page_whose_address_does_not_end_in_a_slash(run: Path) -> None:
