@@ -16,9 +16,9 @@ from concurrent import futures
 from concurrent.futures import Future
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
@@ -33,7 +33,7 @@ from streamxf.dcp.install import chain_and_access
 from streamxf.dcp.reader import FileSystemReader
 from streamxf.dcp.saver import deaf_from_the_start, is_dead
 from streamxf.dcp.writer import FileSystemWriter
-from streamxf.errors import MetadataError, ParameterError, UnsupportedError, escaped, is_damage
+from streamxf.errors import AbortedError, MetadataError, ParameterError, UnsupportedError, escaped, is_damage
 from streamxf.format.run import RunFacts
 from streamxf.keys import KeysLike
 from streamxf.manager.agreement import Agreement, check_one_folder, give_back, gloo_group
@@ -46,13 +46,16 @@ from streamxf.manager.record import MAX_DIGITS, Line, Record, is_numbered, numbe
 from streamxf.manager.retention import Retention
 from streamxf.manager.schedule import Interval, SaveTimer, Schedule
 from streamxf.manager.signals import StopSignals
+from streamxf.storage.lock import this_thread
 from streamxf.storage.opening import Location, open_storage, path_text
 from streamxf.storage.storage import Storage, is_url
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _ASYNC = {"thread": AsyncCheckpointerType.THREAD, "process": AsyncCheckpointerType.PROCESS}
 _log = logging.getLogger(__name__)
+_calls: dict[tuple[int, int], str] = {}  # of managers, by their process and thread
 
 
 @dataclass
@@ -64,6 +67,27 @@ class _Saving:
     group: int | None = None  # the number of its process group; None if a framework saves
     metrics: dict[str, float] = field(default_factory=dict)  # those that were not known when it began
     digests: dict[str, str] = field(default_factory=dict)  # of files that a framework writes
+
+
+def _alone(method: Callable[Concatenate[CheckpointManager, P], T]) -> Callable[Concatenate[CheckpointManager, P], T]:
+    """Refuse a call by a handler whose thread is inside another one, whose locks it might wait for."""
+
+    @wraps(method)
+    def call(manager: CheckpointManager, /, *arguments: P.args, **options: P.kwargs) -> T:
+        thread, name = this_thread(), f"CheckpointManager.{method.__name__.strip('_')}"
+        if (outer := _calls.get(thread)) is not None:
+            text = f"this thread is inside {outer}, and {name}, which a handler calls there, might wait for ever; "
+            text += "nothing was done. Let the handler set a flag, and save at the next step, or name its signal in "
+            raise AbortedError(f"{text}Schedule(signals=...)")
+        if manager._closed and method.__name__ != "_close":
+            raise ParameterError("this CheckpointManager is closed; use it inside its with block")
+        try:
+            _calls[thread] = name  # here, where an interrupt cannot leave it
+            return method(manager, *arguments, **options)
+        finally:
+            _calls.pop(thread, None)
+
+    return call
 
 
 class CheckpointManager:
@@ -204,6 +228,7 @@ class CheckpointManager:
 
     # -- when ----------------------------------------------------------------------------------------
 
+    @_alone
     def should_save(self, step: int, *, last: bool = False) -> bool:
         """Whether to save after this step; every rank calls it once after each step, and gets the same answer.
 
@@ -223,17 +248,11 @@ class CheckpointManager:
             The error of a save in the background; it is raised once, on every rank. Training may go on. torch's
             ``CheckpointException`` is a ``BaseException``, which ``except Exception`` does not catch.
         """
-        self._check_open()
         _named(self._name, step)
         asked = last or self._schedule.asks(step)
-        done = sum(saving.future.done() for saving in self._saving)
-        flags = self._agreement.exchange(
-            step,
-            due=self._agreement.rank == 0 and not self._saving_too_many() and self._timer.due(),
-            stop=self._signals.requested,
-            finished=self._finished + done,
-            wait=asked,
-        )
+        done = self._finished + sum(saving.future.done() for saving in self._saving)
+        due = self._agreement.rank == 0 and not self._saving_too_many() and self._timer.due()
+        flags = self._agreement.exchange(step, due=due, stop=self._signals.requested, finished=done, wait=asked)
         self._collect(flags.finished - self._finished)
         stops = flags.stop and not self.stopping
         self.stopping |= flags.stop
@@ -255,6 +274,7 @@ class CheckpointManager:
         """The folder of a step's checkpoint, or its URL, even if there is no checkpoint."""
         return self._place(_named(self._name, step))
 
+    @_alone
     def save(self, step: int, state: dict[str, Any], *, metrics: Mapping[str, float] | None = None) -> None:
         """Save under the step's name, replacing an earlier checkpoint; then remove old checkpoints in the background.
 
@@ -275,16 +295,14 @@ class CheckpointManager:
             As `begin`.
         """
         began = time.monotonic()
-        self._check_open()
         name, numbers = _named(self._name, step), _floats(metrics)
         _mapping("state", state, needed=True)
         facts = self._begin(name, numbers)
         group = min(set(range(len(self._groups))) - {saving.group for saving in self._saving})
-        writer = self._writers.get(group)
-        if writer is None:
-            writer = self._writers[group] = self._make_writer(name)
-        else:  # it may have memory for copies
-            writer.reset(self._storage.child(name))
+        if group not in self._writers:
+            self._writers[group] = self._make_writer(name)
+        writer = self._writers[group]  # which may have memory for copies
+        writer.reset(self._storage.child(name))
         writer.run_facts, writer.deaf = facts, self._deaf
         background = self._async
         if background == "process" and any(self._agreement.everywhere(is_dead)):
@@ -328,6 +346,7 @@ class CheckpointManager:
                 raise
             dcp_save(state, **given)  # into the room that old checkpoints have left
 
+    @_alone
     def begin(self, step: int) -> str | Storage:
         """Announce a save by a framework; returns the folder to save to. It is complete once `commit` is called. An
         earlier checkpoint there is removed at once.
@@ -338,11 +357,11 @@ class CheckpointManager:
             If another job saves to this run, its checkpoints are of several runs, or the run's folder cannot be written
             to, or is not the same on all ranks. Do not save then.
         """
-        self._check_open()
         self._announced = time.monotonic()
         self._begin(_named(self._name, step), {}, framework=True)
         return self.path(step)
 
+    @_alone
     def commit(
         self,
         step: int,
@@ -391,15 +410,19 @@ class CheckpointManager:
         if began is not None:
             self._blocked(began)
 
+    @_alone
     def wait(self) -> None:
         """Wait for all saves in the background, and for removals. Raises the error of a save."""
-        self._check_open()
+        self._finish()
+
+    def _finish(self) -> None:
         self._collect(len(self._saving))
         if self._housekeeper is not None:
             self._housekeeper.wait()
 
     # -- resuming ------------------------------------------------------------------------------------
 
+    @_alone
     def resume(
         self,
         state: dict[str, Any],
@@ -444,7 +467,7 @@ class CheckpointManager:
             If the storage cannot be reached, or the newest checkpoint cannot be read, as with ``EIO``.
         """
         _mapping("state", state, needed=True)
-        self.wait()
+        self._finish()
         run = self._run
         if plaintext:
             run = Run(self._storage, Authority(run.authority.access.lenient(), unverified=True), run.run_id)
@@ -475,6 +498,7 @@ class CheckpointManager:
             return record.step
         return None
 
+    @_alone
     def latest(self, skip: Mapping[str, str] | None = None) -> str | Storage | None:
         """The path of the newest checkpoint that verifies, the same on all ranks, for frameworks that load by
         themselves; None if there is none yet. It is not removed before the next save. Raises as `resume`.
@@ -498,6 +522,7 @@ class CheckpointManager:
             text = f"training starts over in a run that has step {newest}: to resume from there, call {call}"
             warnings.warn(text, stacklevel=3)
 
+    @_alone
     def best(self) -> str | Storage | None:
         """The path of the checkpoint with the best value of the metric of `Retention`, as `latest`. If that is damaged,
         the second best, with a warning. None if the rules name no metric, or no checkpoint has it.
@@ -506,11 +531,10 @@ class CheckpointManager:
         return self._path_of(best=(metric, self._keep.mode)) if metric is not None else None
 
     def _path_of(self, best: tuple[str, str] | None, skip: Mapping[str, str] | None = None) -> str | Storage | None:
-        self.wait()
+        self._finish()
         self.skipped = {}
         self._skip({name: str(reason) for name, reason in _mapping("skip", skip).items()})
-        found = self._chosen(self._run, best=best)
-        if found is None:
+        if (found := self._chosen(self._run, best=best)) is None:
             return None
         assert found.record is not None
         self._resumed(found.record, found.line if best is None and not self._continues else None)
@@ -530,6 +554,7 @@ class CheckpointManager:
     ) -> None:
         self._close(error)
 
+    @_alone
     def _close(self, error: BaseException | None) -> None:
         if self._closed:
             return
@@ -594,7 +619,6 @@ class CheckpointManager:
 
     def _on_rank_0(self, call: Callable[[Housekeeper], T]) -> T:
         """What rank 0 does, and all wait for; what it raises is raised on every rank."""
-        self._check_open()
         housekeeper = self._housekeeper
         return self._agreement.broadcast(lambda: call(housekeeper) if housekeeper is not None else None)  # type: ignore[return-value]
 
@@ -603,10 +627,6 @@ class CheckpointManager:
             self._housekeeper.complete(saving.name, saving.metrics, saving.digests, wait=False)
         elif self._housekeeper is not None:
             self._housekeeper.commit(saving.name, save_id, saving.metrics)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ParameterError("this CheckpointManager is closed; use it inside its with block")
 
     def _in_background(self, saving: _Saving, began: float) -> None:
         saving.future.add_done_callback(lambda _: self._timer.finished(time.monotonic() - began))

@@ -74,8 +74,8 @@ def acquire(path: str, place: str | int, patience: float, links: bool) -> Callab
             if file is None or free is None:
                 return None
             if free:
-                _holders[_identity_of(file)] = _this_thread()
-            elif _holders.get(_identity_of(file)) == _this_thread():
+                _holders[_identity_of(file)] = this_thread()
+            elif _holders.get(_identity_of(file)) == this_thread():
                 raise AbortedError(
                     f"this thread is itself publishing to {path}, or writing or cleaning up there, and would wait for "
                     "itself: a handler that it runs, of a signal or of logs, saves there too. That save was not made; "
@@ -118,7 +118,7 @@ def _identity_of(file: IO[bytes]) -> tuple[int, int]:
     return facts.st_dev, facts.st_ino
 
 
-def _this_thread() -> tuple[int, int]:
+def this_thread() -> tuple[int, int]:
     return os.getpid(), threading.get_ident()  # a forked child has the thread's number, too
 
 

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from streamxf.errors import AbortedError
+from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.signals import StopSignals
+
+from .runs import complete, state_at
 
 USR1, USR2 = signal.SIGUSR1, signal.SIGUSR2
 
@@ -18,8 +26,9 @@ USR1, USR2 = signal.SIGUSR1, signal.SIGUSR2
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
     """Every test leaves signals as they were; here they end the process unless someone handles them."""
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in (USR1, USR2)}
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (USR1, USR2, signal.SIGALRM)}
     yield
+    sys.setprofile(None)
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -154,3 +163,45 @@ def test_a_thread_can_ask_for_a_save() -> None:
     thread.join()
     assert watch.requested
     watch.close()
+
+
+@pytest.mark.parametrize("moment", ["_begin", "_adjust_thread_count", "create_local_plan", "publish", "stage"])
+def test_a_handler_calls_no_manager_while_its_thread_is_inside_one(tmp_path: Path, moment: str) -> None:
+    state, calls = state_at(9), list[Any]()
+
+    def handler(*_: Any) -> None:
+        while calls:
+            with pytest.raises(AbortedError, match=r"inside CheckpointManager\.save, .* set a flag"):
+                calls.pop()()
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if calls and event == "call" and frame.f_code.co_name == moment:
+            signal.raise_signal(USR1)
+
+    signal.signal(USR1, handler)
+    with CheckpointManager(tmp_path, async_save=moment == "stage") as one, CheckpointManager(tmp_path / "b") as other:
+        calls += [lambda: one.begin(9), lambda: one.commit(9), one.wait, one.latest, one.best, one.close]
+        calls += [lambda: one.resume(state), lambda: one.should_save(9), lambda: other.save(9, state)]
+        sys.setprofile(note)
+        one.save(1, state)
+        sys.setprofile(None)
+        assert not calls, "the signal came"
+    assert complete(tmp_path) == ["step-1"]
+
+
+def test_saves_end_whenever_a_handler_saves(tmp_path: Path) -> None:
+    def handler(*_: Any) -> None:
+        with suppress(AbortedError):
+            manager.save(99, state_at(99))
+
+    signal.signal(signal.SIGALRM, handler)
+    with CheckpointManager(tmp_path) as manager:
+        for step in range(20):
+            signal.setitimer(signal.ITIMER_REAL, 0.0005 * (step + 1))
+            manager.save(step, state_at(step))
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(USR1, lambda *_: manager.close())
+        with patch.object(manager, "_begin", lambda *_: signal.raise_signal(USR1)), pytest.raises(AbortedError):
+            manager.save(20, state_at(20))
+        manager.save(21, state_at(21))
+    assert {f"step-{step}" for step in range(22)} - {*complete(tmp_path)} == {"step-20"}
