@@ -8,7 +8,7 @@ from functools import partial
 
 import streamxf
 from streamxf.cli import options, ranks, show, units
-from streamxf.cli.exits import FAILED, FINE
+from streamxf.cli.exits import FAILED, FINE, USAGE
 from streamxf.errors import ParameterError, redacted
 
 
@@ -37,7 +37,8 @@ def verify(
         report = streamxf.verify(paths, **access, expect_save_id=expect_save_id, progress=bar, executor=executor)
     facts = {"paths": [*map(redacted, paths)], "ok": report.ok, **asdict(report)}
     facts["damaged"] = show.damages(report.damaged)
-    return out.result(facts, str(report), report.ok, access["max_expansion"], *paths)
+    code = out.result(facts, str(report), report.ok, access["max_expansion"], *paths)
+    return USAGE if report.unread else code
 
 
 def salvage(

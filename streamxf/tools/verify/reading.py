@@ -36,7 +36,7 @@ from streamxf.stream.container import BlockReader, read_header
 from streamxf.stream.reader import BareBlocks, MemoryBlocks, StreamReader
 from streamxf.tools.fleet import TASK_BYTES, Fleet, Terms
 from streamxf.tools.scan import Found, Scan, walk
-from streamxf.tools.verify.report import KEYED, TRANSFORMED, UNBOUND, WITHOUT_CRC, Findings, Notes, opaque
+from streamxf.tools.verify.report import KEYED, TRANSFORMED, UNBOUND, WITHOUT_CRC, Findings, Notes, is_unread, opaque
 from streamxf.torchsave.objects import check_records, find_framed, load_framed
 from streamxf.wording import many, some
 
@@ -313,7 +313,8 @@ class FileCheck(AnyCheck):
         except (errors.StreamxfError, OSError) as error:
             findings.damage(error)
             if not findings.files and self._items:
-                self._lose_all("the file cannot be read")
+                unread = is_unread(findings.damaged[-1])
+                self._lose_all("the file cannot be read", errors.ForeignError if unread else errors.MetadataError)
         self.share.finish()
         if only is not None and only.begin:
             findings.files = 0  # the first run counts it
@@ -343,11 +344,11 @@ class FileCheck(AnyCheck):
         for number, (begin, end) in enumerate(pairwise([*begins, len(places)])):
             yield ItemRun(begin, end, ats[number], held // len(begins), end == len(places))
 
-    def _lose_all(self, text: str) -> None:
+    def _lose_all(self, text: str, kind: type[errors.StreamxfError] = errors.MetadataError) -> None:
         self.findings.items += len(self._items)
         items = some(shorten(wanted.item.name) for wanted in self._items)
         lost = f", and with it {many(len(self._items), 'item')}: {items}" if self._items else ""
-        self.findings.damage(errors.MetadataError(f"{text}{lost}"))
+        self.findings.damage(kind(f"{text}{lost}"))
 
     def _check(self, file: StoredFile, only: ItemRun | None) -> None:
         facts = self._opener.metadata.files.get(self.findings.file)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import errno
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -63,6 +65,11 @@ class VerifyReport:
         """Whether no damage was found."""
         return not self.damaged
 
+    @property
+    def unread(self) -> bool:
+        """Whether all that was found is that something could not be read, which says nothing of what is stored."""
+        return bool(self.damaged) and all(map(is_unread, self.damaged))
+
     def __bool__(self) -> bool:
         return self.ok
 
@@ -71,13 +78,14 @@ class VerifyReport:
         skipped = f"{many(len(self.unchecked), 'check')} skipped: {skipped}" if skipped else ""
         verdict = f"OK: no damage found ({skipped})" if skipped else "OK: no damage found"
         if not self.ok:
-            verdict = f"DAMAGED in {many(len(self.damaged) + self.unlisted, 'place')}"
+            places = many(len(self.damaged) + self.unlisted, "place")
+            verdict = f"NOT READ in {places}" if self.unread else f"DAMAGED in {places}"
         lines = [
             verdict,
             f"{many(self.files, 'data file')}, {many(self.items, 'item')}, {many(self.blocks, 'block')}, "
             f"{size_text(self.bytes_read)} in {self.seconds:.2f} s",
             *listed("save", self.save_ids),
-            *listed("damaged", self.damaged, self.unlisted),
+            *listed("not read" if self.unread else "damaged", self.damaged, self.unlisted),
             *([skipped] if skipped and not self.ok else []),
             *listed("left over", self.leftovers),
             *resumable(self.leftovers),
@@ -88,7 +96,7 @@ class VerifyReport:
 
 
 RESTORE = "restore what is damaged from another copy"
-ACCESS = "check who may read these files and their folders, and verify again"
+ACCESS = "nothing is known of these yet: see why they cannot be read, and verify again"
 OR_SALVAGE = ", or save the rest with "
 
 
@@ -223,5 +231,13 @@ def report_of(
 
 
 def _advice(damaged: Sequence[Damage], advice: str) -> str:
-    kinds = {each.error for each in damaged}
-    return ACCESS if kinds == {"PermissionError"} else advice if kinds else ""
+    if not damaged:
+        return ""
+    return ACCESS if all(map(is_unread, damaged)) else advice
+
+
+def is_unread(damage: Damage) -> bool:
+    """Whether an error is the machine's, and no bad sector's, whose bytes are lost."""
+    kind = getattr(builtins, damage.error, Exception)
+    trouble = damage.error == "ForeignError" or (issubclass(kind, OSError) and kind is not FileNotFoundError)
+    return trouble and f"[Errno {errno.EIO}]" not in damage.message

@@ -79,7 +79,7 @@ def fail(name: str, start: int, end: int) -> None:
         raise StoreError("SlowDown")
 
 
-def test_files_that_the_storage_does_not_give_are_damage(saved: tuple[Path, Any]) -> None:
+def test_files_that_the_storage_does_not_give(saved: tuple[Path, Any]) -> None:
     folder, key = saved
     url = url_of(folder)
     Remote.before = fail
@@ -87,6 +87,7 @@ def test_files_that_the_storage_does_not_give_are_damage(saved: tuple[Path, Any]
     assert {damage.file for damage in report.damaged} == {file.name for file in data_files(folder)}
     assert {damage.item for damage in report.damaged} > {f"w{number}" for number in range(8)} - {None}
     assert {damage.error for damage in report.damaged} == {"ForeignError"}
+    assert report.unread
     assert all("StoreError: SlowDown" in damage.message for damage in report.damaged)
 
 

@@ -165,4 +165,5 @@ def test_who_may_not_read_is_not_told_to_restore(one: Path, monkeypatch: pytest.
     for path in (one, [one, one.parent / "two"]):
         report = streamxf.verify(path, keys=KEY)
         assert not report.ok
-        assert str(report).endswith("next: check who may read these files and their folders, and verify again")
+        assert str(report).endswith("nothing is known of these yet: see why they cannot be read, and verify again")
+        assert str(report).startswith("NOT READ in ")
