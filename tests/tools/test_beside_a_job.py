@@ -28,7 +28,7 @@ from streamxf.errors import NoCheckpointError
 from streamxf.storage import lock
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import open_storage
-from streamxf.storage.storage import Storage
+from streamxf.storage.storage import LOCK, Storage
 from streamxf.tools.convert import conversion
 from tests.altered import flip
 from tests.dcp.shards import rows, save_shards
@@ -112,6 +112,19 @@ def test_verify_calls_a_first_save_under_way_no_damage(tmp_path: Path) -> None:
         pytest.raises(NoCheckpointError, match="a save to this folder is under way"),
     ):
         streamxf.verify(tmp_path / "step")
+
+
+@pytest.mark.parametrize("what", ["a removal under way", "a file that is not locked yet"])
+def test_verify_calls_what_is_half_there_no_damage(tmp_path: Path, what: str) -> None:
+    dcp.save(STATE, storage_writer=streamxf.FileSystemWriter(tmp_path))
+    (tmp_path / ".metadata").unlink()
+    assert not streamxf.verify(tmp_path).ok
+    half = tmp_path / (LOCK if what == "a removal under way" else newest_data(tmp_path))
+    half.write_bytes(b"")
+    with pytest.raises(NoCheckpointError, match="or its removal"):
+        streamxf.verify(tmp_path)
+    os.utime(half, (1e9, 1e9))
+    assert not streamxf.verify(tmp_path).ok
 
 
 @pytest.mark.parametrize("change", ["removed", "replaced"])

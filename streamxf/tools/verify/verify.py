@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any
 
 from streamxf import errors
@@ -22,7 +22,7 @@ from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import UNKNOWN_RANKS, Access, Codecs, Require, SaveIds
 from streamxf.checkpoint.metadata import Metadata, read_metadata, unfinished
 from streamxf.checkpoint.opening import ItemPart, streams_of
-from streamxf.checkpoint.publish import under_way
+from streamxf.checkpoint.publish import HOUR, under_way
 from streamxf.engine import side_by_side
 from streamxf.errors import located
 from streamxf.format.limits import TRAILER_BYTES
@@ -35,7 +35,7 @@ from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress, Share
 from streamxf.registry import NOT_AT_HAND
 from streamxf.storage.opening import Location, open_storage
-from streamxf.storage.storage import Storage
+from streamxf.storage.storage import LOCK, Storage
 from streamxf.tools.fleet import Fleet
 from streamxf.tools.verify.others import check_file, check_folder
 from streamxf.tools.verify.reading import AnyCheck, FileCheck, Verification, pieces_of
@@ -47,8 +47,8 @@ _NO_METADATA = (
     "published yet"
 )
 _UNDER_WAY = (
-    "there is no checkpoint here yet: a save to this folder is under way, or was killed within the last hour; or a "
-    "copy left out .metadata"
+    "there is no checkpoint here: a save to this folder is under way, or its removal, or was killed within the last "
+    "hour; or a copy left out .metadata"
 )
 _CHANGED = "it was removed, replaced or written to while it was checked: verify it again"
 _AT_ONCE = 4  # files that fsspec reads: each by one thread, which waits for each request
@@ -327,8 +327,20 @@ def _looking_again(call: Verification, look: Callable[[], object]) -> Iterator[N
 def _state_of(storage: Storage) -> object:
     """What differs once a checkpoint was removed or replaced: its metadata, or without it its data files."""
     listed = storage.names(())
-    names = metadata_among(listed)
-    return (names, _ends_of(storage, names[0])) if names else {name for name in listed if name.endswith(".distcp")}
+    if names := metadata_among(listed):
+        return names, _ends_of(storage, names[0])
+    return {name for name in listed if name.endswith(".distcp")}
+
+
+def _is_under_way(storage: Storage, data: Mapping[str, int | None]) -> bool:
+    """Whether a process writes data, or in the last hour has held the folder, as one does that removes a checkpoint, or
+    has made a file and not yet locked it.
+    """
+    young = [LOCK, *(name for name, size in data.items() if size == 0)]
+    with suppress(FileNotFoundError):  # the folder was removed
+        if any(at is not None and time() - at < HOUR for at in storage.written(young).values()):
+            return True
+    return under_way(storage, data)
 
 
 def _ends_of(storage: Storage, path: str = "") -> tuple[int, bytes, bytes]:
@@ -341,10 +353,10 @@ def _ends_of(storage: Storage, path: str = "") -> tuple[int, bytes, bytes]:
 def _check_checkpoint(call: Verification, begin: float, part: tuple[int, int]) -> _Steps:
     listed = call.storage.names()
     names = metadata_among(listed)
-    data = {name for name in listed if name.endswith(".distcp")}
+    data = {name: size for name, size in listed.items() if name.endswith(".distcp")}
     if not names:
         reason = unfinished(listed) if data else "there is no checkpoint: the folder has no .metadata"
-        if reason is None and under_way(call.storage, data):
+        if reason is None and _is_under_way(call.storage, data):
             reason = _UNDER_WAY
         if reason is not None:
             raise errors.NoCheckpointError(reason, file=call.storage.label())
@@ -355,7 +367,7 @@ def _check_checkpoint(call: Verification, begin: float, part: tuple[int, int]) -
     for findings, metadata in read:
         if metadata is not None:
             _plan(call, metadata, findings, checks, listed)
-    foreign = bool(checks) and bool(data) and data.isdisjoint(checks)
+    foreign = bool(checks) and bool(data) and checks.keys().isdisjoint(data)
     if foreign:
         text = (
             f"none of the data files that it names is here, but {many(len(data), 'other')}: it is of another save, or "
@@ -365,7 +377,7 @@ def _check_checkpoint(call: Verification, begin: float, part: tuple[int, int]) -
     salvage = f"streamxf salvage {shlex.quote(call.storage.label())} TARGET"
     if len(known) < len(names) or not names or foreign:
         salvage += " --without-metadata"
-        for name in sorted(data - checks.keys()):
+        for name in sorted(data.keys() - checks.keys()):
             checks[name] = FileCheck(call, name, listed[name] or 0)
     yield [*checks.values()][part[0] :: part[1]]
     last, used = call.findings(GLOBAL), {*names, *checks}
