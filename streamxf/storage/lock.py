@@ -67,26 +67,27 @@ def acquire(path: str, place: str | int, patience: float, links: bool) -> Callab
             if isinstance(error, PermissionError | FileNotFoundError | NotADirectoryError):
                 return None  # a writable folder need not be readable; if there is none, others say so
             raise
-        file, free, kept = None, None, False
+        file, free, kept, identity = None, None, False, None
         try:
             if (file := _lock_file(folder)) is not None:
                 free = _try_lock(file)
             if file is None or free is None:
                 return None
+            identity = _identity_of(file)
             if free:
-                _holders[_identity_of(file)] = this_thread()
-            elif _holders.get(_identity_of(file)) == this_thread():
+                _holders[identity] = this_thread()
+            elif _holders.get(identity) == this_thread():
                 raise AbortedError(
                     f"this thread is itself publishing to {path}, or writing or cleaning up there, and would wait for "
                     "itself: a handler that it runs, of a signal or of logs, saves there too. That save was not made; "
                     "let the handler save into another folder, or ask for a save that is made later"
                 )
-            kept = free and is_still(file.fileno(), LOCK, folder)
-            if kept := kept and (place != path or is_still(folder, path, links=links)):
-                return partial(_release, folder, file, unlock=True)
+            still = free and is_still(file.fileno(), LOCK, folder)
+            if kept := still and (place != path or is_still(folder, path, links=links)):
+                return partial(_release, folder, file, identity, unlock=True)
         finally:
             if not kept:
-                _release(folder, file, unlock=free is not False)
+                _release(folder, file, identity, unlock=free is not False)
         if not free and time.monotonic() > end:
             raise AbortedError(
                 f"another process is publishing to {path}, or writing or cleaning up there"
@@ -157,13 +158,13 @@ def _try_lock(file: IO[bytes]) -> bool | None:
     return True
 
 
-def _release(folder: int, file: IO[bytes] | None, unlock: bool) -> None:
+def _release(folder: int, file: IO[bytes] | None, identity: tuple[int, int] | None, unlock: bool) -> None:
     try:
         if file is not None and not file.closed:  # as it is in a forked child, whose parent goes on
             # not if the folder was removed, or cannot be written to by now: whoever comes next takes the file
             with file, suppress(OSError):
-                if unlock:
-                    _holders.pop(_identity_of(file), None)
+                if unlock and identity is not None:
+                    _holders.pop(identity, None)
                 if unlock and is_still(file.fileno(), LOCK, folder):
                     os.unlink(LOCK, dir_fd=folder)
     finally:
