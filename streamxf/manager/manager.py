@@ -70,14 +70,18 @@ class _Saving:
 
 
 def _alone(method: Callable[Concatenate[CheckpointManager, P], T]) -> Callable[Concatenate[CheckpointManager, P], T]:
-    """Refuse a call by a handler whose thread is inside another one, whose locks it might wait for."""
+    """Refuse a call by a handler whose thread is inside another one, whose locks it might wait for. What only looks is
+    let through: a Stateful that is saved may ask which checkpoint is the best.
+    """
 
     @wraps(method)
     def call(manager: CheckpointManager, /, *arguments: P.args, **options: P.kwargs) -> T:
         thread, name = this_thread(), f"CheckpointManager.{method.__name__.strip('_')}"
-        if (outer := _calls.get(thread)) is not None:
-            text = f"this thread is inside {outer}, and {name}, which a handler calls there, might wait for ever; "
-            text += "nothing was done. Let the handler set a flag, and save at the next step, or name its signal in "
+        if (outer := _calls.get(thread)) is not None and method.__name__ in ("best", "latest"):
+            return method(manager, *arguments, **options)
+        if outer is not None:
+            text = f"this thread is inside {outer}, and {name}, which a handler or a state calls there, might wait for "
+            text += "ever; nothing was done. Set a flag there, and save at the next step, or name its signal in "
             raise AbortedError(f"{text}Schedule(signals=...)")
         if manager._closed and method.__name__ != "_close":
             raise ParameterError("this CheckpointManager is closed; use it inside its with block")
@@ -478,7 +482,7 @@ class CheckpointManager:
             place = self._storage.child(record.name)
             if not found.has_index:
                 self._holds.close()
-                text = "a framework saved this, and not DCP: manager.latest() gives its path to what loads it"
+                text = "a framework saved this, not DCP at its top: manager.latest() gives its path to what loads it"
                 raise UnsupportedError(text, file=place.label())
             # or ranks might load two saves, if one is replaced at this moment
             reader = self._make_reader(place, plaintext=plaintext, expect_save_id=found.index_id, rename=rename)

@@ -14,6 +14,8 @@ from unittest.mock import patch
 
 import pytest
 
+import streamxf
+from streamxf import Retention
 from streamxf.errors import AbortedError
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.signals import StopSignals
@@ -171,7 +173,7 @@ def test_a_handler_calls_no_manager_while_its_thread_is_inside_one(tmp_path: Pat
 
     def handler(*_: Any) -> None:
         while calls:
-            with pytest.raises(AbortedError, match=r"inside CheckpointManager\.save, .* set a flag"):
+            with pytest.raises(AbortedError, match=r"inside CheckpointManager\.save, .* Set a flag"):
                 calls.pop()()
 
     def note(frame: Any, event: str, _: Any) -> None:
@@ -180,13 +182,34 @@ def test_a_handler_calls_no_manager_while_its_thread_is_inside_one(tmp_path: Pat
 
     signal.signal(USR1, handler)
     with CheckpointManager(tmp_path, async_save=moment == "stage") as one, CheckpointManager(tmp_path / "b") as other:
-        calls += [lambda: one.begin(9), lambda: one.commit(9), one.wait, one.latest, one.best, one.close]
+        calls += [lambda: one.begin(9), lambda: one.commit(9), one.wait, one.close]
         calls += [lambda: one.resume(state), lambda: one.should_save(9), lambda: other.save(9, state)]
         sys.setprofile(note)
         one.save(1, state)
         sys.setprofile(None)
         assert not calls, "the signal came"
     assert complete(tmp_path) == ["step-1"]
+
+
+class Asking:
+    """What is saved asks the manager that saves it."""
+
+    def __init__(self, manager: CheckpointManager) -> None:
+        self.manager = manager
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": str(self.manager.best()), "latest": str(self.manager.latest())}
+
+    def load_state_dict(self, _: dict[str, Any]) -> None:
+        """Nothing of it is kept."""
+
+
+def test_what_is_saved_may_ask_for_the_best(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path, keep=Retention(best=1, metric="loss")) as manager:
+        manager.save(1, state_at(1), metrics={"loss": 1.0})
+        manager.save(2, state_at(2) | {"asking": Asking(manager)}, metrics={"loss": 2.0})
+        with streamxf.Checkpoint(tmp_path / "step-2") as saved:
+            assert saved["asking.best"].read() == str(tmp_path / "step-1")
 
 
 def test_saves_end_whenever_a_handler_saves(tmp_path: Path) -> None:
