@@ -274,7 +274,7 @@ LINES = {
     "formats": 1_053,
     "integrations": 786,
     "keys": 2_100,
-    "manager": 4_427,
+    "manager": 4_428,
     "storage": 3_666,
     "stream": 1_354,
     "testing": 870,

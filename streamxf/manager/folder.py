@@ -29,6 +29,7 @@ from streamxf.manager.record import Record, numbers_in
 from streamxf.storage.storage import Entries, Storage, StorageEntry
 
 T = TypeVar("T")
+_OF_COMMITS = (KeyServiceError, UnsupportedError)  # a record of a newer version is not a damaged one
 
 _log = logging.getLogger(__name__)
 
@@ -49,11 +50,13 @@ class Folder:
         self.top = [path for path in files if "/" not in path]
         self.metadata = metadata_among(self.top)
 
-    def note(self, file: str, make: Callable[[Any], T]) -> tuple[T | None, str]:
+    def note(
+        self, file: str, make: Callable[[Any], T], raises: tuple[type[StreamxfError], ...] = (KeyServiceError,)
+    ) -> tuple[T | None, str]:
         """What a note there says, if it can be read, and why it does not count, if it does not."""
         try:
             said, doubt = read(self.place, file, make, self.authority)
-        except KeyServiceError:
+        except raises:
             raise
         except (StreamxfError, FileNotFoundError) as error:
             return None, f"{type(error).__name__}: {error}"
@@ -91,10 +94,7 @@ class Folder:
         """The commit record of what a framework wrote. Raises MetadataError if it cannot be read, ContainerError unless
         its files are there in their sizes, UnsupportedError if it is of a newer version.
         """
-        try:
-            commit, doubt = read(self.place, COMMIT, Commit.of_json, self.authority)
-        except MetadataError as error:
-            commit, doubt = None, error.message
+        commit, doubt = self.note(COMMIT, Commit.of_json, _OF_COMMITS)
         if commit is None:
             raise MetadataError(f"the commit record cannot be read: {doubt}")
         for path, file in commit.files.items():
@@ -211,15 +211,16 @@ class Folder:
     def _committed(self, file: str) -> Record:
         """What a commit record says."""
         record = Record(self.name, self._written(file))
-        commit, doubt = self.note(file, Commit.of_json)
+        try:
+            commit, doubt = self.note(file, Commit.of_json, _OF_COMMITS)
+        except UnsupportedError as error:
+            return self._doubted(replace(record, kind="foreign", newer=True), error.message)
         going = file == REMOVED
         if commit is not None:
             # which takes metadata away first
             going |= REMOVED in self.top and any(is_metadata_name(path) for path in commit.files.keys() - self.files)
             record = self._told(record, commit.save_id, commit.run)
             record = replace(record, bytes=sum(each.size for each in commit.files.values()))
-        if commit is None and doubt.startswith(UnsupportedError.__name__):
-            return self._doubted(replace(record, kind="foreign", newer=True), doubt)
         return self._doubted(replace(record, kind="removing" if going else record.kind, damaged=commit is None), doubt)
 
     def _told(self, record: Record, save_id: str, facts: RunFacts | None) -> Record:
