@@ -271,4 +271,4 @@ def budget_for(max_expansion: int, *paths: str) -> Budget:
 def damages(found: Iterable[Damage]) -> list[dict[str, Any]]:
     """For JSON, where the class of an error is its type, and its message names options."""
     facts = ({**asdict(one), "type": one.error, "message": with_options(one.message)} for one in found)
-    return [{name: value for name, value in one.items() if name != "error"} for one in facts]
+    return [{name: value for name, value in one.items() if name not in ("error", "unread")} for one in facts]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 
 from streamxf import errors
@@ -32,6 +33,8 @@ class Damage:
         The class of `streamxf.errors` that a reader would raise, or of another error.
     message : str
         The error's message, without the place.
+    unread : bool
+        Whether it could not be read, which says nothing of what is stored; a bad sector's bytes are lost.
     """
 
     file: str | None
@@ -42,6 +45,7 @@ class Damage:
     last_block: int | None
     error: str
     message: str
+    unread: bool = False
 
     @classmethod
     def of(
@@ -58,7 +62,9 @@ class Damage:
         if isinstance(error, StreamxfError):
             text, file, item = error.message, file or error.file, error.item if item is None else item
             block = error.block if block is None else block
-        return cls(file, item, offset, size, block, block, type(error).__name__, shorten(text, _TEXT))
+        trouble = isinstance(error, OSError | errors.ForeignError) and not errors.is_damage(error)
+        unread = trouble and getattr(error, "errno", None) != errno.EIO
+        return cls(file, item, offset, size, block, block, type(error).__name__, shorten(text, _TEXT), unread)
 
     @property
     def part(self) -> str:

@@ -36,7 +36,7 @@ from streamxf.stream.container import BlockReader, read_header
 from streamxf.stream.reader import BareBlocks, MemoryBlocks, StreamReader
 from streamxf.tools.fleet import TASK_BYTES, Fleet, Terms
 from streamxf.tools.scan import Found, Scan, walk
-from streamxf.tools.verify.report import KEYED, TRANSFORMED, UNBOUND, WITHOUT_CRC, Findings, Notes, is_unread, opaque
+from streamxf.tools.verify.report import KEYED, TRANSFORMED, UNBOUND, WITHOUT_CRC, Findings, Notes, opaque
 from streamxf.torchsave.objects import check_records, find_framed, load_framed
 from streamxf.wording import many, some
 
@@ -313,7 +313,7 @@ class FileCheck(AnyCheck):
         except (errors.StreamxfError, OSError) as error:
             findings.damage(error)
             if not findings.files and self._items:
-                unread = is_unread(findings.damaged[-1])
+                unread = findings.damaged[-1].unread
                 self._lose_all("the file cannot be read", errors.ForeignError if unread else errors.MetadataError)
         self.share.finish()
         if only is not None and only.begin:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
-import errno
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -68,7 +66,7 @@ class VerifyReport:
     @property
     def unread(self) -> bool:
         """Whether all that was found is that something could not be read, which says nothing of what is stored."""
-        return bool(self.damaged) and all(map(is_unread, self.damaged))
+        return bool(self.damaged) and all(each.unread for each in self.damaged)
 
     def __bool__(self) -> bool:
         return self.ok
@@ -233,11 +231,4 @@ def report_of(
 def _advice(damaged: Sequence[Damage], advice: str) -> str:
     if not damaged:
         return ""
-    return ACCESS if all(map(is_unread, damaged)) else advice
-
-
-def is_unread(damage: Damage) -> bool:
-    """Whether an error is the machine's, and no bad sector's, whose bytes are lost."""
-    kind = getattr(builtins, damage.error, Exception)
-    trouble = damage.error == "ForeignError" or (issubclass(kind, OSError) and kind is not FileNotFoundError)
-    return trouble and f"[Errno {errno.EIO}]" not in damage.message
+    return ACCESS if all(each.unread for each in damaged) else advice
