@@ -1,8 +1,8 @@
 """What ``torch.save`` writes, without torch: the archive around tensors' elements, the pickle of a tensor, and objects.
 
 An archive is records one after the other and their directory. Where the elements of tensors belong it has gaps, so
-that they need not be in memory; where their CRC-32 is not known it has none at all, as torch writes none when it is
-told to leave them out.
+that they need not be in memory. Their CRC-32 stands behind them and in the directory, at places that `torch_file`
+names; the frame of a single tensor can do without any, as torch writes none when it is told to leave them out.
 """
 
 from __future__ import annotations
@@ -37,13 +37,15 @@ TYPED = {dtype: name.removeprefix("torch.") for name, dtype in STORAGES.items() 
 
 
 class _Archive:
-    """Collects the bytes of an archive; `parts` are what stands between its gaps."""
+    """Collects the bytes of an archive; `parts` are what stands between its gaps, and `crcs_at` says where in all of
+    them each record has its CRC-32: behind it, and in the directory once that is finished.
+    """
 
     def __init__(self) -> None:
         self.parts = [bytearray()]
-        self._at = 0
+        self.crcs_at: list[tuple[int, int]] = []
+        self._at = self._gaps = 0
         self._directory = bytearray()
-        self._count = 0
 
     def add(self, name: str, data: bytes, crc: int) -> None:
         self._begin(name, len(data))
@@ -56,10 +58,12 @@ class _Archive:
         if size:
             self.parts.append(bytearray())
             self._at += size
+            self._gaps += size
         self._end(name, size, crc)
 
     def finish(self) -> list[bytes]:
-        start, size, count = self._at, len(self._directory), self._count
+        start, size, count = self._at, len(self._directory), len(self.crcs_at)
+        self.crcs_at = [(behind, start - self._gaps + listed) for behind, listed in self.crcs_at]
         few = min(count, 0xFFFF)
         self._write(self._directory)
         wide = b"PK\x06\x06", 44, 0, 45, 0, 0, count, count, size, start, b"PK\x06\x07", 0, start + size, 1
@@ -78,12 +82,12 @@ class _Archive:
 
     def _end(self, name: str, size: int, crc: int) -> None:
         path, large = _path(name), size >= _LARGE
+        self.crcs_at.append((self._at - self._gaps + 4, len(self._directory) + 16))
         self._write(struct.pack("<4sI2Q" if large else "<4s3I", b"PK\x07\x08", crc, size, size))
         wide = [size, size] * large + [self._offset] * (self._offset >= _LARGE)
         extra = struct.pack(f"<2H{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
         sizes = min(size, _LARGE), min(size, _LARGE), len(path), len(extra), 0, 0, 0, 0, min(self._offset, _LARGE)
         self._directory += _ENTRY.pack(b"PK\x01\x02", 0, 0, _FLAGS, 0, 0, 0, crc, *sizes) + path + extra
-        self._count += 1
 
     def _write(self, data: bytes | bytearray) -> None:
         self.parts[-1] += data
@@ -98,15 +102,25 @@ def archive(pickled: bytes, sizes: Sequence[int] = (), crcs: Sequence[int] | Non
     """What stands around the elements of storages of `sizes` bytes in a file of ``torch.save`` with that pickle: one
     piece more than there are storages with elements. Without `crcs`, those of the storages, no record has a CRC-32.
     """
-    if sum(sizes) >= MAX_RAW_SIZE:
-        raise UnsupportedError(f"torch.save file of {sum(sizes):,} bytes not written: the limit is {MAX_RAW_SIZE:,}")
+    return _archived(pickled, sizes, crcs).finish()
+
+
+def _archived(pickled: bytes, storages: Sequence[int | bytes], crcs: Sequence[int] | None) -> _Archive:
+    """The same, to be finished; what a storage holds can be given instead of its size."""
+    size = sum(each if isinstance(each, int) else len(each) for each in storages)
+    if size >= MAX_RAW_SIZE:
+        raise UnsupportedError(f"torch.save file of {size:,} bytes not written: the limit is {MAX_RAW_SIZE:,}")
     made = _Archive()
     for name, data in ("data.pkl", pickled), ("byteorder", b"little"), ("version", b"3\n"):
         if name == "version":
-            for number, size in enumerate(sizes):
-                made.skip(f"data/{number}", size, crcs[number] if crcs is not None else 0)
+            for number, storage in enumerate(storages):
+                crc = crcs[number] if crcs is not None else 0
+                if isinstance(storage, int):
+                    made.skip(f"data/{number}", storage, crc)
+                else:
+                    made.add(f"data/{number}", storage, crc)
         made.add(name, data, zlib.crc32(data) if crcs is not None else 0)
-    return made.finish()
+    return made
 
 
 def pickle_in(data: bytes) -> bytes | None:
@@ -180,25 +194,27 @@ class Value(NamedTuple):
     value: Any
 
 
-def torch_file(content: Any) -> list[bytes | Shell]:
-    """A file of ``torch.save``, with shells in the place of their elements; without any CRC-32 if it has shells.
-    `content` is dicts and lists of shells, values and None. Raises what pickling raises.
+def torch_file(content: Any) -> tuple[list[bytes | Shell], dict[int, tuple[int, int]]]:
+    """A file of ``torch.save``, with shells in the place of their elements; and by the shells' numbers, the two places
+    in its bytes without these elements where their CRC-32 goes, 4 bytes that are 0. `content` is dicts and lists of
+    shells, values and None. Raises what pickling raises.
     """
     records: list[Any] = []
     pickled = b"\x80\x02" + _opcodes(content, records) + b"."
-    sizes = [elements_size(*each[:2]) if isinstance(each, Shell) else each.nbytes() for each in records]
-    data: list[Any] = [each if isinstance(each, Shell) else bytes(each.cpu()) for each in records]
-    whole = not any(isinstance(each, Shell) for each in records)
-    pieces = archive(pickled, sizes, [zlib.crc32(each) for each in data] if whole else None)
+    storages = [elements_size(*each[:2]) if isinstance(each, Shell) else bytes(each.cpu()) for each in records]
+    made = _archived(pickled, storages, [0 if isinstance(each, int) else zlib.crc32(each) for each in storages])
+    pieces = made.finish()
     parts: list[bytes | Shell] = [pieces[0]]
-    for each, piece in zip((each for each, size in zip(data, sizes, strict=True) if size), pieces[1:], strict=True):
-        parts += [each, piece]
-    return parts
+    shells = [each for each, size in zip(records, storages, strict=True) if size and isinstance(each, Shell)]
+    for shell, piece in zip(shells, pieces[1:], strict=True):
+        parts += [shell, piece]
+    places = zip(records, made.crcs_at[2:], strict=False)  # of the pickle, byteorder, the storages, version
+    return parts, {each.number: at for each, at in places if isinstance(each, Shell)}
 
 
 def saved(value: Any) -> bytes:
     """What ``torch.save`` writes for an object; raises what pickling raises."""
-    return b"".join(part for part in torch_file(Value(value)) if isinstance(part, bytes))
+    return b"".join(part for part in torch_file(Value(value))[0] if isinstance(part, bytes))
 
 
 def saved_plain(value: Any) -> bytes | None:

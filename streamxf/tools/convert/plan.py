@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import add
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 
@@ -49,7 +50,8 @@ _NAMES = {torch_name: name for name, torch_name in DTYPES.items()}
 
 class Stretch(NamedTuple):
     """A tensor's elements, from `start` in a file; `order` has its dimensions, the slowest in the file first, and is
-    empty for row-major order. It may be the slice of the tensor `whole` that begins at `offset`.
+    empty for row-major order. It may be the slice of the tensor `whole` that begins at `offset`. Their CRC-32 goes to
+    `crcs_at` in the file's other bytes, behind `start`.
     """
 
     start: int
@@ -57,6 +59,7 @@ class Stretch(NamedTuple):
     order: tuple[int, ...] = ()
     offset: tuple[int, ...] = ()
     whole: TensorItem | None = None
+    crcs_at: tuple[int, ...] = ()
 
     def boxes(self) -> Iterator[Box]:
         order = self.order or tuple(range(len(self.item.shape)))
@@ -77,7 +80,7 @@ class NewFile:
 
     name: str
     runs: Sequence[Stretch]
-    rest: bytes | TensorItem | None
+    rest: bytes | bytearray | TensorItem | None
 
     @property
     def rest_size(self) -> int:
@@ -211,8 +214,6 @@ def _torch_file(
 ) -> tuple[NewFile, Sequence[str]]:
     """A ``torch.save`` file, nested by the items' paths unless it is to be `flat`; tensors have storages of their own,
     but for those that are `made`, as objects are. And notes; `whole` says that nothing was left out of a dict.
-
-    It has no CRC-32 of the tensors, which would have to be known before they are read; ``torch.load`` checks none.
     """
     tensors: list[TensorItem] = []
     values: dict[str, Any] = {}
@@ -227,14 +228,15 @@ def _torch_file(
     tree = nested(values, paths, None if flat else record)
     told = [] if flat else [*say_lost(record), *restore_optimizers(tree, whole)]
     runs, rest, at = [], [], 0
-    for part in torch_file(tree):
+    parts, crcs_at = torch_file(tree)
+    for part in parts:
         if isinstance(part, Shell):
-            runs.append(Stretch(at, tensors[part.number]))
+            runs.append(Stretch(at, tensors[part.number], crcs_at=crcs_at[part.number]))
             at += tensors[part.number].size
         else:
             rest.append(part)
             at += len(part)
-    return NewFile(name, runs, b"".join(rest)), told
+    return NewFile(name, runs, bytearray().join(rest)), told
 
 
 def _record_of(reader: BoxReader, pairs: Sequence[tuple[Path | None, Path]]) -> Any:
@@ -384,7 +386,7 @@ def pieces(reader: BoxReader, file: NewFile) -> Iterator[memoryview]:
     arrays = reader.read_boxes(box for run in file.runs for box in run.boxes())
     rest = file.rest if isinstance(file.rest, TensorItem) else None
     windows = reader.read_boxes(boxes_of(rest, _WINDOW) if rest is not None else ())
-    window = memoryview(file.rest if isinstance(file.rest, bytes) else b"")
+    window = around = memoryview(file.rest if isinstance(file.rest, bytes | bytearray) else b"")
     at = 0
     for run in (*file.runs, None):
         left = (run.start if run is not None else file.size) - at
@@ -394,9 +396,14 @@ def pieces(reader: BoxReader, file: NewFile) -> Iterator[memoryview]:
             left -= len(part)
             yield part
         if run is not None:
+            crc = 0
             for _ in run.boxes():
                 array = next(arrays)
-                yield _bytes_of(array.transpose(run.order) if run.order else array)
+                part = _bytes_of(array.transpose(run.order) if run.order else array)
+                crc = crc32(part, crc) if run.crcs_at else 0
+                yield part
+            for place in run.crcs_at:
+                around[place : place + 4] = crc.to_bytes(4, "little")
             at = run.start + run.item.size
 
 

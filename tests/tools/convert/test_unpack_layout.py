@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import zipfile
 
 import pytest
 import torch
@@ -84,6 +85,23 @@ def test_tensors_inside_of_objects_are_written_with_their_values():
     assert torch.equal(found["rng"][0], torch.arange(5))
     assert torch.equal(found["rng"][1], torch.ones(3))
     assert torch.equal(found["w"], torch.zeros(4))
+
+
+def test_each_record_has_its_crc_as_zip_archives_have():
+    """Of tensors that are read box by box, of none, of those inside objects, of the pickle and of what follows."""
+    tensors = {"w": torch.randn(700, 5), "empty": torch.zeros(0, 3), "b": torch.arange(9), "scalar": torch.tensor(2.5)}
+    source = Memory({**tensors, "rng": [torch.arange(5)], "note": "text"})
+    file = torch_file(source)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "boxes_of", lambda item, _=0: boxes_of(item, 1000))
+        first, again = written(source, file), written(source, file)
+    assert first == again
+    with zipfile.ZipFile(io.BytesIO(first)) as archive:
+        assert archive.testzip() is None
+        assert all(record.CRC for record in archive.infolist() if record.file_size)
+        assert len(archive.infolist()) == len(tensors) + 4
+    found = torch.load(io.BytesIO(first), weights_only=True)
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
 
 
 def test_torch_reads_it_by_mapping_it_into_memory(tmp_path):
