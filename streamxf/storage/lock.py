@@ -27,6 +27,7 @@ _NO_LOCK = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ELOOP, errno.EISDIR, errno.ENXIO}
 )
 _LONGEST_PAUSE = 0.25
+_NEW = 2.0  # seconds: for as long as this, a lock's file may have yet to get the mode that opens it to a group
 _holders: dict[tuple[int, int], tuple[int, int]] = {}  # by the lock's file: the process and the thread
 _open: dict[int, ref[IO[bytes]]] = {}
 """Files, by descriptor, whose locks a forked child would keep for as long as it lives, if it kept them open."""
@@ -130,11 +131,7 @@ def _lock_file(folder: int) -> IO[bytes] | None:
         try:
             file = _opened(LOCK, flags | os.O_CREAT | os.O_EXCL, 0o600, folder)
         except FileExistsError:
-            file = _opened(LOCK, flags, 0o600, folder)
-            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return file
-            file.close()
-            return None
+            return _present_lock(folder, flags)
     except FileNotFoundError:  # its holder was done, or the folder is gone
         return _lock_file(folder) if os.fstat(folder).st_nlink else None
     except OSError as error:
@@ -147,6 +144,24 @@ def _lock_file(folder: int) -> IO[bytes] | None:
             os.fchown(file.fileno(), -1, facts.st_gid)
             os.fchmod(file.fileno(), 0o660)
     return file
+
+
+def _present_lock(folder: int, flags: int) -> IO[bytes] | None:
+    """That which another process has made; who may write to the folder waits until its group may open it, too."""
+    while True:
+        try:
+            file = _opened(LOCK, flags, 0, folder)
+            break
+        except PermissionError:
+            age = abs(time.time() - os.stat(LOCK, dir_fd=folder, follow_symlinks=False).st_ctime)
+            of_group = os.fstat(folder).st_mode & stat.S_IWGRP and os.access(".", os.W_OK, dir_fd=folder)
+            if not of_group or age > _NEW:
+                raise
+            time.sleep(0.01)
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    return None
 
 
 def _try_lock(file: IO[bytes]) -> bool | None:

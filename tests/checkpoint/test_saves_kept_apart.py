@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from threading import Thread
+from threading import Thread, Timer
 from typing import Any
 
 import pytest
@@ -165,6 +167,29 @@ def test_the_file_is_for_those_who_may_write_to_the_folder(folder: Path, mode: i
     finally:
         os.umask(before)
     assert not os.listdir(folder)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+@pytest.mark.parametrize(("seconds", "wanted"), [(60.0, True), (0.0, False)], ids=["new", "old"])
+def test_a_user_of_the_group_waits_until_a_new_file_is_open_to_the_group(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, seconds: float, wanted: bool
+) -> None:
+    folder = Path(tempfile.mkdtemp())  # pytest's own are closed to others
+    request.addfinalizer(lambda: shutil.rmtree(folder))
+    folder.chmod(0o770)
+    (folder / LOCK).touch(0o600)
+    monkeypatch.setattr(lock, "_NEW", seconds, raising=False)
+    opening = Timer(0.3 if wanted else 60.0, (folder / LOCK).chmod, [0o660])
+    opening.start()
+    request.addfinalizer(opening.cancel)
+
+    def take() -> bool:
+        os.setuid(65534)
+        with lock.locked(open_storage(folder)) as alone:
+            return alone
+
+    outcome = run_one(take)
+    assert outcome.value is wanted, outcome
 
 
 @pytest.mark.parametrize("kind", ["link", "link to nowhere", "folder", "pipe"])
