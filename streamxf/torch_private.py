@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.filesystem import _FileSystemWriter as AnyFileSystemWriter
     from torch.distributed.checkpoint.filesystem import _split_by_size_and_type as split_by_size_and_type
     from torch.distributed.checkpoint.filesystem import _StorageInfo as StorageInfo
+    from torch.distributed.checkpoint.filesystem import _StoragePrefix as StoragePrefix
     from torch.distributed.checkpoint.filesystem import _StorageReaderTransforms as StorageReaderTransforms
     from torch.distributed.checkpoint.filesystem import _StorageWriterTransforms as StorageWriterTransforms
     from torch.distributed.checkpoint.planner_helpers import _create_chunk_list as create_chunk_list
@@ -56,6 +57,8 @@ _PARTS = {
     "StorageReaderTransforms": f"{_DCP}.filesystem:_StorageReaderTransforms",
     # Where an item is: file, offset, length, descriptors. Attributes added to it reach the rank that publishes.
     "StorageInfo": f"{_DCP}.filesystem:_StorageInfo",
+    # The `storage_data` of a rank's plan, from a coordinator whose writer is torch's own.
+    "StoragePrefix": f"{_DCP}.filesystem:_StoragePrefix",
     # Distributes items over `thread_count` files by their sizes.
     "split_by_size_and_type": f"{_DCP}.filesystem:_split_by_size_and_type",
     # torch's writer and reader of URLs; torch 2.15 moved them to a public module.

@@ -265,11 +265,11 @@ def test_other_names_do_not():
 
 LINES = {
     # the modules at the top
-    ".": 3_167,
+    ".": 3_170,
     "checkpoint": 4_774,
     "cli": 2_720,
     "codecs": 1_626,
-    "dcp": 5_301,
+    "dcp": 5_366,
     "format": 3_366,
     "formats": 1_053,
     "integrations": 786,

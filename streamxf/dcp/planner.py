@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
@@ -16,10 +16,12 @@ from torch.nn import Parameter
 from streamxf.checkpoint import metadata as stored_metadata
 from streamxf.dcp.columns import Merged, PlannedItems, ReadItems, Shared
 from streamxf.dcp.metadata import FOUND, LazyTensor, PlannedTensor, planned_entries, torch_chunks
+from streamxf.dcp.plans import is_flattened
 from streamxf.errors import MetadataError
+from streamxf.format.extra import nesting_of
 from streamxf.format.items import Item, TensorItem
 from streamxf.format.tiling import check_apart, check_tiles
-from streamxf.torch_private import create_chunk_list
+from streamxf.torch_private import create_chunk_list, state_of_the_save
 from streamxf.wording import some
 
 
@@ -70,13 +72,22 @@ class SavePlanner(DefaultSavePlanner):
 
     Parameters
     ----------
-    flatten_state_dict, flatten_sharded_tensors, dedup_save_to_lowest_rank, enable_plan_caching
+    flatten_state_dict, flatten_sharded_tensors, dedup_save_to_lowest_rank
         As in torch.
+    enable_plan_caching
+        As in torch, which compares neither dtypes nor what a state dict is nested in, as this does.
     """
 
+    _sent: ClassVar[
+        dict[str, Any]
+    ] = {}  # by a class's name, as torch keeps plans: what it does not compare of the last
+
     def create_local_plan(self) -> SavePlan:
-        """As torch's planner makes it."""
+        """As torch's planner makes it; of a plan that is cached all of it, if something has changed."""
         plan = super().create_local_plan()
+        self._about = self._beside_shapes()
+        if not getattr(plan, "usable", True) and self._about != self._sent.get(type(self).__name__):
+            plan = self.plan
         paths = Shared(plan.planner_data) if type(plan.planner_data) is dict else plan.planner_data
         items: Any = PlannedItems.of(plan.items)
         return replace(plan, items=items, planner_data=paths)
@@ -84,9 +95,25 @@ class SavePlanner(DefaultSavePlanner):
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         """As torch's planner makes it; raises ValueError if the ranks' shards do not make up a tensor."""
         if getattr(self, "_enable_plan_caching", False):
-            return super().create_global_plan(all_plans)
+            changed, metadata = super().create_global_plan(all_plans)
+            # who sent a plan has a reason: what torch compares of it is not all
+            triples = zip(all_plans, changed, self.global_plan, strict=True)
+            return [whole if sent.usable else plan for sent, plan, whole in triples], metadata
         self.global_plan, self.metadata = self._create_global_plan(all_plans)
         return self.global_plan, self.metadata
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        """As torch's planner does it."""
+        plan = super().finish_plan(new_plan)
+        self._sent[type(self).__name__] = self._about
+        return plan
+
+    def _beside_shapes(self) -> Any:
+        """What may change in a plan that torch takes for the same."""
+        if not getattr(self, "_enable_plan_caching", False):
+            return None
+        properties = [item.tensor_data and item.tensor_data.properties for item in self.plan.items]
+        return properties, self.plan.planner_data, nesting_of(state_of_the_save(), is_flattened)
 
     def _create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         found = [PlannedItems.of(plan.items) for plan in all_plans]

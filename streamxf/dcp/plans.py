@@ -30,7 +30,7 @@ from streamxf.checkpoint.staging import Staging
 from streamxf.dcp.base import is_own
 from streamxf.dcp.columns import PlannedItems
 from streamxf.dcp.metadata import extra_of, paths_of
-from streamxf.errors import MetadataError, UnsupportedError, located
+from streamxf.errors import ChainError, MetadataError, UnsupportedError, located
 from streamxf.format import limits
 from streamxf.format.header import Identity, Kind
 from streamxf.format.items import check_name
@@ -38,7 +38,7 @@ from streamxf.format.tiling import MAX_GROUP, Boxes
 from streamxf.storage.disk import Volume
 from streamxf.storage.storage import Storage
 from streamxf.stream.encoder import MemorySource
-from streamxf.torch_private import counted_changes
+from streamxf.torch_private import StoragePrefix, counted_changes
 from streamxf.torchsave.writing import saved_plain
 from streamxf.wording import some
 
@@ -146,6 +146,7 @@ class RoomNote:
     - `volume`: before anything was written.
     - `ranks`, `planned`: how many write to it, and the bytes of all their tensors; 0 until the coordinator knows.
     - `nesting`: what names and paths do not say of the rank's state dict.
+    - `seen`: whether a coordinator has read it, as torch's own writers do not.
     """
 
     save: bytes
@@ -153,6 +154,7 @@ class RoomNote:
     ranks: int = 0
     planned: int = 0
     nesting: Mapping[str, list[Any]] = field(default_factory=dict)
+    seen: bool = False
 
 
 _ENDLESS = Volume((), sys.maxsize, plain=False)  # for all that cannot tell its room
@@ -169,15 +171,45 @@ def share_room(plans: list[SavePlan]) -> list[SavePlan]:
     """Complete the notes of all ranks' plans."""
     notes = [plan.storage_data if isinstance(plan.storage_data, RoomNote) else None for plan in plans]
     ranks = Counter(note.volume.name for note in notes if note is not None)
-    if max(ranks.values(), default=0) < 2:  # what each of them plans is all
-        return plans
     planned: Counter[tuple[str, ...]] = Counter()
     for note, plan in zip(notes, plans, strict=True):
-        if note is not None:
+        if note is not None and max(ranks.values()) > 1:  # or what each of them plans is all
             planned[note.volume.name] += planned_bytes(plan.items)
-    full = (note and replace(note, ranks=ranks[note.volume.name], planned=planned[note.volume.name]) for note in notes)
-    pairs = zip(full, plans, strict=True)
-    return [plan if note is None else replace(plan, storage_data=note) for note, plan in pairs]
+
+    def complete(note: RoomNote) -> RoomNote:
+        return replace(note, ranks=ranks[note.volume.name], planned=planned[note.volume.name], seen=True)
+
+    pairs = zip(notes, plans, strict=True)
+    return [plan if note is None else replace(plan, storage_data=complete(note)) for note, plan in pairs]
+
+
+_REACH = (
+    "Give every rank the chain: STREAMXF_CHAIN, which a launcher may not pass on to other hosts, streamxf.install, or "
+    "streamxf's writer"
+)
+
+
+def check_all_noted(plans: Sequence[SavePlan], own: bytes) -> None:
+    """Raise ChainError if some ranks save by torch's own writer, which leaves no note where the one whose id is `own`
+    does. A planner that makes new plans drops all notes, and what it has kept comes back as no plan that is usable.
+    """
+    if any(isinstance(plan.storage_data, RoomNote) and plan.storage_data.save == own for plan in plans):
+        found = [n for n, plan in enumerate(plans) if plan.storage_data is None and getattr(plan, "usable", True)]
+        if found:
+            whom = some((f"rank {rank}" for rank in found), most=16)
+            raise ChainError(
+                f"these save by torch's own writer, and rank 0 by streamxf's: {whom}. Nothing was written. {_REACH}"
+            )
+
+
+def check_seen(plan: SavePlan, folder: Storage) -> None:
+    """Raise ChainError if the rank that plans this save does so by torch's own writer: nothing could load it."""
+    note = plan.storage_data
+    if isinstance(note, StoragePrefix) or (isinstance(note, RoomNote) and not note.seen):
+        raise ChainError(
+            "rank 0 saves by torch's own writer, and this rank by streamxf's: nothing could load the checkpoint, and "
+            f"no codec, such as encrypt, sees what rank 0 writes. Remove its data files from {folder.label()}. {_REACH}"
+        )
 
 
 def check_room(folder: Storage, plan: SavePlan, planner: SavePlanner, extensions: Extensions, save: bytes) -> None:

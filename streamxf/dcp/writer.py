@@ -38,8 +38,10 @@ from streamxf.dcp.metadata import complete, extra_of, items_of, paths_of, record
 from streamxf.dcp.plans import (
     RoomNote,
     changed_text,
+    check_all_noted,
     check_index,
     check_room,
+    check_seen,
     entries_of,
     is_flattened,
     note_room,
@@ -215,10 +217,12 @@ class ChainWriterMixin(StorageMixin):
 
     @errors_reach_all_ranks
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Tell each rank how much those that share its file system write to it. Raises MetadataError for a save that
-        the index may not be able to hold. What ranks write goes with the save: DCP tells no writer that one failed.
+        """Tell each rank how much those that share its file system write to it. Raises ChainError if other ranks save
+        by torch's own writers, and MetadataError for a save that the index may not be able to hold. What ranks write
+        goes with the save: DCP tells no writer that one failed.
         """
         save = self._under_way
+        check_all_noted(plans, save.writer_id)
         check_index(plans, bool(len(save.extensions.chain)))
         notes = [plan.storage_data for plan in plans if isinstance(plan.storage_data, RoomNote)]
         others = {note.save.hex() for note in notes}
@@ -251,6 +255,8 @@ class ChainWriterMixin(StorageMixin):
         versions = tensor_versions({item.index.fqn for item in plan.items}, planner)
         begin = perf_counter()
         try:
+            if self.use_collectives:
+                check_seen(plan, storage)
             save.place = storage.mount()
             check_room(storage, plan, planner, save.extensions, save.writer_id)
             with progress_on(self._progress, "Saving") as save.progress:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint._async_process_executor import _AsyncCheckpointProcess
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
+from torch.distributed.checkpoint.planner import LoadItemType, ReadItem, SavePlan
 from torch.distributed.checkpoint.planner_helpers import _create_write_items
 from torch.distributed.tensor import DTensor
 
@@ -136,6 +136,11 @@ def test_where_an_item_is():
     assert torch_private.StorageInfo("a", 0, 0).transform_descriptors is None
     info.streamxf_extra = "travels"  # type: ignore[attr-defined]
     assert pickle.loads(pickle.dumps(info)).streamxf_extra == "travels"
+
+
+def test_plans_of_a_torch_writer_have_a_prefix(tmp_path: Path):
+    (plan,) = dcp.FileSystemWriter(tmp_path).prepare_global_plan([SavePlan([])])
+    assert type(plan.storage_data) is torch_private.StoragePrefix
 
 
 def test_items_are_distributed_over_files():
