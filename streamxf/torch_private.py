@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTransformExtension, ZStandard
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
     from torch.distributed.checkpoint._storage_utils import _storage_setup as storage_setup
-    from torch.distributed.checkpoint._traverse import set_element
     from torch.distributed.checkpoint.filesystem import _FileSystemWriter as AnyFileSystemWriter
     from torch.distributed.checkpoint.filesystem import _split_by_size_and_type as split_by_size_and_type
     from torch.distributed.checkpoint.filesystem import _StorageInfo as StorageInfo
@@ -80,8 +79,6 @@ _PARTS = {
     "new_process_group_helper": "torch.distributed.distributed_c10d:_new_process_group_helper",
     # What torch knows of groups: of each, in `pg_group_ranks`, the rank in it of each rank of the job.
     "world": "torch.distributed.distributed_c10d:_world",
-    # Puts a value into a nested state dict, as the planner's mappings say where.
-    "set_element": f"{_DCP}._traverse:set_element",
     # A view of a part of a tensor.
     "narrow_tensor_by_index": "torch.distributed._shard._utils:narrow_tensor_by_index",
     # The class of tensors that `local_shards()` has the parts of.

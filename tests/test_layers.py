@@ -269,8 +269,8 @@ LINES = {
     "checkpoint": 4_774,
     "cli": 2_720,
     "codecs": 1_626,
-    "dcp": 5_366,
-    "format": 3_366,
+    "dcp": 5_470,
+    "format": 3_367,
     "formats": 1_053,
     "integrations": 786,
     "keys": 2_100,
@@ -278,7 +278,7 @@ LINES = {
     "storage": 3_697,
     "stream": 1_354,
     "testing": 870,
-    "tools": 9_127,
+    "tools": 9_128,
     "torchsave": 2_152,
 }
 

@@ -35,8 +35,9 @@ from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, boxes_of
 from streamxf.checkpoint.metadata import Metadata, no_file
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.checkpoint.staging import COPIES, DeviceMemory, Staging
+from streamxf.dcp import planner as planners
 from streamxf.dcp.base import is_own
-from streamxf.dcp.targets import Target, check_dtype, check_kind
+from streamxf.dcp.targets import ObjectPlaces, Target, check_dtype, check_kind
 from streamxf.engine import MAX_BYTES_IN_FLIGHT, worker_count
 from streamxf.errors import MetadataError, ReplacedError, UnsupportedError, is_damage, located
 from streamxf.format.items import ITEMSIZES, TensorItem
@@ -48,7 +49,7 @@ from streamxf.storage.fetch import FetchedFile
 from streamxf.storage.reading import READ_WHOLE, Counted, FileSlice, StoredFile, Timed
 from streamxf.storage.storage import Storage
 from streamxf.stream.reader import Blocks, StreamReader, read_all
-from streamxf.torch_private import narrow_tensor_by_index, set_element
+from streamxf.torch_private import narrow_tensor_by_index
 from streamxf.torchsave.objects import refusal
 
 PIECE_BYTES = 4 * 2**20
@@ -60,7 +61,7 @@ _TOGETHER = 4  # tensors of more, or blocks of a larger tensor, that a worker is
 _TARGETS = 128  # that are asked for at once
 _TURNS = 8  # that each worker has at least before it is given more, so that all are busy to the end
 
-_LOADS = {"load_bytes": DefaultLoadPlanner.load_bytes}
+_LOADS = [{"load_bytes": planner.load_bytes} for planner in (DefaultLoadPlanner, planners.LoadPlanner)]
 _OWN = {name: getattr(DefaultLoadPlanner, name) for name in ("resolve_tensor", "lookup_tensor", "transform_tensor")}
 
 Job = Callable[[], None]
@@ -102,7 +103,7 @@ class Loader:
         self._objects = access.objects
         self.opener = ItemOpener(metadata, access)
         self._budget = self._objects.budget()  # pays for objects, for which the caller has no memory yet
-        self._set_object = _setter(planner) if self._objects.weights_only else None
+        self._set_object = _setter(planner)
         self._targets: deque[Target] = deque()  # of the next items that are tensors
         self._asks_ahead = is_own(planner, _OWN)
         self._pipeline: Pipeline[list[_Filling]] = Pipeline()
@@ -319,12 +320,15 @@ class Loader:
             self._budget.add(stored_size - read)  # the rest is in the file's
             self._budget.spend(len(data), "the object")
         self.meter.item(len(data), read)
-        if self._set_object is not None:
+        if self._set_object is not None and self._objects.weights_only:
             self._set_object(request, self._objects.load(data, stored_size))
         else:
             renewed = self._objects.renew(data, stored_size)
             try:
-                self._planner.load_bytes(request, io.BytesIO(renewed))
+                if self._set_object is not None:
+                    self._set_object(request, torch.load(io.BytesIO(renewed), weights_only=False))
+                else:
+                    self._planner.load_bytes(request, io.BytesIO(renewed))
             except Exception as error:  # of the object's own code: that it misses a file, say, is no damage of this one
                 raise error if not is_damage(error) else refusal(error, renewed) from error
 
@@ -393,16 +397,16 @@ def part_of(metadata: Metadata, request: ReadItem) -> ItemPart:
 
 
 def _setter(planner: LoadPlanner) -> Callable[[ReadItem, Any], None] | None:
-    """What torch's own planner does with an object once it has unpickled it: to serialize it once more, only to be
-    unpickled there, takes half of the time of a load. None for planners that do something else with its bytes.
+    """What torch's own planner does with an object once it has unpickled it, but for keys that are no strings: to
+    serialize it once more, only to be unpickled there, takes half of the time of a load. None for planners that do
+    something else with its bytes.
     """
-    if not is_own(planner, _LOADS):
+    if not any(is_own(planner, loads) for loads in _LOADS):
         return None
     assert isinstance(planner, DefaultLoadPlanner)
-    if not planner.flatten_state_dict:
-        return lambda request, made: planner.state_dict.__setitem__(request.dest_index.fqn, made)
-    state, paths = planner.original_state_dict, planner.mappings
-    return lambda request, made: set_element(state, paths[request.dest_index.fqn], made)
+    flat = not planner.flatten_state_dict  # torch's own then puts it where the caller does not look
+    objects, paths = ObjectPlaces(planner.original_state_dict), {} if flat else planner.mappings
+    return lambda request, made: objects.put(paths.get(name := request.dest_index.fqn, (name,)), made)
 
 
 def _run(steps: _Steps) -> list[_Filling]:

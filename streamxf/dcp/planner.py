@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from io import BytesIO
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
@@ -17,6 +19,7 @@ from streamxf.checkpoint import metadata as stored_metadata
 from streamxf.dcp.columns import Merged, PlannedItems, ReadItems, Shared
 from streamxf.dcp.metadata import FOUND, LazyTensor, PlannedTensor, planned_entries, torch_chunks
 from streamxf.dcp.plans import is_flattened
+from streamxf.dcp.targets import ObjectPlaces
 from streamxf.errors import MetadataError
 from streamxf.format.extra import nesting_of
 from streamxf.format.items import Item, TensorItem
@@ -30,13 +33,23 @@ class LoadPlanner(DefaultLoadPlanner):
     that this rank reads instead of all of them.
 
     ``dcp.load(state, storage_reader=streamxf.FileSystemReader(path), planner=streamxf.LoadPlanner())``. With readers
-    other than streamxf's it is torch's own.
+    other than streamxf's it is torch's own, but for objects under integer keys, which it resumes.
 
     Parameters
     ----------
     flatten_state_dict, flatten_sharded_tensors, allow_partial_load
         As in torch.
     """
+
+    def set_up_planner(self, *args: Any, **kwargs: Any) -> None:
+        """As torch's planner does it."""
+        super().set_up_planner(*args, **kwargs)
+        self._objects = ObjectPlaces(self.original_state_dict)
+
+    def load_bytes(self, read_item: ReadItem, value: BytesIO) -> None:
+        """As torch's planner does it, with the keys that the state dict has."""
+        name = read_item.dest_index.fqn
+        self._objects.put(self.mappings.get(name, (name,)), torch.load(value, weights_only=False))
 
     def create_local_plan(self) -> LoadPlan:
         """As torch's planner makes it; raises what that raises."""

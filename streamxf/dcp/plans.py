@@ -1,5 +1,5 @@
-"""What plans say of a save: its items and their bytes, whether its index can hold them, whether it can fit, and whether
-their tensors change meanwhile.
+"""What plans say of a save: its items and their bytes, whether its index can hold them, whether it can fit, whether
+their tensors change meanwhile, and what of a state dict has no item.
 
 A save that cannot fit on its file system fails before it writes, where that is certain: tensors take at least their
 bytes through a chain that cannot shrink them. A wrong refusal would be worse than an error while data is written, so
@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
+from collections import Counter, UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import chain, groupby
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -241,6 +242,56 @@ def is_flattened(value: list[Any]) -> bool:
     return any(
         isinstance(each, Mapping | torch.Tensor) or (isinstance(each, list) and is_flattened(each)) for each in value
     )
+
+
+def unstored_text(state: Any) -> str:
+    """A warning that names what a state dict has and DCP makes no item of; empty if there is nothing."""
+    if not (names := [*_unstored(state, "")]):
+        return ""
+    return (
+        f"not stored: {some(names, most=20)}. DCP takes the class for a dictionary, and these values are not among its "
+        "items: after a load they are what the target had. Save them under keys of their own, as plain values"
+    )
+
+
+def _unstored(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, Mapping) and not isinstance(value, dict | UserDict | MappingProxyType) and not [*value.keys()]:
+        yield f"{path} ({type(value).__name__})"
+    facts = getattr(value, "_metadata", None) if isinstance(value, Mapping) else None
+    for name, fact in facts.items() if isinstance(facts, Mapping) else ():  # of a TensorDict's state_dict()
+        if name and isinstance(fact, Mapping) and "batch_size" in fact and not _has_items(value, name):
+            yield f"{path}.{name}"
+    for key, inner in _entries(value):
+        yield from _unstored(inner, f"{path}.{key}".removeprefix("."))
+
+
+def _entries(value: Any) -> Iterable[tuple[Any, Any]]:
+    """What DCP makes items of, one by one, with keys or indices; nothing for what is an item itself."""
+    if isinstance(value, Mapping):
+        return value.items()
+    return enumerate(value) if isinstance(value, list) and is_flattened(value) else ()
+
+
+def _has_items(flat: Mapping[str, Any], name: str) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for key in flat)
+
+
+def renamed_text(state: Any) -> str:
+    """A warning that names objects under keys that are no strings; empty if there are none."""
+    if not (names := [*_renamed(state, "")]):
+        return ""
+    return (
+        f"not resumed by torch's own readers: {some(names, most=20)}. They put what is no tensor under the string of "
+        "its key, such as '0', and leave what the target has under 0; streamxf's readers follow the target's keys"
+    )
+
+
+def _renamed(value: Any, path: str, renamed: bool = False) -> Iterator[str]:
+    if renamed and not isinstance(value, Mapping | torch.Tensor) and not [*_entries(value)]:
+        yield path
+    for key, inner in _entries(value):
+        other = renamed or (isinstance(value, Mapping) and not isinstance(key, str))
+        yield from _renamed(inner, f"{path}.{key}".removeprefix("."), other)
 
 
 def tensor_versions(names: Iterable[str], planner: SavePlanner) -> dict[str, int]:

@@ -106,6 +106,30 @@ def _may_overlap(tensor: torch.Tensor) -> bool:
     return False
 
 
+class ObjectPlaces:
+    """The places of objects in a state dict that DCP has flattened. Its paths have strings, where keys may be integers:
+    torch's own ``set_element`` would put the value under a new key beside the old one.
+    """
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+        self._keys: dict[int, dict[str, Any]] = {}  # by their strings, of the dicts that have others
+
+    def put(self, path: Sequence[str | int], value: Any) -> None:
+        """Set what a path leads to."""
+        node = self._state
+        for step in path[:-1]:
+            node = node[self._key(node, step)]
+        node[self._key(node, path[-1])] = value
+
+    def _key(self, node: Any, step: str | int) -> Any:
+        if not isinstance(node, Mapping) or step in (keys := node.keys()):  # a TensorDict answers for these alone
+            return step
+        if id(node) not in self._keys:
+            self._keys[id(node)] = {str(key): key for key in keys}
+        return self._keys[id(node)].get(str(step), step)
+
+
 def check_dtype(target: torch.Tensor, dtype: torch.dtype) -> None:
     """Raise UnsupportedError if one of both is quantized, and the other of another dtype: `copy_` cuts off elements
     that do not fit, or refuses with words of its own.
@@ -310,7 +334,7 @@ def empty_targets(state: Mapping[str, Any], names: Iterable[str]) -> list[str]:
 def _empty_in(state: Mapping[str, Any], prefix: str) -> Iterator[str]:
     for key, value in state.items():
         if isinstance(value, Mapping):
-            if value:
+            if [*value.keys()]:
                 yield from _empty_in(value, f"{prefix}{key}.")
             else:
                 yield f"{prefix}{key}"

@@ -46,8 +46,10 @@ from streamxf.dcp.plans import (
     is_flattened,
     note_room,
     planned_bytes,
+    renamed_text,
     share_room,
     tensor_versions,
+    unstored_text,
 )
 from streamxf.dcp.saver import check_parent, settle_in
 from streamxf.dcp.targets import whole_size
@@ -145,9 +147,10 @@ class ChainWriterMixin(StorageMixin):
             raise ParameterError(f"thread_count={thread_count!r}: it is a whole number from 1")
         self._extensions = extensions_of(_extensions)
         self._stock = check_stock(stock)
+        self._for_torch = stock is True or not len(self._extensions.chain)
         self._block_log2 = block_log2_of(block_size)
         self._save = None
-        self._warned: set[frozenset[str]] = set()
+        self._warned = set[object]()
         self.report = None
         self.save_id = None  # torch's own is drawn on every rank, and no save has it
         self.run_facts = None
@@ -161,6 +164,7 @@ class ChainWriterMixin(StorageMixin):
         """Copy what `dcp.async_save` is to save; first wait for an earlier save in the background by this writer."""
         self._join_background()
         begin_sharing()
+        self._warn(unstored_text(state_dict))  # torch's copy may be a plain dictionary
         staged = super().stage(state_dict)  # type: ignore[misc]
         check_copies(state_dict, staged)
         return with_copies(staged)
@@ -208,6 +212,9 @@ class ChainWriterMixin(StorageMixin):
         save.enter(links=self.run_facts is None)  # in a run's folder nobody names links, and others may make some
         state = torch_private.state_of_the_save() if plan.planner_data is not None else None
         nesting = nesting_of(state, is_flattened)
+        self._warn(unstored_text(state))
+        if self._for_torch and rank_here() == 0:
+            self._warn(renamed_text(state))
         if self.use_collectives:
             return note_room(plan, storage, save.writer_id, nesting)
         save.nesting = merged([nesting])
@@ -268,9 +275,7 @@ class ChainWriterMixin(StorageMixin):
             if self.sync_files:  # the process that publishes may be on another host
                 storage.sync()
             needed, text = save.refused_objects()
-            if needed and needed not in self._warned:
-                self._warned.add(needed)
-                warnings.warn(text, stacklevel=2)  # an error if the process's filters say so
+            self._warn(text, needed, stacklevel=3)
             if text := changed_text(versions, tensor_versions(versions, planner)):
                 warnings.warn(text, stacklevel=2)
         except BaseException as error:
@@ -314,6 +319,13 @@ class ChainWriterMixin(StorageMixin):
         self.save_id, self._stock = save_id, save.stock  # so that checkpoints of a run are alike
         self.report = save.report and replace(save.report, stock=save.stock is True)
         complete(metadata, index, self._storage)
+
+    def _warn(self, text: str, matter: object = None, stacklevel: int = 5) -> None:
+        """Warn of a matter, by default of the text, once."""
+        matter = matter or text
+        if matter and matter not in self._warned:
+            self._warned.add(matter)
+            warnings.warn(text, stacklevel=stacklevel)  # an error if the process's filters say so
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the writer, in this process or another, begins its own saves. A `Progress` stays behind:

@@ -115,9 +115,10 @@ def merged(records: Iterable[Mapping[str, list[Any]]]) -> dict[str, Any]:
 
 def _visit(path: Path, value: Any, is_flattened: Callable[[list[Any]], bool]) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
-        if path and not value:
+        keys = value.keys()  # other questions a TensorDict answers in its own way
+        if path and not [*keys]:
             yield "empty", [*path]
-        yield from _keys(path, value)
+        yield from _keys(path, keys)
         pairs: Iterable[tuple[Any, Any]] = value.items()
     else:
         pairs = enumerate(value)
@@ -126,10 +127,10 @@ def _visit(path: Path, value: Any, is_flattened: Callable[[list[Any]], bool]) ->
             yield from _visit((*path, key if isinstance(value, list) else str(key)), inner, is_flattened)
 
 
-def _keys(path: Path, value: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
-    strange = [key for key in value if not isinstance(key, str) or key != str(key)]
+def _keys(path: Path, keys: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    strange = [key for key in keys if not isinstance(key, str) or key != str(key)]
     other = [key for key in strange if type(key) is not int or not is_decimal(str(key))]
-    if len(other) < len(strange) and not any(isinstance(key, str) and is_decimal(key) for key in value):
+    if len(other) < len(strange) and not any(isinstance(key, str) and is_decimal(key) for key in keys):
         yield "integers", [*path]
         strange = other
     for key in strange:

@@ -167,13 +167,6 @@ def test_the_chunks_of_a_tensor():
         torch_private.create_chunk_list("no tensor")  # type: ignore[arg-type]
 
 
-def test_a_value_is_put_into_a_nested_state_dict():
-    state: dict[str, Any] = {"a": {"b": 1}, "list": [0, {"c": 2}]}
-    torch_private.set_element(state, ("a", "b"), 5)
-    torch_private.set_element(state, ("list", 1, "c"), 6)
-    assert state == {"a": {"b": 5}, "list": [0, {"c": 6}]}
-
-
 def test_a_part_of_a_tensor_is_a_view():
     tensor = torch.arange(12).reshape(3, 4)
     part = torch_private.narrow_tensor_by_index(tensor, [1, 2], [2, 1])

@@ -168,11 +168,12 @@ class Filler:
         from torch.distributed.checkpoint.metadata import Metadata
         from torch.distributed.checkpoint.stateful import Stateful
 
-        from streamxf.torch_private import set_element
+        from streamxf.dcp.targets import ObjectPlaces
 
         plain = {name: item.state_dict() if isinstance(item, Stateful) else item for name, item in state_dict.items()}
         planner = DefaultLoadPlanner(allow_partial_load=True)
         planner.set_up_planner(plain, Metadata({}), True)
+        objects = ObjectPlaces(plain)
         items = self._checkpoint.stored
         missing = planner.state_dict.keys() - items.keys() - {entry.item for entry in self.damaged}
 
@@ -181,7 +182,7 @@ class Filler:
                 self._load_into(item, planner.state_dict[item.name], planner)
             else:
                 planner.state_dict[item.name] = self._loaded(item)
-                set_element(plain, planner.mappings[item.name], planner.state_dict[item.name])
+                objects.put(planner.mappings[item.name], planner.state_dict[item.name])
 
         loaded = self._each([name for name in planner.state_dict if name in items], load)
         for name, value in list(state_dict.items()):

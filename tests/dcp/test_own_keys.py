@@ -1,0 +1,168 @@
+"""Objects under keys that are no strings are resumed, and what DCP makes no item of is named by the save."""
+
+from __future__ import annotations
+
+import enum
+import warnings
+from collections import OrderedDict, UserDict
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+
+import streamxf
+from streamxf.dcp.plans import unstored_text
+from tests.dcp.helpers import assert_same, blank, load_with, refused, save
+
+
+class Color(str, enum.Enum):  # noqa: UP042  # whose str() is not its value
+    RED = "red"
+
+
+def keys() -> dict[str, Any]:
+    """A state dict with keys of each kind, at the ends of paths and on the way."""
+    own = {0: 50, -1: "text", None: 2.5, True: [1], 1.5: b"x", (0, "a"): {}, Color.RED: 3, "7": 8, 12: {3: {"step": 4}}}
+    return {"state": own, "list": [torch.ones(2), {0: 1}, [{5: {6: 7}}]], "groups": [{"lr": 0.1, "params": [0]}]}
+
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "streamxf's": streamxf.FileSystemReader,
+    "anything": lambda path: streamxf.FileSystemReader(path, weights_only=False),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_keys_of_every_kind(tmp_path: Path, reader: str) -> None:
+    save(keys(), tmp_path, [streamxf.Checksum()])
+    found = load_with(keys(), READERS[reader](tmp_path))
+    assert_same(found, keys())
+    save(found, tmp_path, [streamxf.Checksum()])  # in which no key is there twice
+
+
+@pytest.mark.filterwarnings("ignore:not resumed by torch's own readers")
+def test_the_load_planner_follows_keys_for_torchs_reader_too(tmp_path: Path) -> None:
+    save(keys(), tmp_path, [])
+    found = blank(keys())
+    dcp.load(found, storage_reader=dcp.FileSystemReader(tmp_path), planner=streamxf.LoadPlanner())
+    assert_same(found, keys())
+
+
+@pytest.mark.parametrize("planner", [DefaultLoadPlanner, streamxf.LoadPlanner])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_objects_of_a_state_dict_that_is_not_flattened(tmp_path: Path, planner: Any, sharded: bool) -> None:
+    save({"step": 3, "t": torch.ones(2)}, tmp_path, [])
+    found = {"step": 0, "t": torch.zeros(2)}
+    how = planner(flatten_state_dict=False, flatten_sharded_tensors=sharded)
+    dcp.load(found, storage_reader=streamxf.FileSystemReader(tmp_path), planner=how)
+    assert_same(found, {"step": 3, "t": torch.ones(2)})
+
+
+def test_what_is_salvaged_into_a_state_dict(tmp_path: Path) -> None:
+    save(keys(), tmp_path, [streamxf.Checksum()])
+    found = blank(keys())
+    assert streamxf.load_intact(tmp_path, found).missing == ()
+    assert_same(found, keys())
+
+
+def test_an_optimizer_with_numbers_in_its_state(tmp_path: Path) -> None:
+    def trained(steps: int) -> tuple[nn.Parameter, torch.optim.LBFGS]:
+        weight = nn.Parameter(torch.full((3,), 2.0))
+        optimizer = torch.optim.LBFGS([weight], max_iter=steps, tolerance_change=0, tolerance_grad=0)
+        optimizer.step(lambda: evaluate(weight))
+        return weight, optimizer
+
+    def evaluate(weight: nn.Parameter) -> torch.Tensor:
+        weight.grad = None
+        loss = (weight**4).sum()
+        loss.backward()
+        return loss
+
+    weight, optimizer = trained(4)
+    save({"weight": weight, "optimizer": optimizer.state_dict()}, tmp_path, [streamxf.Checksum()])
+    fresh, resumed = trained(4)
+    state = resumed.state_dict()
+    state["state"][0] |= {"n_iter": 1, "func_evals": 1, "prev_loss": 0.0}
+    found = {"weight": fresh, "optimizer": state}
+    dcp.load(found, storage_reader=streamxf.FileSystemReader(tmp_path))
+    resumed.load_state_dict(found["optimizer"])
+    assert_same(resumed.state_dict(), optimizer.state_dict())
+
+
+@pytest.mark.parametrize("for_torch", [{"extensions": []}, {"stock": True}], ids=["no chain", "stock"])
+def test_a_save_for_torchs_readers_names_what_they_do_not_resume(tmp_path: Path, for_torch: dict[str, Any]) -> None:
+    state = {"state": {0: {"step": 5, "moments": torch.ones(2)}}, "lr": 1, "groups": [torch.ones(1), {(1, 2): "text"}]}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "not resumed")
+        save(state, tmp_path / "own", [streamxf.Checksum()])
+    with pytest.warns(UserWarning, match="torch's own readers") as caught:
+        save(state, tmp_path / "stock", **{"extensions": [streamxf.Checksum()], **for_torch})
+    (text,) = [text for each in caught if "readers" in (text := str(each.message))]
+    assert text.startswith("not resumed by torch's own readers: state.0.step, groups.1.(1, 2). They")
+    found = blank(state)
+    dcp.load(found, storage_reader=dcp.FileSystemReader(tmp_path / "stock", _extension_registry=streamxf.Registry()))
+    assert found["state"][0]["step"] != 5  # as the warning says
+    assert found["state"]["0"] == {"step": 5}
+
+
+# -- what is not among the items of a mapping ----------------------------------------------------
+
+
+class Hiding(Mapping[str, Any]):
+    """A mapping whose value is none of its items, as that of a TensorDict's NonTensorStack."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __getitem__(self, key: str) -> Any:
+        raise KeyError(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 2
+
+
+@pytest.mark.parametrize("how", ["save", "thread"])
+def test_a_save_names_what_it_does_not_store(tmp_path: Path, how: str) -> None:
+    state = {"step": 1, "deep": {0: [torch.ones(1), {"label": Hiding(5)}]}}
+    writer = streamxf.FileSystemWriter(tmp_path, chain=[], sync_files=False)
+    saves = {"save": dcp.save, "thread": lambda *state, **how: dcp.async_save(*state, **how).result()}
+    with pytest.warns(UserWarning, match=r"^not stored: deep\.0\.1\.label \(Hiding\)\. DCP takes") as caught:
+        saves[how](state, storage_writer=writer)
+    assert len([each for each in caught if "not stored" in str(each.message)]) == 1
+
+
+@pytest.mark.parametrize(
+    "empty", [{}, OrderedDict(), UserDict(), MappingProxyType({}), nn.ReLU().state_dict()], ids=repr
+)
+def test_dictionaries_without_items_hide_nothing(empty: Any) -> None:
+    assert (
+        unstored_text({"a": empty, "b": [torch.ones(1), empty], "model": nn.Sequential(nn.ReLU()).state_dict()}) == ""
+    )
+
+
+def test_values_of_a_tensordict_that_are_no_tensors(tmp_path: Path) -> None:
+    tensordict = pytest.importorskip("tensordict")
+
+    def made(label: Any, number: float) -> Any:
+        inner = tensordict.TensorDict({"b": torch.full((2,), number), "m": tensordict.NonTensorData(label)}, [2])
+        stack = tensordict.NonTensorStack(label, label)
+        return tensordict.TensorDict({"t": torch.full((2, 3), number), "s": stack, "inner": inner}, [2])
+
+    state = {"td": made("saved", 1.0), "nested": {"td": made("saved", 2.0)}}
+    with pytest.warns(UserWarning, match="not stored: td.s, td.inner.m, nested.td.s \\(NonTensorStack\\). DCP"):
+        save(state, tmp_path, [])
+    found = {"td": made("fresh", 0.0)}
+    with refused(RuntimeError, "Missing key in checkpoint state_dict: nested.td"):  # dcp.load makes None of the target
+        dcp.load({"nested": {"td": made("fresh", 0.0)}}, storage_reader=streamxf.FileSystemReader(tmp_path))
+    dcp.load(found, storage_reader=streamxf.FileSystemReader(tmp_path))
+    assert found["td"]["t"].eq(1).all()
+    assert found["td"]["inner", "b"].eq(1).all()
+    assert (found["td"]["s"], found["td"]["inner", "m"]) == (["fresh", "fresh"], "fresh")  # as the warning says
