@@ -21,7 +21,7 @@ from streamxf.checkpoint.sources import Content, Given, tensor_in, tensor_of
 from streamxf.checkpoint.staging import Staging
 from streamxf.errors import AbortedError, MetadataError, ParameterError, UnsupportedError, located
 from streamxf.format.header import Identity, Kind
-from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, check_name, is_path
+from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, check_limits, check_name, is_path
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.keys import KeysLike, SignerLike
 from streamxf.progress import Progress
@@ -185,6 +185,7 @@ class CheckpointWriter:
                 where = self._checked(name, path)
                 given = tensor_of(value, dtype, self._staging) if shape is None else tensor_in(value, dtype, shape)
                 if given is not None:
+                    check_limits(name, given.shape)
                     origin = (0,) * len(given.shape)
                     chunk = Chunk(origin, given.shape, _NOWHERE, framed=False)
                     item: Item = TensorItem(name, given.dtype, given.shape, (chunk,), where, given.properties)

@@ -34,7 +34,7 @@ from streamxf.dcp.metadata import extra_of, paths_of
 from streamxf.errors import ChainError, MetadataError, UnsupportedError, located
 from streamxf.format import limits
 from streamxf.format.header import Identity, Kind
-from streamxf.format.items import check_name
+from streamxf.format.items import check_limits, check_name
 from streamxf.format.tiling import MAX_GROUP, Boxes
 from streamxf.storage.disk import Volume
 from streamxf.storage.storage import Storage
@@ -106,6 +106,10 @@ def check_index(plans: Sequence[SavePlan], in_containers: bool = True) -> None:
     alike = {id(items.layout): items for items in columns}.values()
     single = [item for plan in plans if not isinstance(plan.items, PlannedItems) for item in plan.items]
     counts = Counter(chain((item.index.fqn for item in single), *(items.layout["names"] for items in alike)))
+    sizes = {item.index.fqn: item.tensor_data.size for item in single if item.tensor_data is not None}
+    pairs = (zip(items.layout["names"], items.layout["about"], strict=True) for items in alike)
+    for name, shape in chain(sizes.items(), ((name, data[1]) for name, data in chain(*pairs) if data)):
+        check_limits(name, shape)
     longest = max(map(check_name, counts), key=lambda name: len(name.encode()), default="")
     together = _size_of([*paths.values()])
     long = max(map(_size_of, paths.values())) if together > limits.MAX_PART // 2 else together

@@ -22,6 +22,7 @@ from streamxf.checkpoint.sources import array_of, check_memory
 from streamxf.checkpoint.staging import DeviceMemory, Staging
 from streamxf.errors import MetadataError, UnsupportedError
 from streamxf.format.items import TensorItem
+from streamxf.format.limits import MAX_NDIM
 from streamxf.format.tiling import Span, check_tiles, overlap
 
 
@@ -65,6 +66,7 @@ class Target:
         fits = (
             self.plain
             and tensor.dtype == dtype
+            and tensor.dim() <= MAX_NDIM
             and not (dtype.is_complex and tensor.is_conj())
             and not tensor.is_neg()
             and not torch_private.is_cow_tensor(tensor)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamxf.descriptor import RAW
 from streamxf.errors import MetadataError, UnsupportedError
-from streamxf.format.limits import MAX_PATH, MAX_STEP, MAX_STEPS
+from streamxf.format.limits import MAX_NDIM, MAX_NUMBER, MAX_PATH, MAX_STEP, MAX_STEPS
 
 _BY_SIZE = {
     1: "bool uint8 int8 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2",
@@ -40,6 +40,22 @@ def is_dtype_name(text: object) -> bool:
 
 def elements_size(dtype: str, shape: Sequence[int]) -> int:
     return math.prod(shape) * ITEMSIZES[dtype]
+
+
+def beyond_limits(shape: Sequence[int]) -> str:
+    """Which limit of the format a tensor of this shape is beyond; "" for none."""
+    if len(shape) > MAX_NDIM:
+        return f"it has {len(shape)} dimensions, and a tensor of a streamxf checkpoint has at most {MAX_NDIM}"
+    if (count := math.prod(size or 1 for size in shape)) > MAX_NUMBER:
+        text = f"the product of its sizes, but for those of 0, is {count:,}"
+        return f"{text}, and that of a tensor of a streamxf checkpoint at most {MAX_NUMBER:,}"
+    return ""
+
+
+def check_limits(name: str, shape: Sequence[int]) -> None:
+    """Refuse to save a tensor that the format has no place for; raises UnsupportedError."""
+    if text := beyond_limits(shape):
+        raise UnsupportedError(f"the tensor cannot be saved: {text}. Reshape it, or leave it out", item=name)
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:

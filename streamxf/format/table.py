@@ -14,7 +14,7 @@ from streamxf.errors import MetadataError
 from streamxf.format import columns as col
 from streamxf.format import fields
 from streamxf.format.columns import Array, IndexPart
-from streamxf.format.items import Chunk, Item, ObjectItem, Path, TensorItem
+from streamxf.format.items import Chunk, Item, ObjectItem, Path, TensorItem, beyond_limits
 from streamxf.format.parts import ItemParts
 from streamxf.format.tiling import Box, Boxes, Ints, check_apart, check_tiles
 
@@ -208,6 +208,8 @@ class StoredChunks(Sequence[Chunk]):
     def check(self, boxes: Boxes) -> None:
         """Check where they are in the tensor, all of them; raises MetadataError."""
         with self._parts.explained(self._name):
+            if text := beyond_limits(self.shape):
+                raise MetadataError(text)
             (check_tiles if self._parts.rules.rank is None else check_apart)(self.shape, boxes, self._parts.work)
             if not boxes.rise():
                 fields.bad("two chunks have the same offset, or they do not rise")

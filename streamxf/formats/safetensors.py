@@ -9,7 +9,7 @@ from streamxf.buffers import collector_paused
 from streamxf.checkpoint.bare import LENGTH_BYTES, MAX_HEADER, METADATA, SLICES, parse_header
 from streamxf.errors import ContainerError, UnsupportedError, shorten
 from streamxf.format.items import TensorItem, elements_size
-from streamxf.format.limits import MAX_INT, MAX_NDIM
+from streamxf.format.limits import MAX_INT
 from streamxf.formats.contents import Shard, whole_tensor
 from streamxf.storage.reading import StoredFile
 
@@ -71,8 +71,8 @@ def _tensor(name: str, facts: Any, file: str, start: int) -> TensorItem:
     if not is_text(name):
         raise ContainerError("the tensor's name is not valid Unicode")
     dtype, shape, offsets = facts["dtype"], facts["shape"], facts["data_offsets"]
-    if not _are_sizes(shape) or len(shape) > MAX_NDIM:
-        raise ContainerError(f"the shape {shorten(str(shape))} is not a list of at most {MAX_NDIM} sizes")
+    if not _are_sizes(shape):
+        raise ContainerError(f"the shape {shorten(str(shape))} is not a list of sizes")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise ContainerError(f"the data_offsets {shorten(str(offsets))} are not where a tensor begins and ends")
     if not isinstance(dtype, str) or dtype not in DTYPES:

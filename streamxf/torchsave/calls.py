@@ -217,9 +217,7 @@ def _wrapper(_: Any, kind: Any, *rest: Any) -> Foreign | None:
 
 
 def _are_numbers(value: Any) -> bool:
-    if type(value) not in (tuple, Size) or len(value) > MAX_NDIM:
-        return False
-    return all(type(number) is int and 0 <= number <= MAX_INT for number in value)
+    return type(value) in (tuple, Size) and all(type(number) is int and 0 <= number <= MAX_INT for number in value)
 
 
 def _suits_tensors(state: Any) -> bool:

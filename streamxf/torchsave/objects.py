@@ -19,6 +19,7 @@ from streamxf import errors
 from streamxf.budget import MAX_EXPANSION, Budget, check_expansion, most
 from streamxf.buffers import flat_view
 from streamxf.format.items import Chunk, TensorItem
+from streamxf.format.limits import MAX_NDIM
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 from streamxf.torchsave.calls import STORAGES, StoredTensor
 from streamxf.torchsave.check import Check, Maker, NotAllowed, by_name, chosen, numbers_in, read_outline
@@ -313,6 +314,8 @@ def find_framed(stream: Any, size: int, dtype: str, shape: tuple[int, ...]) -> F
                 "as dcp.load and streamxf.Checkpoint(...)[name].read() do"
             )
         _check_same(found.dtype, found.shape, dtype, shape)
+        if len(shape) > MAX_NDIM:
+            raise errors.UnsupportedError(f"NumPy has no arrays of {len(shape)} dimensions: only torch can make it")
         begin, crc = archive.find(found.record) if found.extent else (0, 0)
         whole = found.extent == archive.sizes[found.record]
     except NotSavedByTorch as error:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from streamxf.budget import Steps
 from streamxf.buffers import collector_paused
 from streamxf.descriptor import Descriptor
-from streamxf.errors import DescriptorError, MetadataError
+from streamxf.errors import DescriptorError, MetadataError, UnsupportedError
 from streamxf.format.items import (
     ITEMSIZES,
     WITHOUT_ELEMENTS,
@@ -28,12 +28,13 @@ from streamxf.format.items import (
     check_path,
     is_path,
 )
-from streamxf.format.limits import MAX_CODECS, MAX_INT, MAX_NDIM
+from streamxf.format.limits import MAX_CODECS, MAX_INT
 from streamxf.format.tiling import check_apart, check_offsets, check_tiles, work_for
 from streamxf.torchsave.archive import NotSavedByTorch
 from streamxf.torchsave.unpickler import Name, Size, StandIn, Unpickler
 
 _SHOWN = 200
+_MAX_NDIM = 256  # torch has no limit, but each place of each chunk is as long
 _DCP = "torch.distributed.checkpoint.metadata"
 _PLANNER = "torch.distributed.checkpoint.planner"
 _SHARDED = "torch.distributed._shard.sharded_tensor.metadata"  # where torch before 2.3 had TensorProperties
@@ -162,8 +163,11 @@ def _number(value: object, what: str) -> int:
 
 
 def _numbers(value: object, what: str) -> tuple[int, ...]:
-    if type(value) is not Size or len(value) > MAX_NDIM:
+    if type(value) is not Size:
         _bad(what)
+    if len(value) > _MAX_NDIM:
+        text = f"a tensor has {len(value):,} dimensions, and checkpoints with tensors of at most {_MAX_NDIM} are read"
+        raise UnsupportedError(f"{text}: load it with torch's own reader")
     return tuple(_number(each, what) for each in value)
 
 

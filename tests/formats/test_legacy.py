@@ -230,7 +230,7 @@ def test_an_object_of_a_foreign_class_is_kept_as_bytes_and_named(tmp_path: Path,
     path = tmp_path / "model.pt"
     torch.save(state, path, _use_new_zipfile_serialization=zipped)
     (note,) = streamxf.pack(path, tmp_path / "packed").notes
-    assert "kept 3 objects" in note
+    assert "kept 3 items" in note
     assert "args.inner, kind, layer" in note
     assert "argparse.Namespace" in note
     with streamxf.Checkpoint(tmp_path / "packed") as packed:

@@ -322,7 +322,7 @@ def test_what_encodes_in_another_way_is_an_object_that_is_not_made(tmp_path: Pat
             reader.load_object("o")
         assert caught.value.item == "o"
     (note,) = streamxf.pack(path, tmp_path / "packed").notes
-    assert "kept 1 object only as bytes of the file, from which unpack restores it: o; " in note
+    assert "kept 1 item only as bytes of the file, from which unpack restores it: o; " in note
     streamxf.unpack(path, tmp_path / "model.safetensors", skip_objects=True)
     assert_same(load_file(tmp_path / "model.safetensors"), {"a": BASE})
 

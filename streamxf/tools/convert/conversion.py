@@ -28,7 +28,7 @@ from streamxf.checkpoint.reading import BoxReader
 from streamxf.checkpoint.saving import Extensions, Save, check_space
 from streamxf.checkpoint.sources import Content
 from streamxf.errors import ContainerError, KeyMissingError, ParameterError, StreamxfError
-from streamxf.format.items import Chunk, Item
+from streamxf.format.items import Chunk, Item, TensorItem, check_limits
 from streamxf.format.names import OWN_FILE, OWN_SLIP, SLIP
 from streamxf.format.run import RunFacts
 from streamxf.format.tiling import MAX_GROUP
@@ -183,6 +183,8 @@ def convert(
     """
     if file_size < 1:
         raise ParameterError(f"file_size {file_size}: it must be a number of bytes, at least 1")
+    for item in conversion.items:
+        check_limits(item.name, item.shape if isinstance(item, TensorItem) else ())
     begin = perf_counter()
     made = to.storage.make_folder()
     try:

@@ -20,7 +20,16 @@ from streamxf.budget import MAX_EXPANSION
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.elements import Elements
-from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, contiguous_strides, elements_size
+from streamxf.format.items import (
+    Chunk,
+    Item,
+    ObjectItem,
+    Place,
+    TensorItem,
+    beyond_limits,
+    contiguous_strides,
+    elements_size,
+)
 from streamxf.formats import huggingface, safetensors, torchfile
 from streamxf.formats.contents import SUFFIXES, Contents, FileReader, Format, Shard, whole_tensor
 from streamxf.formats.opening import LOOKED_FOR, format_of, kind_of, open_layout, open_source
@@ -114,7 +123,7 @@ def open_packed(tree: manifest.FileTree, max_expansion: int = MAX_EXPANSION) -> 
     refused = _refused(main) if main is not None else {}
     if refused:
         reasons = list(dict.fromkeys(refused.values()))[:_REASONS]
-        objects = f"{many(len(refused), 'object')} only as bytes of the file, from which unpack restores it"
+        objects = f"{many(len(refused), 'item')} only as bytes of the file, from which unpack restores it"
         notes.append(f"kept {objects}: {some(map(errors.shorten, refused))}; {'; '.join(reasons)}")
     packing = _Packing(tree, main, refused)
     for path in tree.files:
@@ -163,10 +172,12 @@ def _model(tree: manifest.FileTree, notes: list[str]) -> FileReader | None:
 
 
 def _refused(main: FileReader) -> dict[str, str]:
-    """The objects of a model that cannot be made here, and why."""
+    """The items of a model that cannot be made here, or that the format has no place for, and why."""
     refused: dict[str, str] = {}
     for name, item in main.stored.items():
-        if isinstance(item, ObjectItem):
+        if isinstance(item, TensorItem):
+            refused |= {name: text} if (text := beyond_limits(item.shape)) else {}
+        else:
             try:
                 value = main.load_object(name)
                 if isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ())):
@@ -177,8 +188,8 @@ def _refused(main: FileReader) -> dict[str, str]:
 
 
 class _Packing:
-    """Collects the items in files, one by one; those of the model, `main`, are read already, and objects that are
-    `refused` are no items.
+    """Collects the items in files, one by one; those of the model, `main`, are read already. Those that are `refused`
+    are left out.
 
     - `of_checkpoint`: whether a file is one of a checkpoint.
     - `unread`: files that were expected to have tensors, and are packed as bytes.
@@ -228,7 +239,7 @@ class _Packing:
         labels = {
             name: f"{path}/{name}"
             for name, item in found.items.items()
-            if isinstance(item, TensorItem) and (name in own or not item.size)
+            if isinstance(item, TensorItem) and (name in own or not (item.size or beyond_limits(item.shape)))
         }
         items = {label: replace(found.items[name], name=label, path=(label,)) for name, label in labels.items()}
         strides = {labels[name]: strides for name, strides in found.strides.items() if name in labels}
@@ -267,7 +278,8 @@ def _placed(shard: Shard, joined: Collection[str]) -> list[manifest.Placed]:
     """The tensors of a file that have bytes of their own, in order: one of those that overlap, and none whose elements
     have gaps between them. Those that are `joined` are slices.
     """
-    tensors = [item for item in shard.items.values() if isinstance(item, TensorItem) and item.size]
+    every = (item for item in shard.items.values() if isinstance(item, TensorItem) and item.size)
+    tensors = [item for item in every if not beyond_limits(item.shape)]
     found: list[manifest.Placed] = []
     stop = 0
     for item in sorted(tensors, key=lambda item: (item.chunks[0].place.at, -item.size)):

@@ -23,6 +23,7 @@ from streamxf.checkpoint.opening import ItemPart, streams_of
 from streamxf.checkpoint.reading import run_jobs
 from streamxf.format.header import Kind
 from streamxf.format.items import ITEMSIZES, Chunk, Item, Path, TensorItem
+from streamxf.format.limits import MAX_NDIM
 from streamxf.format.names import GLOBAL, OWN_FILE, TORCH_FILE, metadata_among, metadata_name, rank_of
 from streamxf.progress import Progress, Shares
 from streamxf.storage.reading import Counted
@@ -203,9 +204,9 @@ def _check_bare(data: bytearray) -> None:
 
 def memory_for(shape: Ints, dtype: str, *, zero: bool = False) -> Array:
     """A new array for elements of `dtype`; one of zeros takes memory only for what is written to it. Raises Opaque if
-    only torch can read such elements, MetadataError if no array has that shape, and MemoryError.
+    only torch can make such a tensor, MetadataError if no array has that shape, and MemoryError.
     """
-    if dtype not in ITEMSIZES:
+    if dtype not in ITEMSIZES or len(shape) > MAX_NDIM:
         raise Opaque
     try:
         return (np.zeros if zero else np.empty)(shape, unsigned(ITEMSIZES[dtype]))

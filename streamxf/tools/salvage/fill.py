@@ -25,7 +25,7 @@ from streamxf.errors import (
     located,
 )
 from streamxf.format.extra import NESTING
-from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
+from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem, check_limits
 from streamxf.format.tiling import check_tiles
 from streamxf.progress import Progress
 from streamxf.registry import NOT_AT_HAND
@@ -194,7 +194,12 @@ class Filler:
 
     def check(self) -> Salvaged:
         """Everything is read and nothing kept: the result has an empty state dict."""
-        return self._result({}, self._each(self._checkpoint.stored, lambda item: self._stored(item) is None))
+
+        def read(item: Item) -> None:
+            check_limits(item.name, item.shape if isinstance(item, TensorItem) else ())
+            self._stored(item)
+
+        return self._result({}, self._each(self._checkpoint.stored, read))
 
     def read(self, wanted: ItemPart) -> Array | bytes | None:
         """An item: a whole tensor's elements, an object's bytes, or an opaque shard's; None if it did not verify."""
