@@ -212,6 +212,13 @@ def _subclass(check: Any, function: Any, kind: Any, arguments: Any, state: Any) 
     return OtherTensor(_count(check, made)) if suits else None
 
 
+def _attributed(check: Any, function: Any, kind: Any, arguments: Any, state: Any) -> Any:
+    """A plain tensor with attributes of Python's, of which the elements are read."""
+    made = check.call(function, arguments)
+    is_plain = type(made) is StoredTensor and type(kind) is Name and kind.name in _TENSORS
+    return made if is_plain and _suits_tensors(state) else None
+
+
 def _wrapper(_: Any, kind: Any, *rest: Any) -> Foreign | None:
     return Foreign(kind.name) if type(kind) is Name and kind.make is None else None
 
@@ -373,6 +380,8 @@ OUTLINED: dict[str, Callable[..., Any]] = {
     "torch._utils._rebuild_tensor_v2": _view,
     "torch._utils._rebuild_tensor_v3": partial(_view, typed=True),
     "torch._utils._rebuild_parameter": _parameter,
+    "torch._utils._rebuild_parameter_with_state": _parameter,
+    "torch._tensor._rebuild_from_type_v2": _attributed,
     **{name: PLAIN[name] for name in ("_codecs.encode", "collections.OrderedDict")},
 }
 """What makes plain tensors, and what stands beside them."""
@@ -383,7 +392,6 @@ CALLS: dict[str, Callable[..., Any]] = {
     "torch.serialization._get_layout": lambda _, layout: StandIn() if type(layout) is str else None,
     "torch._tensor._rebuild_from_type_v2": _subclass,
     "torch._utils._rebuild_qtensor": _quantized,
-    "torch._utils._rebuild_parameter_with_state": _parameter,
     "torch._utils._rebuild_sparse_tensor": _copied,
     "torch._utils._rebuild_device_tensor_from_cpu_tensor": _copied,
     "torch._utils._rebuild_meta_tensor_no_storage": lambda _, *facts: OtherTensor(),  # without elements

@@ -353,6 +353,43 @@ def test_tensors_that_are_more_than_elements_are_objects(tmp_path: Path, case: s
         assert repr(found) == repr(value)
 
 
+def marked(tensor: torch.Tensor, **attributes: Any) -> torch.Tensor:
+    vars(tensor).update(attributes)
+    return tensor
+
+
+@FORMS
+def test_tensors_with_attributes_are_tensors(tmp_path: Path, zipped: bool) -> None:
+    """As Megatron's parameters and torch's buffers have them, of which `load` and `pack` need the elements."""
+    half = torch.arange(6).to(torch.bfloat16)
+    state = {
+        "tensor": marked(BASE.clone(), tensor_model_parallel=True, partition_dim=0),
+        "parameter": marked(torch.nn.Parameter(half), allreduce=[1, {"a": BASE}]),
+        "buffers": [torch.nn.Buffer(half), 1],
+    }
+    path = saved(state, tmp_path, _use_new_zipfile_serialization=zipped)
+    assert streamxf.pack(path, tmp_path / "packed", "checksum").notes == ()
+    assert streamxf.verify(tmp_path / "packed").ok
+    streamxf.unpack(tmp_path / "packed", tmp_path / "model.safetensors", skip_objects=True)
+    found = load_file(tmp_path / "model.safetensors")
+    assert_same(dict(sorted(found.items())), {"buffers.0": half, "parameter": half, "tensor": BASE})
+    streamxf.unpack(tmp_path / "packed", tmp_path / "again.pt")
+    assert (tmp_path / "again.pt").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("attributes", [{"data": BASE}, {"__class__": 1}, {1: 2}], ids=repr)
+def test_attributes_that_would_change_the_tensor_are_refused(tmp_path: Path, attributes: Any) -> None:
+    class Changed:
+        def __reduce__(self) -> Any:
+            arguments = torch._utils._rebuild_tensor_v2, torch.Tensor, torch.ones(2).__reduce_ex__(2)[1], attributes
+            return torch._tensor._rebuild_from_type_v2, arguments
+
+    with open_at(saved({"a": BASE, "o": Changed()}, tmp_path)) as reader:
+        assert isinstance(reader.stored["o"], ObjectItem)
+        with pytest.raises(PolicyError, match=r"_rebuild_from_type_v2 in another way than torch.save does"):
+            reader.load_object("o")
+
+
 @pytest.mark.parametrize(
     ("value", "words"), [(BASE.as_subclass(Plain), "Plain"), (io.StringIO(), "StringIO")], ids=["subclass", "class"]
 )
