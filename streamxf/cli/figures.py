@@ -11,7 +11,7 @@ from streamxf.format.items import Item, TensorItem
 from streamxf.formats.contents import Format
 from streamxf.tools.inspect.inspect import ItemTotals, Summary, TensorStatistics, chain_text, ratio_of, ratio_text
 from streamxf.tools.inspect.tree import Module, walk
-from streamxf.wording import SALVAGE_DATA, many, printable, size_text
+from streamxf.wording import ACCESS, SALVAGE_DATA, many, printable, size_text
 
 if TYPE_CHECKING:
     from streamxf.tools.inspect.inspect import PlainSummary
@@ -142,10 +142,11 @@ def _about(item: Item) -> tuple[str, str]:
 
 
 def flagged(values: TensorStatistics) -> None:
-    """Tensors with NaN or infinities, tensors of nothing but zeros, and damaged ones; or that there are none."""
+    """Tensors with NaN or infinities, of nothing but zeros, those damaged or not read; or that there is none."""
     found = {"NaN": values.nan, "infinities": values.inf, "only zeros": values.zeros, "damage": values.unreadable}
+    found["NOT READ"] = values.unread
     counts = [f"{what} in {many(len(names), 'tensor')}" for what, names in found.items() if names]
-    style = _BAD if values.nan or values.inf or values.unreadable else _ODD if values.zeros else _GOOD
+    style = _BAD if values.nan or values.inf or values.unreadable or values.unread else _ODD if values.zeros else _GOOD
     say(", ".join(counts) or "no NaN, no infinities, no tensor of zeros", style)
     for name in values.flagged[:_LISTED]:
         statistics = values.statistics[name]
@@ -157,6 +158,8 @@ def flagged(values: TensorStatistics) -> None:
         say(f"  {len(values.flagged) - _LISTED:,} more")
     if values.unreadable:
         say(SALVAGE_DATA)
+    if values.unread:
+        say(f"next: {ACCESS}")
     if values.unknown:
         say(f"{many(len(values.unknown), 'tensor')} skipped: the elements are not numbers, or only torch can read them")
 

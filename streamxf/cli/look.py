@@ -69,7 +69,8 @@ def inspect(
 
     The ratio is stored bytes divided by bytes in memory, of tensors.
 
-    Exit codes: 0 success; 1 damaged, or --fail-on found something; 2 it could not start.
+    Exit codes: 0 success; 1 damaged, or --fail-on found something; 2 neither, but something could not be read, or the
+    command could not start.
 
     Examples:
     streamxf inspect /checkpoints/step-1000
@@ -97,6 +98,7 @@ def inspect(
     asked = fail_on.split(",") if fail_on is not None else []
     failed = bool(summary.contents.incomplete)
     failed |= found is not None and any(getattr(found, what) for what in [*asked, "unreadable"])
+    code = FAILED if failed else USAGE if found is not None and found.unread else FINE
     module = tree_of(summary.contents.items.values()) if tree else None
     if html is not None:
         from streamxf.tools.inspect.page.page import html_page
@@ -107,7 +109,7 @@ def inspect(
         more = {} if module is None else {"tree": [_branch(child, depth) for child in module.children]}
         facts = summary.as_dict(largest=top, items=items) | more
         show.as_json(facts, show.budget_for(access["max_expansion"], path))
-        return FAILED if failed else FINE
+        return code
     figures.totals(summary)
     if module is not None:
         figures.modules(module, depth)
@@ -120,7 +122,7 @@ def inspect(
         figures.items(summary)
     if html is not None:
         show.say(f"the page is in {html}", wrap=False)
-    return FAILED if failed else FINE
+    return code
 
 
 def _plain(path: str, access: options.Group) -> PlainSummary | None:

@@ -27,6 +27,9 @@ def verify(
 
     Without keys, verify finds accidental damage, but not deliberate changes.
 
+    Exit codes: 0 intact; 1 damaged; 2 no damage was found, but something could not be read, or the command could not
+    start.
+
     Examples:
     streamxf verify /checkpoints/step-1000 --key file:/run/secrets/checkpoint.key
     streamxf verify weights.pt.sxf
@@ -36,9 +39,9 @@ def verify(
     with ranks.executor() as executor, out.progress("Verifying") as bar:
         report = streamxf.verify(paths, **access, expect_save_id=expect_save_id, progress=bar, executor=executor)
     facts = {"paths": [*map(redacted, paths)], "ok": report.ok, **asdict(report)}
-    facts["damaged"] = show.damages(report.damaged)
+    facts |= {"damaged": show.damages(report.damaged), "unread": show.damages(report.unread)}
     code = out.result(facts, str(report), report.ok, access["max_expansion"], *paths)
-    return USAGE if report.unread else code
+    return USAGE if report.unread and not report.damaged else code
 
 
 def salvage(
@@ -64,7 +67,8 @@ def salvage(
     """Save the intact items of a damaged checkpoint as a new one, and list the lost ones.
 
     Each item is checked as in a load, so the new checkpoint contains only intact items. One or two of them are in
-    memory at a time. The damaged checkpoint is read twice and not changed. The exit code is 1 if anything is lost.
+    memory at a time. The damaged checkpoint is read twice and not changed. The exit code is 1 if anything is lost,
+    and 2 if all that is missing could only not be read: see why, and salvage again.
 
     Examples:
     streamxf salvage /checkpoints/step-1000 /checkpoints/step-1000-salvaged
@@ -93,10 +97,13 @@ def salvage(
         "target": target,
         **{name: getattr(found, name) for name in ("loaded", "partial", "unchecked")},
         "damaged": show.damages(found.damaged),
+        "unread": show.damages(found.unread),
         "save_ids": list(dict.fromkeys(found.save_ids.values())),
         "written": None if copy is None else asdict(copy),
     }
-    code = out.result(facts, text, not found.damaged, access["max_expansion"], path)
+    code = out.result(facts, text, not (found.damaged or found.unread), access["max_expansion"], path)
+    if found.unread and not found.damaged:
+        return USAGE
     return code if copy is not None else FAILED
 
 

@@ -1,4 +1,4 @@
-"""`Damage`: something of a checkpoint that is not as it was saved, and where."""
+"""`Damage`: something of a checkpoint that is not as it was saved, or could not be read, and where."""
 
 from __future__ import annotations
 
@@ -15,9 +15,15 @@ CALLERS = (*NOT_AT_HAND, errors.KeyMissingError, errors.KeyServiceError, errors.
 _TEXT = 600  # characters of a message, which may quote a damaged file
 
 
+def is_unread(error: BaseException) -> bool:
+    """Whether a storage failed, which says nothing of what is stored; what a bad sector held is lost."""
+    lost = errors.is_damage(error) or getattr(error, "errno", None) == errno.EIO
+    return isinstance(error, OSError | errors.ForeignError) and not lost
+
+
 @dataclass(frozen=True)
 class Damage:
-    """One place that is damaged, or was altered.
+    """One place that is damaged, was altered, or could not be read.
 
     Attributes
     ----------
@@ -34,7 +40,7 @@ class Damage:
     message : str
         The error's message, without the place.
     unread : bool
-        Whether it could not be read, which says nothing of what is stored; a bad sector's bytes are lost.
+        Whether the storage did not give it, which says nothing of what is stored: a report has it in its `unread`.
     """
 
     file: str | None
@@ -62,9 +68,8 @@ class Damage:
         if isinstance(error, StreamxfError):
             text, file, item = error.message, file or error.file, error.item if item is None else item
             block = error.block if block is None else block
-        trouble = isinstance(error, OSError | errors.ForeignError) and not errors.is_damage(error)
-        unread = trouble and getattr(error, "errno", None) != errno.EIO
-        return cls(file, item, offset, size, block, block, type(error).__name__, shorten(text, _TEXT), unread)
+        kind, text = type(error).__name__, shorten(text, _TEXT)
+        return cls(file, item, offset, size, block, block, kind, text, is_unread(error))
 
     @property
     def part(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,8 +13,11 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 import pytest
+import torch
+from torch.distributed.checkpoint import save
 
 import streamxf
+from tests.altered import flip
 from tests.cli import several
 from tests.cli.command import Done
 from tests.cli.world import build, fingerprint
@@ -66,12 +70,38 @@ def check(command: str, done: Done, code: int, says: str) -> None:
     assert done.code == code, (command, done)
 
 
-def test_without_permission(world: Path):
+def without_rights() -> list[str]:
+    """What takes root's rights away."""
     if shutil.which("setpriv") is None:
         pytest.skip("there is no setpriv, which takes root's rights away")
     drop = "-dac_override,-dac_read_search"
-    root = os.geteuid() == 0
-    before = ["setpriv", f"--bounding-set={drop}", f"--inh-caps={drop}"] if root else []
+    return ["setpriv", f"--bounding-set={drop}", f"--inh-caps={drop}"] if os.geteuid() == 0 else []
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_what_may_not_be_read_is_told_from_damage(world: Path, damaged: bool):
+    path = world / f"closed {damaged}"
+    state = {name: torch.ones(1000) for name in "abc"}
+    save(state, storage_writer=streamxf.FileSystemWriter(path, thread_count=3))
+    file, other, _ = sorted(path.glob("*.distcp"))
+    file.chmod(0)
+    if damaged:
+        flip(other)
+    commands = [f"verify  {path}", f"inspect  {path}  --values", f"salvage  {path}  {path} new"]
+    commands += [f"verify  {path}  --json", f"inspect  {path}  --values  --json", f"salvage  {path}  {path} 2  --json"]
+    for number, done in enumerate(run_all(world, without_rights(), commands)):
+        assert done.code == (1 if damaged else 2), done
+        facts = done.json.get("flagged", done.json) if number >= 3 else None
+        if facts is None:
+            lines = [line for line in done.out.splitlines() if "NOT READ" in line]
+            assert [bool(re.search("DAMAGED in|damage in 1|, 1 damaged", line)) for line in lines] == [damaged]
+        else:
+            assert facts["unread"]
+            assert bool(facts["unreadable" if number == 4 else "damaged"]) == damaged
+
+
+def test_without_permission(world: Path):
+    before = without_rights()
     unreadable = ["locked", "locked file", "none.key", "good.safetensors", "good.pt"]
     commands = [
         "inspect  locked",

@@ -78,6 +78,7 @@ def test_the_values_of_any_format(run: Run, tmp_path: Path, kind: str):
         "all_zero": ["moment"],
         "not_numbers": [],
         "unreadable": {},
+        "unread": {},
     }
     found = {item["name"]: item["values"] for item in done.json["entries"]}
     assert {name: value for name, value in found.items() if value is None} == dict.fromkeys(

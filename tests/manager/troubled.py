@@ -126,13 +126,13 @@ def load_intact(path: Path) -> str:
     found = streamxf.load_intact(path)
     assert found.loaded, "nothing was loaded"
     refused = [f"refused {each.item}: {each.error}" for each in found.refused]
-    return "; ".join([*refused, *(f"lost: {each}" for each in found.damaged)]) or "all"
+    return "; ".join([*refused, *(f"lost: {each}" for each in (*found.damaged, *found.unread))]) or "all"
 
 
 def salvage(path: Path) -> str:
     with TemporaryDirectory(dir=path.parents[1]) as folder:
         found, written = streamxf.salvage(path, folder, "checksum")
-    return "; ".join(f"lost: {each}" for each in found.damaged) or ("all" if written else "nothing")
+    return "; ".join(f"lost: {each}" for each in (*found.damaged, *found.unread)) or ("all" if written else "nothing")
 
 
 def diff(path: Path) -> str:

@@ -100,11 +100,13 @@ class ItemTotals:
 @dataclass(frozen=True)
 class TensorStatistics:
     """Statistics of the tensors of a checkpoint, by name; None where the elements are not numbers, or only torch can
-    read them, and for what is in `unreadable`, which has the reasons.
+    read them, and for what is in `unreadable` and `unread`, which have the reasons: damage, and what a storage failed
+    with, which says nothing of what is stored.
     """
 
     statistics: Mapping[str, Statistics | None]
     unreadable: Mapping[str, str] = field(default_factory=dict)
+    unread: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def nan(self) -> tuple[str, ...]:
@@ -129,7 +131,8 @@ class TensorStatistics:
     @property
     def unknown(self) -> tuple[str, ...]:
         """Tensors whose elements are not numbers, or can be read by torch alone."""
-        return tuple(name for name, found in self.statistics.items() if found is None and name not in self.unreadable)
+        failed = {*self.unreadable, *self.unread}
+        return tuple(name for name, found in self.statistics.items() if found is None and name not in failed)
 
     def _with(self, property: Callable[[Statistics], bool]) -> tuple[str, ...]:
         return tuple(name for name, found in self.statistics.items() if found is not None and property(found))
@@ -142,6 +145,7 @@ class TensorStatistics:
             "all_zero": list(self.zeros),
             "not_numbers": list(self.unknown),
             "unreadable": dict(self.unreadable),
+            "unread": dict(self.unread),
         }
 
 
@@ -179,8 +183,8 @@ class Summary:
             used = _chains_of(item)
             for chain in used:
                 chains.setdefault(chain, ItemTotals()).add(item, chain if len(used) > 1 else None)
-        unread = values.unreadable.items() if values is not None else ()
-        notes = (*contents.notes, *_shared(contents), *(f"{name} could not be read: {why}" for name, why in unread))
+        failed = {**values.unreadable, **values.unread}.items() if values is not None else ()
+        notes = (*contents.notes, *_shared(contents), *(f"{name} could not be read: {why}" for name, why in failed))
         return cls(contents, total, _by_size(dtypes), _by_size(chains), shards, notes, values)
 
     def largest(self, count: int = LARGEST) -> list[TensorItem]:
@@ -315,7 +319,7 @@ def inspect(
     ------
     StreamxfError, OSError
         If the path is not a checkpoint that can be read, its metadata is damaged, or the keys do not fit; with `values`
-        also if keys are missing. A tensor that cannot be read is in `TensorStatistics.unreadable`.
+        also if keys are missing. A tensor that cannot be read is in `TensorStatistics.unreadable` or `unread`.
     """
     keys = tuple(keys) if isinstance(keys, Iterator) else keys
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion)

@@ -29,7 +29,7 @@ from streamxf.progress import Progress, Shares
 from streamxf.storage.reading import Counted
 from streamxf.storage.storage import Storage
 from streamxf.stream.reader import Blocks, MemoryBlocks, StreamReader
-from streamxf.tools.damage import Damage
+from streamxf.tools.damage import Damage, is_unread
 from streamxf.tools.nesting import MAX_LISTS, list_lengths
 from streamxf.tools.salvage.rebuild import rebuild, writer_of
 from streamxf.tools.verify.report import WITHOUT_CRC
@@ -233,7 +233,7 @@ def open_damaged(
         raise errors.UnsupportedError("this is a file, and not a checkpoint's folder", file=storage.label())
     names = storage.names()
     read: list[Metadata] = []
-    failures: list[errors.StreamxfError] = []
+    failures: list[errors.StreamxfError | OSError] = []
     files = metadata_among(names)
     if rank is not None and metadata_name(rank) not in files:
         ranks = [rank_of(name) for name in files]
@@ -242,7 +242,9 @@ def open_damaged(
     for name in files if rank is None else [metadata_name(rank)]:
         try:
             read.append(_read(storage, access, name))
-        except errors.StreamxfError as error:
+        except (errors.StreamxfError, OSError) as error:
+            if errors.is_exhausted(error) or (is_unread(error) and not without_metadata):
+                raise
             failures.append(error)
     strange = [each for each in read if _is_of_others(each, names, without_metadata)]
     if strange and without_metadata:
@@ -293,7 +295,7 @@ def _read(storage: Storage, access: Access, name: str) -> Metadata:
         found = read_metadata(storage, name, access)
         found.check()
     except OSError as error:
-        if errors.is_exhausted(error):
+        if errors.is_exhausted(error) or is_unread(error):
             raise
         text = f"the metadata cannot be read: {type(error).__name__}: {error}"
         raise errors.MetadataError(text, file=full) from error
@@ -317,11 +319,11 @@ def _is_of_others(metadata: Metadata, names: Collection[str], without_metadata: 
 
 
 def _nothing(
-    storage: Storage, failed: errors.StreamxfError | None, names: Mapping[str, object], keyed: bool
+    storage: Storage, failed: errors.StreamxfError | OSError | None, names: Mapping[str, object], keyed: bool
 ) -> Exception:
     """The error where no metadata can be used."""
     path = storage.label()
-    if not any(map(OWN_FILE.fullmatch, names)):
+    if not any(map(OWN_FILE.fullmatch, names)) or isinstance(failed, OSError):
         if failed is not None:
             return failed
         if any(map(TORCH_FILE.fullmatch, names)):

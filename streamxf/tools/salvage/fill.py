@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from streamxf.checkpoint.checkpoint import as_torch
@@ -35,7 +36,7 @@ from streamxf.tools.diff.difference import same_bits
 from streamxf.tools.nesting import nested
 from streamxf.tools.salvage.damaged import Copy, DamagedCheckpoint, Opaque, memory_for
 from streamxf.torchsave.objects import load_framed
-from streamxf.wording import listed, many, some
+from streamxf.wording import ACCESS, listed, many, some
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +50,10 @@ def _line(alike: Sequence[Damage]) -> str:
         return str(first)
     place = ", ".join(filter(None, (first.file and f"file {first.file}", first.blocks)))
     return escaped(f"{some(one.part for one in alike)}: {first.error}: {first.message}{place and f' [{place}]'}")
+
+
+def _names(*entries: Sequence[Damage]) -> dict[str, None]:
+    return {each.item: None for each in chain(*entries) if each.item is not None}
 
 
 def _lines(entries: Sequence[Damage]) -> list[str]:
@@ -73,6 +78,8 @@ class Salvaged:
         The names of its items, in the flat form that DCP gives them (``optimizer.state.0.step``).
     damaged : tuple of Damage
         Everything that did not verify: a lost item has one entry for each lost chunk.
+    unread : tuple of Damage
+        What the storage did not give, for want of permission, say: nothing is known of it.
     partial : tuple of str
         Tensors of which only a part verified, with `partial`.
     missing : tuple of str
@@ -94,22 +101,26 @@ class Salvaged:
     unchecked: tuple[str, ...]
     save_ids: dict[str, str]
     refused: tuple[Damage, ...] = ()
+    unread: tuple[Damage, ...] = ()
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """The names of items that are damaged or refused, at least in part; each once."""
-        return tuple(dict.fromkeys(each.item for each in (*self.damaged, *self.refused) if each.item is not None))
+        """The names of items that are damaged, refused or not read, at least in part; each once."""
+        return tuple(_names(self.damaged, self.refused, self.unread))
 
     def __str__(self) -> str:
         refused = f", {len(self.refused):,} intact but not loaded" if self.refused else ""
-        counts = f"{len({*self.lost} - {each.item for each in self.refused}):,} damaged, {len(self.missing):,} missing"
+        unread = f", {len(_names(self.unread)):,} NOT READ" if self.unread else ""
+        counts = f"{len(_names(self.damaged)):,} damaged, {len(self.missing):,} missing{unread}"
         lines = [
             f"{many(len(self.loaded), 'item')} salvaged, {counts}{refused}",
             *listed("damaged", _lines(self.damaged)),
+            *listed("not read", _lines(self.unread)),
             *listed("not loaded", _lines(self.refused)),
             *listed("only in part", self.partial),
             *listed("missing", self.missing),
             *listed("not checked", self.unchecked),
+            *([f"next: {ACCESS}"] if self.unread else []),
         ]
         return "\n".join(lines)
 
@@ -420,7 +431,8 @@ class Filler:
         return Salvaged(
             state_dict=state_dict,
             loaded=found,
-            damaged=tuple(self.damaged),
+            damaged=tuple(each for each in self.damaged if not each.unread),
+            unread=tuple(each for each in self.damaged if each.unread),
             partial=tuple(self._in_part),
             missing=tuple(missing),
             unchecked=tuple(self._checkpoint.unchecked),

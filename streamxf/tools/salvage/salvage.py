@@ -215,9 +215,9 @@ def _conversion(
         for item in sorted(metadata.each(), key=lambda item: item.name)
     ]
     identity = hashlib.sha256()
-    for fact in (source, partial, *found.partial, *found.damaged, *places):
+    for fact in (source, partial, *found.partial, *found.damaged, *found.unread, *places):
         identity.update(repr(fact).encode("ascii", "backslashreplace"))
-    filler, known = Filler(checkpoint, partial), {*found.damaged}
+    filler, known = Filler(checkpoint, partial), {*found.damaged, *found.unread}
     filler.opaque = opaque
 
     def read(_: object, wanted: ItemPart) -> Content:

@@ -350,10 +350,10 @@ _Result = Statistics | StreamxfError | OSError | None  # nothing of what only to
 
 def statistics_of(
     reader: BoxReader, progress: Progress | None = None, fleet: Fleet | None = None
-) -> tuple[dict[str, Statistics | None], dict[str, str]]:
+) -> tuple[dict[str, Statistics | None], dict[str, str], dict[str, str]]:
     """Read a checkpoint's tensors, and count their values, or have a fleet do it. By name, None where there are no
-    numbers or only torch can read them; and why some could not be read. Raises StreamxfError for a reason that is not a
-    tensor's own.
+    numbers or only torch can read them; why some are damaged; and why the storage did not give some. Raises
+    StreamxfError for a reason that is not a tensor's own.
     """
     tensors = {name: item for name, item in reader.stored.items() if isinstance(item, TensorItem)}
     nothing = ValueCounter().result()  # what stays of tensors without elements
@@ -362,7 +362,9 @@ def statistics_of(
     results: dict[str, _Result] = {}
     by_tensors(fleet, [reader], counted, dict[str, _Result], results.update, progress, _statistics)
     found |= {name: each if isinstance(each, Statistics) else None for name, each in results.items()}
-    return found, {name: str(Damage.of(each)) for name, each in results.items() if isinstance(each, Exception)}
+    failed = {name: Damage.of(each) for name, each in results.items() if isinstance(each, Exception)}
+    lost, unread = ({name: str(each) for name, each in failed.items() if each.unread is kind} for kind in (False, True))
+    return found, lost, unread
 
 
 def _statistics(readers: Sequence[BoxReader], counted: Items, progress: Progress | None) -> dict[str, _Result]:

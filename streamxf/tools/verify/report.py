@@ -11,7 +11,7 @@ from typing import Any
 from streamxf.checkpoint.metadata import resumable
 from streamxf.errors import StreamxfError, is_exhausted
 from streamxf.tools.damage import Damage
-from streamxf.wording import listed, many, printable, size_text
+from streamxf.wording import ACCESS, listed, many, printable, size_text
 
 MAX_DAMAGED = 1000  # recorded for each file: a file full of zeros may hold a hundred thousand items
 
@@ -31,9 +31,11 @@ class VerifyReport:
         Of data files and metadata.
     seconds : float
     damaged : tuple of Damage
-        At most 1000 for each file.
+        What is damaged; with `unread`, at most 1000 for each file.
+    unread : tuple of Damage
+        What could not be read, for want of permission, say: nothing is known of it.
     unlisted : int
-        How many more there were.
+        How many more there were of both.
     unchecked : tuple of str
         The skipped checks, with reasons; empty for a checkpoint of streamxf's writers, if it is not encrypted or the
         keys open it.
@@ -42,7 +44,7 @@ class VerifyReport:
     finished_here : str
         What an `executor` did not do, so that this process did it, and why; empty if there was nothing.
     advice : str
-        What to do about damage; empty if there is none.
+        What to do about both; empty if there is neither.
     """
 
     save_ids: tuple[str, ...]
@@ -57,16 +59,12 @@ class VerifyReport:
     leftovers: tuple[str, ...]
     finished_here: str = ""
     advice: str = ""
+    unread: tuple[Damage, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether no damage was found."""
-        return not self.damaged
-
-    @property
-    def unread(self) -> bool:
-        """Whether all that was found is that something could not be read, which says nothing of what is stored."""
-        return bool(self.damaged) and all(each.unread for each in self.damaged)
+        """Whether everything could be read, and no damage was found."""
+        return not (self.damaged or self.unread)
 
     def __bool__(self) -> bool:
         return self.ok
@@ -75,15 +73,17 @@ class VerifyReport:
         skipped = "; ".join(printable(text) for text in self.unchecked)
         skipped = f"{many(len(self.unchecked), 'check')} skipped: {skipped}" if skipped else ""
         verdict = f"OK: no damage found ({skipped})" if skipped else "OK: no damage found"
+        more = (self.unlisted, 0) if self.damaged else (0, self.unlisted)
         if not self.ok:
-            places = many(len(self.damaged) + self.unlisted, "place")
-            verdict = f"NOT READ in {places}" if self.unread else f"DAMAGED in {places}"
+            counts = {"DAMAGED": len(self.damaged) + more[0], "NOT READ": len(self.unread) + more[1]}
+            verdict = ", ".join(f"{what} in {many(count, 'place')}" for what, count in counts.items() if count)
         lines = [
             verdict,
             f"{many(self.files, 'data file')}, {many(self.items, 'item')}, {many(self.blocks, 'block')}, "
             f"{size_text(self.bytes_read)} in {self.seconds:.2f} s",
             *listed("save", self.save_ids),
-            *listed("not read" if self.unread else "damaged", self.damaged, self.unlisted),
+            *listed("damaged", self.damaged, more[0]),
+            *listed("not read", self.unread, more[1]),
             *([skipped] if skipped and not self.ok else []),
             *listed("left over", self.leftovers),
             *resumable(self.leftovers),
@@ -94,7 +94,6 @@ class VerifyReport:
 
 
 RESTORE = "restore what is damaged from another copy"
-ACCESS = "nothing is known of these yet: see why they cannot be read, and verify again"
 OR_SALVAGE = ", or save the rest with "
 
 
@@ -188,13 +187,14 @@ def together(
         moved = replace(
             one,
             damaged=tuple(replace(damage, file=before + (damage.file or "")) for damage in one.damaged),
+            unread=tuple(replace(damage, file=before + (damage.file or "")) for damage in one.unread),
             unchecked=tuple(label + text for text in one.unchecked),
             leftovers=tuple(before + name for name in one.leftovers),
         )
         found = {name: found[name] + value if found else value for name, value in vars(moved).items()}
     advised = dict.fromkeys(one.advice for one in reports.values() if not one.ok)
     commands = ", ".join(filter(None, (text.partition(OR_SALVAGE)[2] for text in advised)))
-    advice = _advice(found["damaged"], RESTORE + (f"{OR_SALVAGE}{commands}" if commands else ""))
+    advice = _advice(found["damaged"], found["unread"], RESTORE + (f"{OR_SALVAGE}{commands}" if commands else ""))
     return VerifyReport(
         **found | {"seconds": seconds, "unchecked": (*found["unchecked"], *unchecked), "advice": advice}
     )
@@ -216,19 +216,19 @@ def report_of(
     reasons = sorted(each for each in skipped if each[0] == "tensor" and each[1].startswith(_OPAQUE))
     checks = [*_SKIPPED, *reasons[:_MOST_REASONS]]
     unchecked += [each[1].replace("{}", many(skipped[each], each[0]), 1) for each in checks if skipped[each]]
-    damaged = tuple(damage for each in found for damage in each.damaged)
+    known = [damage for each in found for damage in each.damaged]
+    damaged, unread = (tuple(one for one in known if one.unread is missing) for missing in (False, True))
     return VerifyReport(
         **{name: sum(getattr(each, name) for each in found) for name in _COUNTS},
         save_ids=tuple(save_ids),
         seconds=perf_counter() - begin,
         damaged=damaged,
+        unread=unread,
         unchecked=tuple(dict.fromkeys(unchecked)),
         leftovers=tuple(leftovers),
-        advice=_advice(damaged, advice),
+        advice=_advice(damaged, unread, advice),
     )
 
 
-def _advice(damaged: Sequence[Damage], advice: str) -> str:
-    if not damaged:
-        return ""
-    return ACCESS if all(each.unread for each in damaged) else advice
+def _advice(damaged: Sequence[Damage], unread: Sequence[Damage], advice: str) -> str:
+    return "; ".join([ACCESS] * bool(unread) + [advice] * bool(damaged))

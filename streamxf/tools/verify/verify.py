@@ -70,10 +70,10 @@ def verify(
 ) -> VerifyReport:
     """Read every byte of a checkpoint, and report which items and blocks are damaged.
 
-    Damage is reported, and does not raise. Workers decode blocks as in a load, and fsspec reads four files at a time.
-    Besides the metadata, verify takes about 20 MiB on 2 CPUs with blocks of 1 MiB, for checkpoints of any size: more
-    for larger blocks in proportion, some MiB for each further CPU, 16 MiB for each file that fsspec reads, and one
-    whole item for tensor subclasses and stream transforms.
+    Damage is reported, as is what cannot be read, and does not raise. Workers decode blocks as in a load, and fsspec
+    reads four files at a time. Besides the metadata, verify takes about 20 MiB on 2 CPUs with blocks of 1 MiB, for
+    checkpoints of any size: more for larger blocks in proportion, some MiB for each further CPU, 16 MiB for each file
+    that fsspec reads, and one whole item for tensor subclasses and stream transforms.
 
     A file that `streamxf.open` wrote is checked like a checkpoint. Other formats allow less: of a ``torch.save`` file
     the directory, the pickle and each record's CRC-32 are checked; of a ``.safetensors`` file the header alone, since
@@ -124,7 +124,7 @@ def verify(
     ParameterError
         If an argument is invalid, or cannot be sent to the workers of `executor`.
     OSError, ForeignError
-        If the storage cannot be listed. A file that cannot be read is reported as damage.
+        If the storage cannot be listed. A file that cannot be read is in the report's `unread`.
     """
     keys = tuple(keys) if isinstance(keys, Iterator) else keys
     access = Access.of(

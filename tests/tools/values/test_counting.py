@@ -34,7 +34,7 @@ def test_every_tensor_and_nothing_else():
         "step": 4,
     }
     source, bar = Memory(state), Recorder()
-    found, unread = statistics.statistics_of(source, bar)
+    found, unread, _ = statistics.statistics_of(source, bar)
     assert not unread
     assert list(found) == ["w", "empty", "scalar", "bits"]
     assert found["bits"] is None
@@ -58,7 +58,7 @@ def test_however_small_boxes_are_and_whoever_counts_them(sizes: list[int], limit
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(statistics, "BOX_BYTES", limit)
         patch.setattr(statistics, "_INLINE", inline)
-        found, _ = statistics.statistics_of(source)
+        found, *_ = statistics.statistics_of(source)
     for name, tensor in state.items():
         whole, parts = whole_of(tensor), found[name]
         assert parts is not None
@@ -87,7 +87,7 @@ class Broken(Memory):
 
 def test_damage_ends_a_tensor_and_leaves_nothing_running():
     source = Broken({"w": torch.randn(8 * 2**20)})
-    assert statistics.statistics_of(source) == ({"w": None}, {"w": "BlockError: torn"})
+    assert statistics.statistics_of(source) == ({"w": None}, {"w": "BlockError: torn"}, {})
     assert engine.shared().budget.bytes == 0
 
 
@@ -104,7 +104,7 @@ class OnlySome(Memory):
 def test_the_others_are_counted():
     state = {str(number): torch.randn(number * 10_000) for number in range(9)}
     source, bar = OnlySome(state), Recorder()
-    found, unread = statistics.statistics_of(source, bar)
+    found, unread, _ = statistics.statistics_of(source, bar)
     assert list(found) == list(state)
     assert {name: text.partition(": ")[0] for name, text in unread.items()} == {
         "3": "BlockError", "5": "OSError", "6": "CodecError"

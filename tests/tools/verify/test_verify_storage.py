@@ -84,11 +84,11 @@ def test_files_that_the_storage_does_not_give(saved: tuple[Path, Any]) -> None:
     url = url_of(folder)
     Remote.before = fail
     report = streamxf.verify(url, keys=key)
-    assert {damage.file for damage in report.damaged} == {file.name for file in data_files(folder)}
-    assert {damage.item for damage in report.damaged} > {f"w{number}" for number in range(8)} - {None}
-    assert {damage.error for damage in report.damaged} == {"ForeignError"}
-    assert report.unread
-    assert all("StoreError: SlowDown" in damage.message for damage in report.damaged)
+    assert {damage.file for damage in report.unread} == {file.name for file in data_files(folder)}
+    assert {damage.item for damage in report.unread} > {f"w{number}" for number in range(8)} - {None}
+    assert {damage.error for damage in report.unread} == {"ForeignError"}
+    assert not report.damaged
+    assert all("StoreError: SlowDown" in damage.message for damage in report.unread)
 
 
 def test_one_stretch_that_cannot_be_read(saved: tuple[Path, Any]) -> None:
@@ -103,8 +103,8 @@ def test_one_stretch_that_cannot_be_read(saved: tuple[Path, Any]) -> None:
 
     Remote.before = fail_in_the_middle
     report = streamxf.verify(url, keys=key)
-    assert {damage.file for damage in report.damaged} == {bad.name}
-    assert all(damage.item and "InternalError" in damage.message for damage in report.damaged)
+    assert {damage.file for damage in report.unread} == {bad.name}
+    assert all(damage.item and "InternalError" in damage.message for damage in report.unread)
 
 
 def test_a_folder_that_cannot_be_listed(saved: tuple[Path, Any]) -> None:

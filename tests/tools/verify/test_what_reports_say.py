@@ -157,13 +157,27 @@ def test_salvage_of_files_that_do_not_say_what_they_hold(tmp_path: Path) -> None
 def test_who_may_not_read_is_not_told_to_restore(one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The user of the tests may read any file, perhaps."""
 
+    closed, real = "", files.open_regular
+
     def refuse(path: Any, *rest: Any, **more: Any) -> Any:
-        raise PermissionError(13, "Permission denied", str(path))
+        if str(path).endswith(closed):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *rest, **more)
 
     shutil.copytree(one, one.parent / "two")
     monkeypatch.setattr(files, "open_regular", refuse)
     for path in (one, [one, one.parent / "two"]):
         report = streamxf.verify(path, keys=KEY)
         assert not report.ok
-        assert str(report).endswith("nothing is known of these yet: see why they cannot be read, and verify again")
+        assert not report.damaged
+        assert str(report).endswith("see why not all could be read, and try again: nothing is known of the rest yet")
         assert str(report).startswith("NOT READ in ")
+    with pytest.raises(PermissionError):
+        streamxf.load_intact(one, keys=KEY)
+    found = streamxf.load_intact(one, keys=KEY, without_metadata=True)
+    assert {entry.error for entry in found.unread} == {"PermissionError"}
+    closed = ".distcp"
+    found = streamxf.load_intact(one, keys=KEY)
+    assert not found.damaged
+    assert found.lost == tuple({entry.item: 0 for entry in found.unread})
+    assert "0 items salvaged, 0 damaged, 0 missing, " in str(found)
