@@ -30,7 +30,7 @@ from streamxf.checkpoint import metadata as stored_metadata
 from streamxf.checkpoint.access import Access, Names, Require, SaveIds
 from streamxf.checkpoint.metadata import no_metadata, read_metadata
 from streamxf.checkpoint.opening import ItemOpener
-from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks, progress_on, rank_here, sendable
+from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks, progress_on, sendable
 from streamxf.dcp.extensions import Registry
 from streamxf.dcp.loader import Loader
 from streamxf.dcp.metadata import FOUND, StoredMetadata
@@ -220,7 +220,7 @@ class ChainReaderMixin(StorageMixin):
         if used.rank is not None:
             check_filled(plan, planner, used.items)
         check_placed(plan, planner, used.items)
-        if rank_here() == 0 and (text := empty_text(getattr(planner, "original_state_dict", None), used.items)):
+        if text := empty_text(getattr(planner, "original_state_dict", None), used.items):
             warnings.warn(text, stacklevel=2)
         begin = perf_counter()
         with progress_on(self._progress, "Loading") as progress:
