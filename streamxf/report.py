@@ -156,17 +156,21 @@ class Report:
 
 @dataclass(frozen=True)
 class SaveReport(Report):
-    """Report of a save in this process; the attributes are those of `Report`, and one more.
+    """Report of a save in this process; the attributes are those of `Report`, and more.
 
     - `stock`: whether torch's own readers can read the metadata that this process published; None if it published none.
+    - `compared`: whether what ranks have under the same names was compared, in the process that published; None if it
+      saved alone. Plans that come from a cache, and planners with methods of their own, give nothing to compare.
     """
 
     stock: bool | None = None
+    compared: bool | None = None
 
     what: ClassVar[str] = "Save"
 
     def _more_rows(self) -> list[tuple[str, str, str]]:
-        return [("torch's own readers", "no", "`streamxf stock` lets them")] if self.stock is False else []
+        rows = [("torch's own readers", "no", "`streamxf stock` lets them")] if self.stock is False else []
+        return [*rows, ("ranks' values", "", "not compared")] if self.compared is False else rows
 
 
 @dataclass(frozen=True)

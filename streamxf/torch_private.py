@@ -185,6 +185,12 @@ def state_of_the_save() -> Any:
     return None if frame is None else frame.f_locals.get("state_dict")
 
 
+def planner_of_the_save() -> Any:
+    """The planner of the `save` whose local or global step this thread makes; None in any other."""
+    frames = (_frame_of(step, "state_dict_saver") for step in ("local_step", "global_step"))
+    return next((frame.f_locals.get("planner") for frame in frames if frame is not None), None)
+
+
 def state_on_the_way() -> Any:
     """The state that torch sends, with the writer that is being pickled, to its process for saves; else None."""
     frame: Any = sys._getframe()

@@ -265,11 +265,11 @@ def test_other_names_do_not():
 
 LINES = {
     # the modules at the top
-    ".": 3_170,
+    ".": 3_178,
     "checkpoint": 4_775,
     "cli": 2_732,
     "codecs": 1_626,
-    "dcp": 5_476,
+    "dcp": 5_671,
     "format": 3_386,
     "formats": 1_053,
     "integrations": 786,
@@ -279,7 +279,7 @@ LINES = {
     "stream": 1_354,
     "testing": 870,
     "tools": 9_173,
-    "torchsave": 2_165,
+    "torchsave": 2_177,
 }
 
 

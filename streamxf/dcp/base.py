@@ -84,6 +84,10 @@ def rank_here() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
+def ranks_here() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
 @contextmanager
 def progress_on(progress: ProgressLike, title: str) -> Iterator[Progress | None]:
     """What to call: the object itself, a bar for True, else None. Of several ranks, rank 0 shows the bar."""

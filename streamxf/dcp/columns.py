@@ -33,7 +33,7 @@ def packed(data: bytes) -> bytes:
     return zstd.compressor(1).compress(data)
 
 
-def _unpacked(data: bytes) -> bytes:
+def unpacked(data: bytes) -> bytes:
     return zstd.decompress(memoryview(data), zstd.declared_size(memoryview(data)))
 
 
@@ -61,7 +61,7 @@ class ReadItems(LazyItems[ReadItem]):
             self._items = [*items]
 
     def _made(self) -> list[ReadItem]:
-        made: list[ReadItem] = pickle.loads(_unpacked(self._sent))
+        made: list[ReadItem] = pickle.loads(unpacked(self._sent))
         return made
 
     def __len__(self) -> int:
@@ -88,7 +88,7 @@ _known: WeakValueDictionary[tuple[type, bytes], Shared] = WeakValueDictionary()
 
 def _shared(kind: type[Shared], packed: bytes) -> Shared:
     if (made := _known.get((kind, packed))) is None:
-        made = kind(pickle.loads(_unpacked(packed)))
+        made = kind(pickle.loads(unpacked(packed)))
         made.packed = packed
         _known[kind, packed] = made
     return made
@@ -149,7 +149,7 @@ class PlannedItems(LazyItems[WriteItem]):
     def boxes(self) -> tuple[Array, Array]:
         """Offsets and shapes, as the layout has these."""
         shapes = self.layout.shapes
-        offsets = np.frombuffer(_unpacked(self.offsets), "i8").reshape(shapes.shape)
+        offsets = np.frombuffer(unpacked(self.offsets), "i8").reshape(shapes.shape)
         return (offsets, shapes) if self.kept is None else (offsets[:, self.kept], shapes[:, self.kept])
 
     def keeping(self, rows: Array) -> Self:
@@ -195,7 +195,7 @@ class StoredResults(LazyItems[WriteResult]):
 
     def places(self, files: Sequence[int]) -> Array:
         """With a column for each item, and for their files these ordinals."""
-        found = np.frombuffer(_unpacked(self._places), "i8").reshape(5, -1)
+        found = np.frombuffer(unpacked(self._places), "i8").reshape(5, -1)
         return np.vstack([np.array(files, "i8")[found[:1]], found[1:]])
 
     def __len__(self) -> int:

@@ -18,7 +18,7 @@ from torch.nn import Parameter
 from streamxf.checkpoint import metadata as stored_metadata
 from streamxf.dcp.columns import Merged, PlannedItems, ReadItems, Shared
 from streamxf.dcp.metadata import FOUND, LazyTensor, PlannedTensor, planned_entries, torch_chunks
-from streamxf.dcp.plans import is_flattened
+from streamxf.dcp.plans import is_caching, is_flattened, is_usable
 from streamxf.dcp.targets import ObjectPlaces
 from streamxf.errors import MetadataError
 from streamxf.format.extra import nesting_of
@@ -99,7 +99,7 @@ class SavePlanner(DefaultSavePlanner):
         """As torch's planner makes it; of a plan that is cached all of it, if something has changed."""
         plan = super().create_local_plan()
         self._about = self._beside_shapes()
-        if not getattr(plan, "usable", True) and self._about != self._sent.get(type(self).__name__):
+        if not is_usable(plan) and self._about != self._sent.get(type(self).__name__):
             plan = self.plan
         paths = Shared(plan.planner_data) if type(plan.planner_data) is dict else plan.planner_data
         items: Any = PlannedItems.of(plan.items)
@@ -107,7 +107,7 @@ class SavePlanner(DefaultSavePlanner):
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         """As torch's planner makes it; raises ValueError if the ranks' shards do not make up a tensor."""
-        if getattr(self, "_enable_plan_caching", False):
+        if is_caching(self):
             changed, metadata = super().create_global_plan(all_plans)
             # who sent a plan has a reason: what torch compares of it is not all
             triples = zip(all_plans, changed, self.global_plan, strict=True)
@@ -123,7 +123,7 @@ class SavePlanner(DefaultSavePlanner):
 
     def _beside_shapes(self) -> Any:
         """What may change in a plan that torch takes for the same."""
-        if not getattr(self, "_enable_plan_caching", False):
+        if not is_caching(self):
             return None
         properties = [item.tensor_data and item.tensor_data.properties for item in self.plan.items]
         return properties, self.plan.planner_data, nesting_of(state_of_the_save(), is_flattened)

@@ -28,8 +28,9 @@ from streamxf.checkpoint.datafile import check_bare, planned_size
 from streamxf.checkpoint.saving import Entry, Extensions, check_space
 from streamxf.checkpoint.sources import Content, content_of, dtype_name, has_elements
 from streamxf.checkpoint.staging import Staging
-from streamxf.dcp.base import is_own
+from streamxf.dcp.base import is_own, ranks_here
 from streamxf.dcp.columns import PlannedItems
+from streamxf.dcp.differences import Values, check_alike, differing, differing_text
 from streamxf.dcp.metadata import extra_of, paths_of
 from streamxf.errors import ChainError, MetadataError, UnsupportedError, located
 from streamxf.format import limits
@@ -39,7 +40,7 @@ from streamxf.format.tiling import MAX_GROUP, Boxes
 from streamxf.storage.disk import Volume
 from streamxf.storage.storage import Storage
 from streamxf.stream.encoder import MemorySource
-from streamxf.torch_private import StoragePrefix, counted_changes
+from streamxf.torch_private import StoragePrefix, counted_changes, planner_of_the_save
 from streamxf.torchsave.writing import saved_plain
 from streamxf.wording import some
 
@@ -82,18 +83,29 @@ def _content(item: WriteItem, planner: Any, lookup: Callable[[MetadataIndex], An
         return Content(MemorySource(memory), Kind.OBJECT)
     data = planner.resolve_data(item)
     with located(item=item.index.fqn):
-        _check_planned(item, data)
+        _check_planned(item, data, planner)
         return content_of(data.detach(), staging)
 
 
-def _check_planned(item: WriteItem, data: torch.Tensor) -> None:
+def _check_planned(item: WriteItem, data: torch.Tensor, planner: SavePlanner) -> None:
     plan = item.tensor_data
+    cure = _CACHE if is_caching(planner) else "change the tensor in the state dict, before it is planned"
     if plan is not None and (data.dtype != plan.properties.dtype or data.size() != plan.chunk.sizes):
         raise UnsupportedError(
             f"the planner returned a tensor of {data.dtype} and shape {tuple(data.size())} to save, and had announced "
-            f"{plan.properties.dtype} and shape {tuple(plan.chunk.sizes)}, which is what readers look for: change the "
-            "tensor in the state dict, before it is planned"
+            f"{plan.properties.dtype} and shape {tuple(plan.chunk.sizes)}, which is what readers look for: {cure}"
         )
+
+
+_CACHE = (
+    "the plan is that of an earlier save, since torch's enable_plan_caching compares neither dtypes nor nesting: use "
+    "streamxf.SavePlanner, which does, or do without"
+)
+
+
+def is_caching(planner: Any) -> bool:
+    """Whether a planner of torch's, or derived from that, keeps plans of earlier saves."""
+    return bool(getattr(planner, "_enable_plan_caching", False))
 
 
 def check_index(plans: Sequence[SavePlan], in_containers: bool = True) -> None:
@@ -152,6 +164,7 @@ class RoomNote:
     - `ranks`, `planned`: how many write to it, and the bytes of all their tensors; 0 until the coordinator knows.
     - `nesting`: what names and paths do not say of the rank's state dict.
     - `seen`: whether a coordinator has read it, as torch's own writers do not.
+    - `values`: at most one, whose digests are gone once they were compared: a planner may keep the note.
     """
 
     save: bytes
@@ -160,6 +173,7 @@ class RoomNote:
     planned: int = 0
     nesting: Mapping[str, list[Any]] = field(default_factory=dict)
     seen: bool = False
+    values: list[Values] = field(default_factory=list)
 
 
 _ENDLESS = Volume((), sys.maxsize, plain=False)  # for all that cannot tell its room
@@ -169,7 +183,37 @@ def note_room(plan: SavePlan, folder: Storage, save: bytes, nesting: Any = None)
     """Put a note into a rank's plan, if the plan has nothing there."""
     if plan.storage_data is not None:
         return plan
-    return replace(plan, storage_data=RoomNote(save, folder.volume() or _ENDLESS, nesting=nesting or {}))
+    values = []
+    if ranks_here() > 1 and is_usable(plan):
+        planner = planner_of_the_save()
+        values.append(Values.of(plan, planner if _gives_data_again(planner) else None))
+    note = RoomNote(save, folder.volume() or _ENDLESS, nesting=nesting or {}, values=values)
+    return replace(plan, storage_data=note)
+
+
+def is_usable(plan: SavePlan) -> bool:
+    """Whether this is a plan, and does not stand for one that was kept since an earlier save."""
+    return getattr(plan, "usable", True)  # which torch before 2.8 has not
+
+
+def all_notes(plans: Sequence[SavePlan]) -> list[RoomNote | None]:
+    """Each rank's note, also of a plan that was kept."""
+    kept = getattr(planner_of_the_save(), "global_plan", None) or plans
+    whole = (plan if is_usable(plan) else old for plan, old in zip(plans, kept, strict=False))
+    return [plan.storage_data if isinstance(plan.storage_data, RoomNote) else None for plan in whole]
+
+
+def compare_ranks(notes: Sequence[RoomNote | None]) -> tuple[bool, str]:
+    """Whether the values of all ranks were compared, and a warning of those that differ; raises as `check_alike`."""
+    values = [note.values[0] if note is not None and note.values else None for note in notes]
+    check_alike(values)
+    for note in notes:
+        if note is not None and note.values:
+            note.values[0] = replace(note.values[0], digests=None)
+    known = [each for each in values if each is not None and each.digests is not None]
+    if len(known) < len(notes):
+        return False, ""
+    return True, differing_text(names) if (names := differing(known)) else ""
 
 
 def share_room(plans: list[SavePlan]) -> list[SavePlan]:
@@ -182,7 +226,8 @@ def share_room(plans: list[SavePlan]) -> list[SavePlan]:
             planned[note.volume.name] += planned_bytes(plan.items)
 
     def complete(note: RoomNote) -> RoomNote:
-        return replace(note, ranks=ranks[note.volume.name], planned=planned[note.volume.name], seen=True)
+        about = ranks[note.volume.name], planned[note.volume.name]
+        return RoomNote(note.save, note.volume, *about, note.nesting, seen=True)  # values are for nobody else
 
     pairs = zip(notes, plans, strict=True)
     return [plan if note is None else replace(plan, storage_data=complete(note)) for note, plan in pairs]
@@ -199,7 +244,7 @@ def check_all_noted(plans: Sequence[SavePlan], own: bytes) -> None:
     does. A planner that makes new plans drops all notes, and what it has kept comes back as no plan that is usable.
     """
     if any(isinstance(plan.storage_data, RoomNote) and plan.storage_data.save == own for plan in plans):
-        found = [n for n, plan in enumerate(plans) if plan.storage_data is None and getattr(plan, "usable", True)]
+        found = [n for n, plan in enumerate(plans) if plan.storage_data is None and is_usable(plan)]
         if found:
             whom = some((f"rank {rank}" for rank in found), most=16)
             raise ChainError(
@@ -207,8 +252,12 @@ def check_all_noted(plans: Sequence[SavePlan], own: bytes) -> None:
             )
 
 
-def check_seen(plan: SavePlan, folder: Storage) -> None:
-    """Raise ChainError if the rank that plans this save does so by torch's own writer: nothing could load it."""
+def check_seen(plan: SavePlan, folder: Storage, planner: SavePlanner) -> None:
+    """Raise ChainError if the rank that plans this save does so by torch's own writer: nothing could load it; and
+    UnsupportedError for a cached plan of a state that was nested otherwise.
+    """
+    if is_caching(planner) and plan.planner_data not in (None, getattr(planner, "mappings", None)):
+        raise UnsupportedError(f"the state dict is nested otherwise than its plan says: {_CACHE}")
     note = plan.storage_data
     if isinstance(note, StoragePrefix) or (isinstance(note, RoomNote) and not note.seen):
         raise ChainError(
@@ -230,7 +279,7 @@ def check_room(folder: Storage, plan: SavePlan, planner: SavePlanner, extensions
 _OWN = {name: getattr(DefaultSavePlanner, name) for name in ("resolve_data", "lookup_object", "transform_object")}
 
 
-def _gives_data_again(planner: SavePlanner) -> bool:
+def _gives_data_again(planner: Any) -> bool:
     """Whether the planner can be asked for an item once more."""
     return isinstance(planner, DefaultSavePlanner) and is_own(planner, _OWN)
 

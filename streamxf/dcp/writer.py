@@ -37,11 +37,13 @@ from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks
 from streamxf.dcp.metadata import complete, extra_of, items_of, paths_of, records_in, results_of
 from streamxf.dcp.plans import (
     RoomNote,
+    all_notes,
     changed_text,
     check_all_noted,
     check_index,
     check_room,
     check_seen,
+    compare_ranks,
     entries_of,
     is_flattened,
     note_room,
@@ -74,6 +76,7 @@ class _RankSave(Save):
     - `begun`: taken when writing begins.
     - `alone`: whether no other rank writes to the save.
     - `nesting`: what it adds to the index's `extra`.
+    - `compared`: as in its report.
     - `unpublished`: where the save is to be published, removes what all ranks wrote if this object goes before.
     """
 
@@ -81,6 +84,7 @@ class _RankSave(Save):
     begun: threading.Lock = field(default_factory=threading.Lock)
     alone: bool = False
     nesting: dict[str, Any] = field(default_factory=dict)
+    compared: bool | None = None
     unpublished: finalize[..., Save] | None = None
 
 
@@ -230,13 +234,17 @@ class ChainWriterMixin(StorageMixin):
         """
         save = self._under_way
         check_all_noted(plans, save.writer_id)
-        check_index(plans, bool(len(save.extensions.chain)))
         notes = [plan.storage_data for plan in plans if isinstance(plan.storage_data, RoomNote)]
         others = {note.save.hex() for note in notes}
         own, rank = save.writer_id.hex(), None if self.use_collectives else self.rank
         save.alone = len(plans) == 1
         if self.use_collectives:
-            save.nesting = merged(note.nesting for note in notes)
+            kept = all_notes(plans)
+            save.nesting = merged(note.nesting for note in kept if note is not None)
+            if not save.alone:
+                save.compared, text = compare_ranks(kept)
+                self._warn(text)
+        check_index(plans, bool(len(save.extensions.chain)))
         save.unpublished = finalize(save, remove_unpublished, save.storage, own, others, rank, os.getpid())
         return share_room(plans)
 
@@ -262,8 +270,7 @@ class ChainWriterMixin(StorageMixin):
         versions = tensor_versions({item.index.fqn for item in plan.items}, planner)
         begin = perf_counter()
         try:
-            if self.use_collectives:
-                check_seen(plan, storage)
+            check_seen(plan, storage, planner)
             save.place = storage.mount()
             check_room(storage, plan, planner, save.extensions, save.writer_id)
             with progress_on(self._progress, "Saving") as save.progress:
@@ -317,7 +324,7 @@ class ChainWriterMixin(StorageMixin):
         finally:
             save.leave()
         self.save_id, self._stock = save_id, save.stock  # so that checkpoints of a run are alike
-        self.report = save.report and replace(save.report, stock=save.stock is True)
+        self.report = save.report and replace(save.report, stock=save.stock is True, compared=save.compared)
         complete(metadata, index, self._storage)
 
     def _warn(self, text: str, matter: object = None, stacklevel: int = 5) -> None:

@@ -224,6 +224,18 @@ def saved_plain(value: Any) -> bytes | None:
     return None if records else archive(sink.getvalue())[0]
 
 
+def alike_pickle(value: Any) -> bytes:
+    """What is alike for equal objects, whichever of their parts are one object; b"" for what has sets, whose order
+    differs by process, or tensors. Raises ValueError for cycles, and whatever the object's own code raises.
+    """
+    sink, records = io.BytesIO(), list[Any]()
+    pickler = _Pickler(sink, records)
+    pickler.fast = True  # without a memo
+    pickler.dump(value)
+    data = sink.getvalue()
+    return b"" if records or b"set\n" in data else data
+
+
 def _opcodes(content: Any, records: list[Any]) -> bytes:
     if isinstance(content, Shell):
         records.append(content)

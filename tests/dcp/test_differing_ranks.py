@@ -35,3 +35,40 @@ def test_a_chain_that_reaches_some_ranks_alone_fails_the_save_by_name(tmp_path: 
                 assert "these save by torch's own writer, and rank 0 by streamxf's: rank 1. Nothing was written" in text
             if "torch" in case:
                 assert "STREAMXF_CHAIN" in text
+
+
+def test_other_shapes_and_dtypes_fail_the_save_and_other_values_are_warned_of_once(tmp_path: Path) -> None:
+    reports = run_ranks(2, tmp_path, "values", module=MODULE)
+    for report in reports:
+        for case, (failures, _, _) in report["values"].items():
+            kind, _, name = case.partition(" ")
+            if name not in ("shape", "dtype", "dimensions", "object"):
+                assert failures is None, case
+            elif kind == "own":
+                assert "key:it.is is " in failures["0"], case
+            elif name in ("shape", "dtype"):
+                wanted = "MetadataError: it is float32 (3,) on rank 0, and "
+                assert failures["0"].startswith(wanted), case
+                assert "[item it.is]" in failures["0"]
+    first, second = (report["values"] for report in reports)
+    assert not any(warned for _, warned, _ in second.values())
+    for case, (failures, warned, compared) in first.items():
+        if failures is None:
+            assert compared is True
+            equal = case.partition(" ")[2] in ("equal", "parts", "sets")
+            assert len(warned) == (0 if equal else 1), case
+            assert all("it.is" in text and "other" not in text.partition(".")[0] for text in warned), case
+
+
+def test_random_differences_are_named_and_what_is_equal_loads(tmp_path: Path) -> None:
+    assert [report["random_differences"] for report in run_ranks(2, tmp_path, "random_differences", module=MODULE)] == [
+        [],
+        [],
+    ]
+
+
+def test_a_state_that_is_empty_on_one_rank_is_warned_of_there(tmp_path: Path) -> None:
+    first, second = run_ranks(2, tmp_path, "empty_on_one_rank", module=MODULE)
+    assert first["empty_on_one_rank"] == []
+    (text,) = second["empty_on_one_rank"]
+    assert "empty at 'optimizer.state'" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -25,8 +27,10 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 import streamxf
 from streamxf.dcp.columns import PlannedItems, StoredResults
 from streamxf.dcp.metadata import records_in
+from streamxf.errors import UnsupportedError
 
 from . import planned_ranks
+from .helpers import assert_same, refused
 from .rank_scenarios import run_ranks
 
 
@@ -224,6 +228,34 @@ def test_plans_are_cached_as_torch_does() -> None:
     assert [[item.index.fqn for item in plans[0].items] for plans, _ in found] == [["x", "y"]] * 2
     assert [item.index.fqn for item in changed[0].items] == ["x", "y", "z"]
     assert metadata.state_dict_metadata.keys() == {"x", "y", "z"}
+
+
+@pytest.mark.skipif(not hasattr(DefaultSavePlanner(), "_enable_plan_caching"), reason="torch caches no plans yet")
+def test_a_cached_plan_is_made_anew_where_dtypes_or_nesting_have_changed(tmp_path: Path) -> None:
+    class Changing(streamxf.SavePlanner):
+        pass
+
+    flat, nested = {"a.b": torch.ones(2), "x": torch.ones(3)}, {"a": {"b": torch.ones(2)}, "x": torch.ones(3)}
+    states: list[dict[Any, Any]] = [flat, flat, {**flat, "x": torch.ones(3).half()}, nested, nested]
+    states += [{7: torch.ones(2), "x": torch.ones(3)}] * 2 + [{"7": torch.ones(2), "x": torch.ones(3)}]
+    for number, state in enumerate(states):
+        path, planner = tmp_path / str(number), Changing(enable_plan_caching=True)
+        dcp.save(state, storage_writer=streamxf.FileSystemWriter(path), planner=planner, no_dist=True)
+        found = streamxf.load_intact(path).state_dict
+        assert_same(found, state)
+
+
+@pytest.mark.skipif(not hasattr(DefaultSavePlanner(), "_enable_plan_caching"), reason="torch caches no plans yet")
+def test_the_error_for_a_cached_plan_of_torch_names_the_cache(tmp_path: Path) -> None:
+    class Keeping(DefaultSavePlanner):
+        pass
+
+    cases: list[dict[str, Any]] = [{"x": torch.ones(3)}, {"x": torch.ones(3).half()}]
+    cases += [{"a.b": torch.ones(2)}, {"a": {"b": torch.ones(2)}}]
+    for number, state in enumerate(cases):
+        writer = streamxf.FileSystemWriter(tmp_path / str(number))
+        with refused(UnsupportedError, "enable_plan_caching", "SavePlanner") if number % 2 else nullcontext():
+            dcp.save(state, storage_writer=writer, planner=Keeping(enable_plan_caching=True), no_dist=True)
 
 
 # -- results -------------------------------------------------------------------------------------------------------
