@@ -451,3 +451,10 @@ def test_a_file_too_large_is_not_read(tmp_path: Path) -> None:
     os.truncate(tmp_path / ".metadata", MAX_METADATA + 1)
     with pytest.raises(MetadataError, match=f"{MAX_METADATA} are allowed"):
         streamxf.Checkpoint(tmp_path)
+
+
+def test_metadata_that_is_a_hole_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / ".metadata").touch()
+    os.truncate(tmp_path / ".metadata", 2**30)
+    with pytest.raises(MetadataError, match="holes"):
+        streamxf.Checkpoint(tmp_path)

@@ -18,19 +18,7 @@ import streamxf
 from streamxf import Checksum
 from streamxf.errors import IdentityError, MetadataError, StreamxfError, UnsupportedError
 
-from .helpers import (
-    KEY,
-    WRITERS,
-    Xor,
-    data_files,
-    error_of,
-    load,
-    load_with,
-    refused,
-    rewrite_index,
-    rewrite_pickle,
-    save,
-)
+from . import helpers
 from .test_loads_like_stock import Into
 
 SIZES = {"small": (6, 4), "large": (600, 400)}
@@ -47,16 +35,16 @@ ALTERED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 def reader_of(path: Path) -> Any:
     registry = streamxf.Registry()
-    registry.register(Xor)
+    registry.register(helpers.Xor)
     return streamxf.FileSystemReader(path, registry)
 
 
 def rewrite(path: Path, writer: str, index: Callable[[Any], None], content: Callable[[Any], None]) -> None:
     """Change what the metadata says, which without a key anyone can: an index, or the pickle of torch's own writers."""
     if writer.startswith("own"):
-        rewrite_index(path, index)
+        helpers.rewrite_index(path, index)
     else:
-        rewrite_pickle(path, content)
+        helpers.rewrite_pickle(path, content)
 
 
 def describe(path: Path, writer: str, tensor: torch.Tensor) -> None:
@@ -80,16 +68,16 @@ def describe(path: Path, writer: str, tensor: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("how", ALTERED)
-@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("writer", helpers.WRITERS)
 def test_a_stored_tensor_that_is_another_than_the_metadata_says(
     checkpoint: Path, writer: str, how: str, size: str
 ) -> None:
     described = torch.rand(SIZES[size])
     stored = ALTERED[how](described)
-    dcp.save({"t": stored}, storage_writer=WRITERS[writer](checkpoint))
+    dcp.save({"t": stored}, storage_writer=helpers.WRITERS[writer](checkpoint))
     describe(checkpoint, writer, described)
     target = {"t": torch.full(SIZES[size], 7.0)}
-    error = error_of(lambda: dcp.load(target, storage_reader=reader_of(checkpoint)))
+    error = helpers.error_of(lambda: dcp.load(target, storage_reader=reader_of(checkpoint)))
     bound = writer in ("own", "attached")  # a container says itself what it holds
     assert isinstance(error, IdentityError if bound else MetadataError), repr(error)
     for shape in (SIZES[size], stored.shape):
@@ -99,10 +87,10 @@ def test_a_stored_tensor_that_is_another_than_the_metadata_says(
     assert bool((target["t"] == 7).all())
 
 
-@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("writer", helpers.WRITERS)
 def test_a_part_of_a_tensor_is_compared_too(checkpoint: Path, writer: str) -> None:
     """Silently narrowed, a larger tensor would give rows of another place."""
-    dcp.save({"t": torch.rand(600, 400)}, storage_writer=WRITERS[writer](checkpoint))
+    dcp.save({"t": torch.rand(600, 400)}, storage_writer=helpers.WRITERS[writer](checkpoint))
     describe(checkpoint, writer, torch.rand(500, 400))
     reader = reader_of(checkpoint)
     metadata = reader.read_metadata()
@@ -112,7 +100,7 @@ def test_a_part_of_a_tensor_is_compared_too(checkpoint: Path, writer: str) -> No
     request = ReadItem(LoadItemType.TENSOR, MetadataIndex("t", index=0), zero, index, start, torch.Size([5, 400]))
     target = torch.zeros(5, 400)
     bound = writer in ("own", "attached")
-    with refused(IdentityError if bound else MetadataError, "600, 400", "500, 400"):
+    with helpers.refused(IdentityError if bound else MetadataError, "600, 400", "500, 400"):
         reader.read_data(LoadPlan([request]), Into([target]))
     assert not target.any()
 
@@ -128,7 +116,7 @@ def test_an_object_where_a_tensor_belongs(checkpoint: Path, writer: str) -> None
             return file if write_item.index.fqn == "o" else super().resolve_data(write_item)
 
     state = {"o": "text", "t": torch.zeros(3)}
-    dcp.save(state, storage_writer=WRITERS[writer](checkpoint), planner=Slips())
+    dcp.save(state, storage_writer=helpers.WRITERS[writer](checkpoint), planner=Slips())
 
     def index(found: Any) -> None:
         one, other = found["items"]["o"], found["items"]["t"]["chunks"][0]
@@ -141,17 +129,17 @@ def test_an_object_where_a_tensor_belongs(checkpoint: Path, writer: str) -> None
         found.storage_data = {index: places["o" if index.fqn == "t" else "t"] for index in found.storage_data}
 
     rewrite(checkpoint, writer, index, content)
-    with refused(MetadataError, "holds a list, the metadata says a tensor"):
-        load_with({"t": torch.zeros(3)}, reader_of(checkpoint))
+    with helpers.refused(MetadataError, "holds a list, the metadata says a tensor"):
+        helpers.load_with({"t": torch.zeros(3)}, reader_of(checkpoint))
     found = {"o": "untouched"}
-    with refused(MetadataError, "holds a tensor, the metadata says an object"):
+    with helpers.refused(MetadataError, "holds a tensor, the metadata says an object"):
         dcp.load(found, storage_reader=reader_of(checkpoint))
     assert found == {"o": "untouched"}
 
 
 @pytest.mark.parametrize("wanted", ["t", "o"])
 def test_an_item_that_is_asked_for_as_another_kind(checkpoint: Path, wanted: str) -> None:
-    save({"o": "text", "t": torch.zeros(3)}, checkpoint, [])
+    helpers.save({"o": "text", "t": torch.zeros(3)}, checkpoint, [])
     reader = reader_of(checkpoint)
     metadata = reader.read_metadata()
     reader.set_up_storage_reader(metadata, True)
@@ -159,23 +147,23 @@ def test_an_item_that_is_asked_for_as_another_kind(checkpoint: Path, wanted: str
     kind = LoadItemType.BYTE_IO if wanted == "t" else LoadItemType.TENSOR
     none = torch.Size([0])
     request = ReadItem(kind, MetadataIndex(wanted, index=0), none, index, none, torch.Size([3]))
-    with refused(MetadataError, "and the metadata says it is not one"):
+    with helpers.refused(MetadataError, "and the metadata says it is not one"):
         reader.read_data(LoadPlan([request]), Into([torch.zeros(3)]))
 
 
 @pytest.mark.parametrize("wanted", ["t", "o"])
 def test_an_item_that_the_metadata_describes_as_another_kind(checkpoint: Path, wanted: str) -> None:
     state = {"o": "text", "t": torch.zeros(3)}
-    dcp.save(state, storage_writer=WRITERS["stock"](checkpoint))
+    dcp.save(state, storage_writer=helpers.WRITERS["stock"](checkpoint))
 
     def change(content: Any) -> None:
         items = content.state_dict_metadata
         tensor = next(item for item in items.values() if isinstance(item, TensorStorageMetadata))
         items[wanted] = BytesStorageMetadata() if wanted == "t" else tensor
 
-    rewrite_pickle(checkpoint, change)
+    helpers.rewrite_pickle(checkpoint, change)
     target = {wanted: "text" if wanted == "t" else torch.zeros(3)}
-    error = error_of(lambda: dcp.load(target, storage_reader=reader_of(checkpoint)))
+    error = helpers.error_of(lambda: dcp.load(target, storage_reader=reader_of(checkpoint)))
     assert isinstance(error, StreamxfError), repr(error)
 
 
@@ -188,10 +176,10 @@ def test_a_save_that_would_not_load_is_refused(checkpoint: Path, chain: list[Any
             return super().resolve_data(write_item).to(torch.bfloat16)
 
     writer = streamxf.FileSystemWriter(checkpoint, _extensions=chain, sync_files=False)
-    with refused(UnsupportedError, "torch.bfloat16", "torch.float32", "item t"):
+    with helpers.refused(UnsupportedError, "torch.bfloat16", "torch.float32", "item t"):
         dcp.save({"t": torch.zeros(3)}, storage_writer=writer, planner=Converts())
     assert not (checkpoint / ".metadata").exists()
-    assert data_files(checkpoint) == []
+    assert helpers.data_files(checkpoint) == []
 
 
 def test_what_is_not_altered_loads(checkpoint: Path) -> None:
@@ -203,9 +191,9 @@ def test_what_is_not_altered_loads(checkpoint: Path) -> None:
         "neg": torch.randn(3, dtype=torch.complex64).conj().imag,
         "parameter": torch.nn.Parameter(torch.ones(2)),
     }
-    for name, writer in WRITERS.items():
+    for name, writer in helpers.WRITERS.items():
         dcp.save(state, storage_writer=writer(checkpoint / name))
-        found = load_with(state, reader_of(checkpoint / name))
+        found = helpers.load_with(state, reader_of(checkpoint / name))
         assert all(torch.equal(found[key], value.resolve_conj().resolve_neg()) for key, value in state.items()), name
-    save(state, checkpoint / "keyed")
-    assert set(load(state, checkpoint / "keyed", KEY)) == set(state)
+    helpers.save(state, checkpoint / "keyed")
+    assert set(helpers.load(state, checkpoint / "keyed", helpers.KEY)) == set(state)

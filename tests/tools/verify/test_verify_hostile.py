@@ -187,3 +187,20 @@ def test_records_that_lie_over_one_another() -> None:
         at += 46 + name + extra + note
     with pytest.raises(MetadataError, match="overlap"):
         check_records(io.BytesIO(data), len(data))
+
+
+@pytest.mark.parametrize("with_metadata", [True, False])
+def test_zeros_are_not_followed_as_blocks(tmp_path: Path, with_metadata: bool) -> None:
+    """A report that is soon there, with zeros in the place of a container's blocks and table."""
+    save({"w": torch.randn(100_000)}, tmp_path, [Checksum()], block_size=1 << 16)
+    (file,) = data_files(tmp_path)
+    data = file.read_bytes()
+    start = 300  # more than a header has, less than the first block
+    file.write_bytes(data[:start] + bytes(len(data) - start))
+    if not with_metadata:
+        (tmp_path / ".metadata").unlink()
+    report = streamxf.verify(tmp_path)
+    assert not report.ok
+    assert any(damage.item == "w" for damage in report.damaged)
+    assert report.blocks <= 10
+    assert len(report.damaged) <= 6

@@ -1,8 +1,12 @@
-"""What loads, verify and salvage tell: stored bytes, as they are read."""
+"""What loads, verify and salvage tell: stored bytes, as they are read; and what a save tells: the bytes of tensors and
+objects, as their blocks leave.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,16 +20,22 @@ from torch.distributed.checkpoint.planner import LoadPlan
 
 import streamxf
 from streamxf import Checksum, FloatZip
-from streamxf.errors import BlockError, ContainerError
+from streamxf.errors import BlockError, ContainerError, ParameterError, UnsupportedError
 from tests.dcp.helpers import KEY, Xor, blank, data_files, error_of, full_chain, save
 from tests.dcp.shards import save_as_ranks
+from tests.dcp.test_write_failures import FaultyFiles
 from tests.tools.verify.remote import url_of
 
-from .recorder import Recorder, make_state
+from .recorder import Recorder, make_state, raw_size
 
 CHAINS = {"default": lambda: [FloatZip()], "full": full_chain, "none": list, "foreign": lambda: [Xor(), Checksum()]}
 KEYS = {"full": KEY}
 MIB = 2**20
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
 
 
 @pytest.fixture(params=CHAINS)
@@ -59,9 +69,8 @@ def reader_of(folder: Path, chain: str, recorder: Recorder) -> Any:
 # -- loads -----------------------------------------------------------------------------------------
 
 
-def test_a_load(tmp_path: Path, chain: str) -> None:
+def test_a_load(tmp_path: Path, chain: str, recorder: Recorder) -> None:
     save(make_state(), tmp_path, CHAINS[chain](), thread_count=2)
-    recorder = Recorder()
     reader = reader_of(tmp_path, chain, recorder)
     for number in (1, 2):
         dcp.load(blank(make_state()), storage_reader=reader)
@@ -87,42 +96,37 @@ def test_a_load_of_the_half_that_takes_less_room(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("extensions", [[], [ZStandard()]], ids=["plain", "zstd"])
-def test_a_load_of_stock_checkpoints(tmp_path: Path, extensions: list[Any]) -> None:
+def test_a_load_of_stock_checkpoints(tmp_path: Path, extensions: list[Any], recorder: Recorder) -> None:
     dcp.save(make_state(), storage_writer=dcp.FileSystemWriter(tmp_path, _extensions=extensions))
-    recorder = Recorder()
     reader = streamxf.FileSystemReader(tmp_path, registry(), progress=recorder)
     dcp.load(blank(make_state()), storage_reader=reader)
     assert recorder.done == recorder.expected == loaded_size(tmp_path)
 
 
-def test_a_load_over_fsspec(tmp_path: Path) -> None:
+def test_a_load_over_fsspec(tmp_path: Path, recorder: Recorder) -> None:
     save(make_state(), tmp_path, [FloatZip()])
-    recorder = Recorder()
     dcp.load(blank(make_state()), storage_reader=streamxf.FsspecReader(url_of(tmp_path), progress=recorder))
     assert recorder.done == recorder.expected == loaded_size(tmp_path)
 
 
-def test_a_single_tensor_comes_in_pieces(tmp_path: Path, chain: str) -> None:
+def test_a_single_tensor_comes_in_pieces(tmp_path: Path, chain: str, recorder: Recorder) -> None:
     state = {"w": torch.randint(0, 2**30, (10 * MIB,), dtype=torch.int32)}
     save(state, tmp_path, CHAINS[chain]())
-    recorder = Recorder()
     dcp.load({"w": torch.zeros(10 * MIB, dtype=torch.int32)}, storage_reader=reader_of(tmp_path, chain, recorder))
     assert recorder.done == recorder.expected == stored_size(tmp_path)
     assert max(recorder.steps) <= (16 * MIB if chain == "none" else 4 * (MIB + 100))
 
 
-def test_part_of_a_state_dict(tmp_path: Path, chain: str) -> None:
+def test_part_of_a_state_dict(tmp_path: Path, chain: str, recorder: Recorder) -> None:
     save(make_state(), tmp_path, CHAINS[chain]())
-    recorder = Recorder()
     dcp.load({"turned": torch.zeros(200, 300)}, storage_reader=reader_of(tmp_path, chain, recorder))
     assert 0 < recorder.done == recorder.expected < stored_size(tmp_path) / 10
 
 
-def test_parts_of_a_tensor(tmp_path: Path) -> None:
+def test_parts_of_a_tensor(tmp_path: Path, recorder: Recorder) -> None:
     """As it is read after resharding: two of four quarters, of which the blocks of others are not read."""
     state = {"w": torch.randn(4000, 1000)}
     save(state, tmp_path, [Checksum()])
-    recorder = Recorder()
     reader = streamxf.FileSystemReader(tmp_path, progress=recorder)
     metadata = reader.read_metadata()
     reader.set_up_storage_reader(metadata, True)
@@ -156,23 +160,21 @@ class _Planner(dcp.DefaultLoadPlanner):
         pass
 
 
-def test_a_load_that_fails_is_not_complete(tmp_path: Path) -> None:
+def test_a_load_that_fails_is_not_complete(tmp_path: Path, recorder: Recorder) -> None:
     """The large item is refused by its header, so none of its blocks is ever read, however fast reading ahead is."""
     save(make_state(), tmp_path, [FloatZip()])
     expected = loaded_size(tmp_path)
     places = streamxf.FileSystemReader(tmp_path).read_metadata().storage_data
     (large,) = [place for index, place in places.items() if index.fqn == "large"]
     damage(tmp_path, large.offset)
-    recorder = Recorder()
     reader = reader_of(tmp_path, "default", recorder)
     assert isinstance(error_of(lambda: dcp.load(blank(make_state()), storage_reader=reader)), ContainerError)
     assert recorder.done < recorder.expected == expected
 
 
-def test_a_load_of_damaged_blocks(tmp_path: Path) -> None:
+def test_a_load_of_damaged_blocks(tmp_path: Path, recorder: Recorder) -> None:
     save(make_state(), tmp_path, [FloatZip()])
     damage(tmp_path)
-    recorder = Recorder()
     reader = reader_of(tmp_path, "default", recorder)
     assert isinstance(error_of(lambda: dcp.load(blank(make_state()), storage_reader=reader)), BlockError)
     assert 0 < recorder.done <= recorder.expected == loaded_size(tmp_path)
@@ -189,32 +191,29 @@ def damage(folder: Path, at: int | None = None) -> None:
 # -- verify and salvage ----------------------------------------------------------------------------
 
 
-def test_verify(tmp_path: Path, chain: str) -> None:
+def test_verify(tmp_path: Path, chain: str, recorder: Recorder) -> None:
     save(make_state(), tmp_path, CHAINS[chain](), thread_count=2)
-    recorder = Recorder()
     extensions = registry() if chain == "foreign" else None
     assert streamxf.verify(tmp_path, keys=KEYS.get(chain), codecs=extensions, progress=recorder).ok
     assert recorder.done == recorder.expected == stored_size(tmp_path)
     assert len(recorder.steps) > 5  # fewer where many workers finish together
 
 
-def test_verify_without_the_key(tmp_path: Path) -> None:
+def test_verify_without_the_key(tmp_path: Path, recorder: Recorder) -> None:
     save(make_state(), tmp_path, full_chain())
-    recorder = Recorder()
     assert streamxf.verify(tmp_path, progress=recorder).ok
     assert recorder.done == recorder.expected == stored_size(tmp_path)
 
 
-def test_verify_over_fsspec(tmp_path: Path) -> None:
+def test_verify_over_fsspec(tmp_path: Path, recorder: Recorder) -> None:
     """Several files at a time."""
     save(make_state(), tmp_path, [FloatZip()], single_file_per_rank=False)
-    recorder = Recorder()
     assert streamxf.verify(url_of(tmp_path), progress=recorder).ok
     assert recorder.done == recorder.expected == stored_size(tmp_path)
 
 
 @pytest.mark.parametrize("harm", ["a byte", "cut", "continued", "a file is missing", "no metadata", "a link"])
-def test_verify_of_what_is_damaged(tmp_path: Path, harm: str) -> None:
+def test_verify_of_what_is_damaged(tmp_path: Path, harm: str, recorder: Recorder) -> None:
     """All files are told of, also where there is little to read."""
     save(make_state(), tmp_path, [FloatZip()])
     (file,) = data_files(tmp_path)
@@ -234,66 +233,143 @@ def test_verify_of_what_is_damaged(tmp_path: Path, harm: str) -> None:
         file.symlink_to(tmp_path / "elsewhere")
     else:
         (tmp_path / ".metadata").unlink()
-    recorder = Recorder()
     assert streamxf.verify(tmp_path, progress=recorder).ok == (harm == "a link")
     assert recorder.done == recorder.expected == size
 
 
 @pytest.mark.parametrize("damaged", [False, True], ids=["whole", "damaged"])
-def test_salvage(tmp_path: Path, damaged: bool) -> None:
+def test_salvage(tmp_path: Path, damaged: bool, recorder: Recorder) -> None:
     save(make_state(), tmp_path, [FloatZip()])
     if damaged:
         damage(tmp_path)
-    recorder = Recorder()
     found = streamxf.load_intact(tmp_path, progress=recorder)
     assert bool(found.damaged) == damaged
     assert recorder.done == recorder.expected == stored_size(tmp_path)
     assert len(recorder.steps) > 5
 
 
-def test_salvage_of_a_last_item_that_cannot_be_begun(tmp_path: Path) -> None:
+def test_salvage_of_a_last_item_that_cannot_be_begun(tmp_path: Path, recorder: Recorder) -> None:
     save(make_state(), tmp_path, [FloatZip()])
     with streamxf.Checkpoint(tmp_path) as checkpoint:
         last = max(item.places[0].at for item in checkpoint.stored.values())
     damage(tmp_path, last)
-    recorder = Recorder()
     assert len(streamxf.load_intact(tmp_path, progress=recorder).damaged) == 1
     assert recorder.done == recorder.expected == stored_size(tmp_path)
 
 
-def test_salvage_into_a_part(tmp_path: Path) -> None:
+def test_salvage_into_a_part(tmp_path: Path, recorder: Recorder) -> None:
     save(make_state(), tmp_path, [FloatZip()])
-    recorder = Recorder()
     streamxf.load_intact(tmp_path, {"turned": torch.zeros(200, 300)}, progress=recorder)
     assert 0 < recorder.done == recorder.expected < stored_size(tmp_path) / 10
 
 
-def test_salvage_of_what_ranks_saved_for_themselves(tmp_path: Path) -> None:
+def test_salvage_of_what_ranks_saved_for_themselves(tmp_path: Path, recorder: Recorder) -> None:
     save_as_ranks(3, tmp_path, full_chain, use_collectives=False)
-    recorder = Recorder()
     found = streamxf.load_intact(tmp_path, keys=KEY, merge_ranks=True, progress=recorder)
     assert len(found.loaded) == 9
     assert recorder.done == recorder.expected == stored_size(tmp_path)
 
 
 @pytest.mark.parametrize("damaged", [False, True], ids=["whole", "damaged"])
-def test_salvage_without_metadata(tmp_path: Path, damaged: bool) -> None:
+def test_salvage_without_metadata(tmp_path: Path, damaged: bool, recorder: Recorder) -> None:
     """What is found is read a second time."""
     save(make_state(), tmp_path, [Checksum()])
     if damaged:
         damage(tmp_path)
     (tmp_path / ".metadata").unlink()
-    recorder = Recorder()
     found = streamxf.load_intact(tmp_path, without_metadata=True, progress=recorder)
     assert bool(found.damaged) == damaged
     assert recorder.done == recorder.expected == 2 * stored_size(tmp_path)
 
 
-def test_salvage_of_a_file_that_is_mostly_a_hole(tmp_path: Path) -> None:
+def test_salvage_of_a_file_that_is_mostly_a_hole(tmp_path: Path, recorder: Recorder) -> None:
     save(make_state(), tmp_path, [Checksum()])
     (tmp_path / ".metadata").unlink()
     (file,) = data_files(tmp_path)
     os.truncate(file, 2**40)
-    recorder = Recorder()
     assert streamxf.load_intact(tmp_path, without_metadata=True, progress=recorder).damaged
     assert recorder.done == recorder.expected > 2**40
+
+
+# -- saves -----------------------------------------------------------------------------------------------------------
+
+OWN = {"default": lambda: None, "foreign": lambda: [Xor(), streamxf.ZStandard()], "foreign alone": lambda: [Xor()]}
+SAVED_THROUGH = CHAINS | OWN
+
+
+@pytest.mark.parametrize("options", [{}, {"thread_count": 3}, {"single_file_per_rank": False}], ids=str)
+@pytest.mark.parametrize("chain", SAVED_THROUGH)
+def test_all_of_it_is_told(tmp_path: Path, chain: str, options: dict[str, Any], recorder: Recorder) -> None:
+    writer = streamxf.FileSystemWriter(tmp_path, _extensions=SAVED_THROUGH[chain](), progress=recorder, **options)
+    dcp.save(make_state(), storage_writer=writer)
+    assert recorder.done == recorder.expected == raw_size(make_state())
+
+
+@pytest.mark.parametrize("chain", SAVED_THROUGH)
+def test_a_single_tensor_is_saved_in_pieces(tmp_path: Path, chain: str, recorder: Recorder) -> None:
+    state = {"w": torch.randint(0, 2**30, (10 * MIB,), dtype=torch.int32)}
+    writer = streamxf.FileSystemWriter(tmp_path, _extensions=SAVED_THROUGH[chain](), progress=recorder)
+    dcp.save(state, storage_writer=writer)
+    assert recorder.done == recorder.expected == 40 * MIB
+    assert max(recorder.steps) <= (16 * MIB if chain in ("none", "foreign alone") else MIB + 100)
+
+
+def test_each_save_counts_again_and_over_fsspec(recorder: Recorder) -> None:
+    writer = streamxf.FsspecWriter("memory://progress/saves", _extensions=[Checksum()], progress=recorder)
+    for number in (1, 2):
+        dcp.save(make_state(), storage_writer=writer)
+        assert recorder.done == recorder.expected == number * raw_size(make_state())
+
+
+def test_in_the_background(tmp_path: Path, recorder: Recorder) -> None:
+    writer = streamxf.FileSystemWriter(tmp_path, _extensions=[Checksum()], progress=recorder)
+    dcp.async_save(make_state(), storage_writer=writer).result()
+    assert recorder.done == recorder.expected == raw_size(make_state())
+
+
+@pytest.mark.parametrize("progress", [True, False, Recorder()], ids=["bar", "none", "recorder"])
+def test_a_copy_in_another_process_saves(tmp_path: Path, progress: Any) -> None:
+    """It keeps the bar, and leaves the object where it is."""
+    writer = streamxf.FileSystemWriter(tmp_path, _extensions=[FloatZip()], progress=progress)
+    copy = pickle.loads(pickle.dumps(writer))
+    dcp.save(make_state(), storage_writer=copy)
+    assert copy._progress is (progress is True)
+    assert writer._progress is progress
+    if isinstance(progress, Recorder):
+        assert not progress.steps
+
+
+@pytest.mark.parametrize("chain", ["default", "none"])
+def test_a_save_that_fails_is_not_complete(tmp_path: Path, chain: str, recorder: Recorder) -> None:
+    writer = streamxf.FileSystemWriter(tmp_path, _extensions=SAVED_THROUGH[chain](), progress=recorder)
+    with FaultyFiles("write", 2).patched():
+        assert isinstance(error_of(lambda: dcp.save(make_state(), storage_writer=writer)), OSError)
+    assert recorder.done < recorder.expected == raw_size(make_state())
+
+
+@pytest.mark.parametrize("chain", SAVED_THROUGH)
+def test_what_it_raises_fails_the_save(tmp_path: Path, chain: str) -> None:
+    class Stopping(Recorder):
+        def advance(self, count: int) -> None:
+            raise RuntimeError("enough")
+
+    writer = streamxf.FileSystemWriter(tmp_path, _extensions=SAVED_THROUGH[chain](), progress=Stopping())
+    assert str(error_of(lambda: dcp.save(make_state(), storage_writer=writer))) == "enough"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("progress", [None, 1, "bar", object(), print])
+@pytest.mark.parametrize("made", [streamxf.FileSystemWriter, streamxf.FileSystemReader])
+def test_an_object_without_the_methods(tmp_path: Path, made: Any, progress: Any) -> None:
+    with pytest.raises(ParameterError, match=r"progress=.*expect and advance"):
+        made(tmp_path, progress=progress)
+
+
+def test_a_bar_needs_rich(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr("streamxf.progress.find_spec", lambda name: None if name == "rich" else found(name))
+    with pytest.raises(UnsupportedError, match=r"pip install 'streamxf\[cli\]'"):
+        streamxf.FileSystemWriter(tmp_path, progress=True)
+    with pytest.raises(UnsupportedError, match=r"pip install 'streamxf\[cli\]'"):
+        streamxf.FsspecReader("memory://nothing", keys=KEY, progress=True)
+    streamxf.FileSystemWriter(tmp_path, progress=Recorder())

@@ -1,14 +1,17 @@
-"""Zstandard frames that no encoder of ours makes: refused by their header, before memory is taken."""
+"""Zstandard frames that no encoder of ours makes, which their header refuses before memory is taken; and raw LZ4 blocks
+that hold too much, too little or nonsense: an error, within the memory of one block.
+"""
 
 from __future__ import annotations
 
 import struct
 import tracemalloc
 
+import lz4.block
 import pytest
 import zstandard
 
-from streamxf import ZStandard
+from streamxf import LZ4, ZStandard
 from streamxf.errors import CodecError
 from tests.codecs.blocks import info
 
@@ -94,3 +97,48 @@ def test_a_frame_of_exactly_the_limit_passes():
     assert decode(frame) == bytes(LIMIT)
     with pytest.raises(CodecError, match="65535 are allowed"):
         decode(frame, LIMIT - 1)
+
+
+def decode_lz4(block: bytes, limit: int = LIMIT) -> bytes:
+    return bytes(LZ4().decode(memoryview(block), info(limit)))
+
+
+BOMB = lz4.block.compress(bytes(16 * 2**20), store_size=False)  # 64 KiB that hold 16 MiB
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        BOMB,
+        lz4.block.compress(bytes(LIMIT + 1), store_size=False),
+        lz4.block.compress(bytes(100), store_size=True),
+        b"",
+        b"\xf0",  # a length that goes on, and ends
+        b"\xf0" + b"\xff" * 4000,  # literals of a million bytes that are not there
+        b"\x1fA\x00\x00" + b"\xff" * 4000,  # a match at offset 0
+        b"\x1fA\xff\xff\x00",  # a match from before the start
+        lz4.block.compress(bytes(100), store_size=False) + b"\x10",
+    ],
+    ids=range(9),
+)
+def test_lz4_is_refused_in_the_memory_of_a_block(block):
+    tracemalloc.start()
+    try:
+        with pytest.raises(CodecError, match="LZ4"):
+            decode_lz4(block)
+        assert tracemalloc.get_traced_memory()[1] < 3 * LIMIT
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_lz4_block_of_exactly_the_limit_passes():
+    block = lz4.block.compress(bytes(LIMIT), store_size=False)
+    assert decode_lz4(block) == bytes(LIMIT)
+    with pytest.raises(CodecError):
+        decode_lz4(block, LIMIT - 1)
+
+
+@pytest.mark.parametrize("level", [-64, -1, 0, 1, 9, 12])
+def test_an_lz4_block_of_nothing(level):
+    block = LZ4(level).encode(memoryview(b""), info())
+    assert decode_lz4(block, 0) == b""
