@@ -19,21 +19,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "null": (type(None),),
 }
 _KNOWN = {
-    "$ref",
-    "$schema",
-    "$defs",
-    "title",
-    "description",
-    "type",
-    "properties",
-    "required",
-    "propertyNames",
-    "additionalProperties",
-    "items",
-    "enum",
-    "const",
-    "minimum",
-    "anyOf",
+    *("$ref", "$schema", "$defs", "title", "description", "type", "enum", "const", "minimum", "anyOf"),
+    *("properties", "required", "propertyNames", "additionalProperties", "items"),
 }
 
 

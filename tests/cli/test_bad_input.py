@@ -19,17 +19,8 @@ from tests.cli.world import build, fingerprint
 
 NEVER = ("Traceback", "KeyError", "AttributeError", "TypeError", "error of streamxf's own")
 READING = (
-    "inspect",
-    "verify",
-    "clean",
-    "recipients",
-    "rekey",
-    "rename",
-    "salvage",
-    "diff",
-    "pack",
-    "unpack",
-    "transcode",
+    *("inspect", "verify", "clean", "recipients", "rekey", "rename"),
+    *("salvage", "diff", "pack", "unpack", "transcode"),
 )
 ON_RUNS = ("list  {}", "latest  {}", "forget  {}  --keep  last=1  --yes")
 

@@ -21,19 +21,8 @@ pytestmark = pytest.mark.usefixtures("each_implementation")
 
 MIB = 1 << 20
 DTYPES = [
-    "bfloat16",
-    "float16",
-    "float32",
-    "float64",
-    "float8_e4m3fn",
-    "float8_e5m2",
-    "complex64",
-    "complex128",
-    "int8",
-    "int64",
-    "uint8",
-    "bool",
-    None,
+    *("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"),
+    *("complex64", "complex128", "int8", "int64", "uint8", "bool", None),
 ]
 # what IEEE numbers have at their edges: zeros of both signs, infinities, quiet and signalling NaNs, denormals
 SPECIAL = {

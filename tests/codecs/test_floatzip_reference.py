@@ -25,16 +25,8 @@ pytestmark = pytest.mark.usefixtures("each_implementation")
 
 MIB = 1 << 20
 DTYPES = [
-    "bfloat16",
-    "float16",
-    "float32",
-    "float64",
-    "complex64",
-    "complex128",
-    "float8_e4m3fn",
-    "int64",
-    "bool",
-    None,
+    *("bfloat16", "float16", "float32", "float64", "complex64", "complex128", "float8_e4m3fn"),
+    *("int64", "bool", None),
 ]
 PACKED_BYTES = 40_000  # from 32 KiB on, exponents are packed
 

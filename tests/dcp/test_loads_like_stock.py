@@ -70,19 +70,8 @@ def dense(
 
 
 LAYOUTS = [
-    "contiguous",
-    "contiguous",
-    "permuted",
-    "channels last",
-    "offset",
-    "steps",
-    "rows of a wider one",
-    "conj",
-    "neg",
-    "expanded",
-    "windows",
-    "parameter",
-    "leaf",
+    *("contiguous", "contiguous", "permuted", "channels last", "offset", "steps", "rows of a wider one"),
+    *("conj", "neg", "expanded", "windows", "parameter", "leaf"),
 ]
 
 

@@ -40,22 +40,8 @@ class Target:
 
 
 NAMES = (
-    "descriptor",
-    "prefix",
-    "framing",
-    "plain",
-    "keyed",
-    "tampered",
-    "codecs",
-    "floatzip",
-    "metadata",
-    "note",
-    "stock",
-    "unpickler",
-    "checkpoint",
-    "salvage",
-    "torchfile",
-    "tools",
+    *("descriptor", "prefix", "framing", "plain", "keyed", "tampered", "codecs", "floatzip"),
+    *("metadata", "note", "stock", "unpickler", "checkpoint", "salvage", "torchfile", "tools"),
 )
 
 

@@ -21,7 +21,6 @@ from .rows import Row
 from .targets import CHAINS, KINDS, TEXT, Checkpoint, Container, PlainFile, on
 
 ROW = "bit flip"
-MEBIBYTES = 16
 
 
 def flips(whole: bytes, but: set[int] = frozenset()) -> Iterator[tuple[int, bytes]]:

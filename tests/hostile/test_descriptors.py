@@ -24,7 +24,6 @@ from .rows import Row
 from .targets import Checkpoint, Container, PlainFile, content
 
 ROW = "strip, alter, reorder descriptors"
-MEBIBYTES = 16
 
 THREE = [ZStandard(), LZ4(), Checksum()]
 CHAINS = {"full chain": helpers.full_chain, "unkeyed": lambda: list(THREE)}

@@ -24,7 +24,6 @@ from .rows import Row
 from .targets import Checkpoint, PlainFile, content, small_state
 
 ROW = "downgrade"
-MEBIBYTES = 16
 
 TEXT = b"some text"
 REQUIRE = pytest.mark.parametrize("require", ["published", "bound", "encrypted"])

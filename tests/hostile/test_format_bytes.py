@@ -28,7 +28,6 @@ from .rows import Row
 from .targets import TEXT, Checkpoint, Container, PlainFile
 
 ROW = "version, suite, flags"
-MEBIBYTES = 16
 
 INFORMATIVE = 3  # of the four bytes
 SIGNER, HOLDER = SigningKey(bytes(range(2, 34))), PrivateKey(bytes(range(3, 35)))

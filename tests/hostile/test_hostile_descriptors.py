@@ -19,7 +19,6 @@ from .rows import Row
 from .targets import Checkpoint, PlainFile
 
 ROW = "hostile descriptors"
-MEBIBYTES = 16
 COUNT = 500
 
 HUGE = "9" * 4000

@@ -21,7 +21,6 @@ from .rows import Row
 from .targets import content, small_state
 
 ROW = "wrong, missing, rotated keys"
-MEBIBYTES = 16
 
 TEXT = b"some text"
 FIRST = [bytes(range(number, number + 32)) for number in range(10)]

@@ -25,7 +25,6 @@ from .rows import Row
 from .targets import Checkpoint
 
 ROW = "swap"
-MEBIBYTES = 16
 
 CHAINS = {"full chain": helpers.full_chain, "unkeyed": lambda: [ZStandard(), Checksum()]}
 

@@ -18,7 +18,6 @@ from .rows import Row
 from .targets import BLOCK, CHAINS, TEXT, Checkpoint, Container, PlainFile, on
 
 ROW = "truncate, append"
-MEBIBYTES = 16
 
 EXTRA = (1, 16, BLOCK, 1000)
 

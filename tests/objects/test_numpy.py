@@ -162,23 +162,9 @@ NEW = b"c_io\nBytesIO\n)\x81"
 BEGUN = call(CORE + "_reconstruct", b"cnumpy\nndarray\n" + number(0) + b"\x85" + raw(b"b"))
 HOSTILE = raw(pickle.dumps([1], 0))
 BAD_CODES = [
-    "O",
-    "O8",
-    "|O",
-    "V8",
-    "U2",
-    "S2",
-    "M8",
-    "m8[s]",
-    "i4,O",
-    "(2,)f8",
-    "f8,f8",
-    "3f8",
-    "f8 ",
-    "f8\n",
-    "",
-    "i3",
-    "?",
+    *("O", "O8", "|O", "V8", "U2", "S2", "M8", "m8[s]"),
+    *("i4,O", "(2,)f8", "f8,f8", "3f8"),
+    *("f8 ", "f8\n", "", "i3", "?"),
 ]
 REFUSED: dict[str, bytes] = {
     **{f"dtype {code!r}": dtype(code) for code in BAD_CODES},
