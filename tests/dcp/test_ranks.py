@@ -1,9 +1,13 @@
-"""Several ranks over gloo: a sharded model, resharding, errors that reach every rank, and saves in the background."""
+"""Several ranks over gloo: a sharded model, resharding, errors that reach every rank, and saves in the background; and
+ranks that fail or die while they save: all others are told, and the old one loads.
+"""
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +16,9 @@ import torch.distributed as dist
 import streamxf
 from streamxf.errors import KeyMissingError
 
-from .helpers import KEY, OTHER_KEY, assert_same, data_files, index_of, load, refused
+from .failing_ranks import run_doomed
+from .helpers import KEY, OTHER_KEY, assert_same, data_files, index_of, load, refused, since
+from .process_groups import TIMEOUT
 from .rank_scenarios import run_ranks
 
 pytestmark = [
@@ -97,3 +103,98 @@ def test_saves_in_the_background(tmp_path: Path) -> None:
     for report in reports:
         for how in ("async_by_thread", "async_by_process"):
             assert report[how] == {"same": True, "tensors": 6, "files": 4, "priorities": True}, how
+
+
+MODULE = f"{__package__}.failing_ranks"
+
+
+def put(*ranks: int) -> dict[str, str]:
+    """What `NeedsTwo("put", rank)` becomes for the other ranks."""
+    name = f"{__package__}.foreign_errors.NeedsTwo"
+    return {str(rank): f"ForeignError: {name}: put failed with {rank}" for rank in ranks}
+
+
+def plain(failures: Any) -> Any:
+    """Without the place that follows the text."""
+    return {rank: text.partition(" [")[0] for rank, text in failures.items()} if failures else failures
+
+
+def test_every_rank_is_told_what_failed_on_which(tmp_path: Path) -> None:
+    reports = run_ranks(3, tmp_path, "failing_saves", "cached_plans", "failing_loads", module=MODULE)
+    for report in reports:
+        saves = report["failing_saves"]
+        assert plain(saves["data of one"]) == put(1)
+        assert plain(saves["data of the coordinator"]) == put(0)
+        assert plain(saves["data of two"]) == put(1, 2)
+        assert saves["plan of one"] == {"2": "ValueError: no plan"}
+        assert list(saves["publishing"]) == ["0"]
+        assert saves["publishing"]["0"].startswith("ConnectionResetError: [Errno 104] ")
+        assert "the store answered 503" in saves["publishing"]["0"]
+        assert list(saves["no folder"]) == ["1"]
+        assert saves["no folder"]["1"].startswith(("NotADirectoryError", "FileExistsError"))
+        assert [name for name, published in saves.items() if name.endswith(": published") and published] == []
+        assert saves["report of the rank that publishes"]
+        assert saves["old loads"]
+        assert saves["new loads"]
+        assert saves["leftovers"] == []
+
+        assert report["cached_plans"] == {"right": [True] * 7, "cached": True}
+
+        loads = report["failing_loads"]
+        assert list(loads["metadata"]) == ["1"]
+        assert loads["metadata"]["1"].startswith("ForeignError: the storage failed: ")
+        assert "get failed with 1" in loads["metadata"]["1"]
+        assert list(loads["data"]) == ["2"]
+        assert "NeedsTwo: get failed with 2" in loads["data"]["2"]
+
+
+@since("2.9", "has a background process that ends with a failed save, and the next save waits for it forever")
+def test_saves_in_the_background_tell_it_through_their_futures(tmp_path: Path) -> None:
+    for report in run_ranks(2, tmp_path, "failing_in_the_background", module=MODULE):
+        behind = report["failing_in_the_background"]
+        for kind in ("thread", "process"):
+            for number, failures in enumerate([None, put(1), put(0), None]):
+                assert plain(behind[f"{kind} {number}"]) == failures
+                assert behind[f"{kind} {number} loads"]
+                for rank, text in (failures or {}).items():
+                    logged = behind[f"{kind} {number} logged"]
+                    assert logged.startswith(f"a save in the background failed: rank {rank}: {text}; ")
+                    assert re.search(rf"while writing item .+ of file __{rank}_", logged)
+        assert behind["logged"] == 4
+
+
+def test_ranks_that_die_are_noticed_by_all_others(tmp_path: Path) -> None:
+    found = run_doomed(
+        3, tmp_path, dies_while_writing={2}, dies_before_publishing={0}, dies_after_publishing={0}, fails_alone=set()
+    )
+    for name, reports in found.items():
+        for report in filter(None, reports):
+            assert report["error"] is not None, name
+            assert report["seconds"] < TIMEOUT.total_seconds() / 2, name
+    assert found["fails_alone"][1]["error"] == "ValueError: no plan"
+    for name, value in [("dies_while_writing", 1), ("dies_before_publishing", 1), ("dies_after_publishing", 2)]:
+        state = {f"of rank {rank}": torch.full((50,), float(value + rank)) for rank in range(3)}
+        state["shared"] = torch.full((20,), float(value))
+        assert_same(load(state, tmp_path / name / "checkpoint"), state)
+    for rank in range(3):  # each for itself: the failed one has its old checkpoint, the others their new ones
+        value = 1.0 if rank == 1 else 2.0
+        wanted = {f"of rank {rank}": torch.full((50,), value + rank), "shared": torch.full((20,), value)}
+        assert_same(load_rank(tmp_path / "fails_alone" / "checkpoint", rank, wanted), wanted)
+
+
+def load_rank(path: Path, rank: int, state: dict[str, Any]) -> dict[str, Any]:
+    """What a rank's own metadata leads to, read in this process."""
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+
+    import streamxf
+
+    from .helpers import KEY, blank
+
+    found = blank(state)
+    reader, planner = streamxf.FileSystemReader(path, keys=KEY), DefaultLoadPlanner()
+    metadata = reader.read_metadata(rank=rank)
+    planner.set_up_planner(found, metadata, True)
+    reader.set_up_storage_reader(metadata, True, rank=rank, use_collectives=False)
+    plan = reader.prepare_local_plan(planner.create_local_plan())
+    reader.read_data(plan, planner).wait()
+    return dict(found)

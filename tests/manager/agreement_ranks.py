@@ -97,27 +97,21 @@ def long_steps(folder: Path) -> Any:
 
 def different_steps(folder: Path) -> Any:
     """At the third call the last rank is a step ahead; rank 0 is about to save there, and must not."""
-    agreement, rank = Agreement(), dist.get_rank()
-    ahead = rank == dist.get_world_size() - 1
-    done = []
-    try:
-        for step in (10, 11, 12, 13):
-            agreement.exchange(step + (ahead and step >= 12), wait=rank == 0 and step == 12)
-            done.append(step)
-    except ParameterError as error:
-        return {"done": done, "error": str(error)}
-    finally:
-        agreement.close()
-    return {"done": done}
+    return about_to_save(10, 12, ahead=dist.get_rank() == dist.get_world_size() - 1)
 
 
 def different_schedules(folder: Path) -> Any:
     """Rank 0 alone is about to save at step 2; it is told before it does."""
+    return about_to_save(1, 2)
+
+
+def about_to_save(first: int, at: int, ahead: bool = False) -> Any:
+    """Which steps are done, of those to `at` and one more, and why no others are; from `at` on a rank may be ahead."""
     agreement, rank = Agreement(), dist.get_rank()
     done = []
     try:
-        for step in (1, 2, 3):
-            agreement.exchange(step, wait=rank == 0 and step == 2)
+        for step in range(first, at + 2):
+            agreement.exchange(step + (ahead and step >= at), wait=rank == 0 and step == at)
             done.append(step)
     except ParameterError as error:
         return {"done": done, "error": str(error)}

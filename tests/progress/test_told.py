@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.planner import LoadPlan
 import streamxf
 from streamxf import Checksum, FloatZip
 from streamxf.errors import BlockError, ContainerError, ParameterError, UnsupportedError
+from tests.altered import flip
 from tests.dcp.helpers import KEY, Xor, blank, data_files, error_of, full_chain, save
 from tests.dcp.shards import save_as_ranks
 from tests.dcp.test_write_failures import FaultyFiles
@@ -166,7 +167,7 @@ def test_a_load_that_fails_is_not_complete(tmp_path: Path, recorder: Recorder) -
     expected = loaded_size(tmp_path)
     places = streamxf.FileSystemReader(tmp_path).read_metadata().storage_data
     (large,) = [place for index, place in places.items() if index.fqn == "large"]
-    damage(tmp_path, large.offset)
+    flip(*data_files(tmp_path), large.offset)
     reader = reader_of(tmp_path, "default", recorder)
     assert isinstance(error_of(lambda: dcp.load(blank(make_state()), storage_reader=reader)), ContainerError)
     assert recorder.done < recorder.expected == expected
@@ -174,18 +175,10 @@ def test_a_load_that_fails_is_not_complete(tmp_path: Path, recorder: Recorder) -
 
 def test_a_load_of_damaged_blocks(tmp_path: Path, recorder: Recorder) -> None:
     save(make_state(), tmp_path, [FloatZip()])
-    damage(tmp_path)
+    flip(*data_files(tmp_path))  # in the middle of the largest item
     reader = reader_of(tmp_path, "default", recorder)
     assert isinstance(error_of(lambda: dcp.load(blank(make_state()), storage_reader=reader)), BlockError)
     assert 0 < recorder.done <= recorder.expected == loaded_size(tmp_path)
-
-
-def damage(folder: Path, at: int | None = None) -> None:
-    """One byte; by default in the middle of the largest item."""
-    (file,) = data_files(folder)
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2 if at is None else at] ^= 1
-    file.write_bytes(data)
 
 
 # -- verify and salvage ----------------------------------------------------------------------------
@@ -219,7 +212,7 @@ def test_verify_of_what_is_damaged(tmp_path: Path, harm: str, recorder: Recorder
     (file,) = data_files(tmp_path)
     size = whole = file.stat().st_size
     if harm == "a byte":
-        damage(tmp_path)
+        flip(file)
     elif harm == "cut":
         size = whole // 2
         file.write_bytes(file.read_bytes()[:size])
@@ -241,7 +234,7 @@ def test_verify_of_what_is_damaged(tmp_path: Path, harm: str, recorder: Recorder
 def test_salvage(tmp_path: Path, damaged: bool, recorder: Recorder) -> None:
     save(make_state(), tmp_path, [FloatZip()])
     if damaged:
-        damage(tmp_path)
+        flip(*data_files(tmp_path))
     found = streamxf.load_intact(tmp_path, progress=recorder)
     assert bool(found.damaged) == damaged
     assert recorder.done == recorder.expected == stored_size(tmp_path)
@@ -252,7 +245,7 @@ def test_salvage_of_a_last_item_that_cannot_be_begun(tmp_path: Path, recorder: R
     save(make_state(), tmp_path, [FloatZip()])
     with streamxf.Checkpoint(tmp_path) as checkpoint:
         last = max(item.places[0].at for item in checkpoint.stored.values())
-    damage(tmp_path, last)
+    flip(*data_files(tmp_path), last)
     assert len(streamxf.load_intact(tmp_path, progress=recorder).damaged) == 1
     assert recorder.done == recorder.expected == stored_size(tmp_path)
 
@@ -275,7 +268,7 @@ def test_salvage_without_metadata(tmp_path: Path, damaged: bool, recorder: Recor
     """What is found is read a second time."""
     save(make_state(), tmp_path, [Checksum()])
     if damaged:
-        damage(tmp_path)
+        flip(*data_files(tmp_path))
     (tmp_path / ".metadata").unlink()
     found = streamxf.load_intact(tmp_path, without_metadata=True, progress=recorder)
     assert bool(found.damaged) == damaged

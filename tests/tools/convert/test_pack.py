@@ -120,17 +120,10 @@ def hub(path: Path, suffix: str = "safetensors") -> dict[str, torch.Tensor]:
     return state
 
 
-def test_a_folder_comes_back_file_by_file(tmp_path):
-    state = hub(tmp_path / "hub")
-    pack(tmp_path / "hub", tmp_path / "packed", file_size=20_000)
-    states.assert_same(packed(tmp_path / "packed"), state)
-    unpack(tmp_path / "packed", tmp_path / "back")
-    assert states.digests(tmp_path / "back") == states.digests(tmp_path / "hub")
-
-
-def test_a_folder_of_pickles_comes_back(tmp_path):
-    state = hub(tmp_path / "hub", "bin")
-    pack(tmp_path / "hub", tmp_path / "packed")
+@pytest.mark.parametrize(("suffix", "options"), [("safetensors", {"file_size": 20_000}), ("bin", {})])
+def test_a_folder_comes_back_file_by_file(tmp_path, suffix, options):
+    state = hub(tmp_path / "hub", suffix)
+    pack(tmp_path / "hub", tmp_path / "packed", **options)
     states.assert_same(packed(tmp_path / "packed"), state)
     unpack(tmp_path / "packed", tmp_path / "back")
     assert states.digests(tmp_path / "back") == states.digests(tmp_path / "hub")
