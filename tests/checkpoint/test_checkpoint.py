@@ -28,6 +28,7 @@ from streamxf.format.table import ItemTable
 from tests.altered import flip
 from tests.dcp import helpers
 from tests.dcp.shards import rows, save_shards
+from tests.failing import fails_with
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
@@ -422,12 +423,10 @@ def test_a_file_that_cannot_be_read_is_not_damaged_below_a_stream_transform(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dcp.save({"w": torch.randn(100_000)}, storage_writer=dcp.FileSystemWriter(tmp_path, _extensions=[TorchZStandard()]))
-
-    def failing(*_: Any) -> int:
-        raise OSError(errno.EIO, "Input/output error")
-
     with streamxf.Checkpoint(tmp_path) as checkpoint:
-        monkeypatch.setattr("streamxf.storage.reading._LocalFile.read_into", failing)
+        monkeypatch.setattr(
+            "streamxf.storage.reading._LocalFile.read_into", fails_with(OSError, errno.EIO, "Input/output error")
+        )
         with pytest.raises(OSError, match="Input/output error"):
             checkpoint["w"].read()
 

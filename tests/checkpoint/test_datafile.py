@@ -24,6 +24,7 @@ from streamxf.errors import CodecError
 from streamxf.storage import files
 from streamxf.storage.files import SyncedFile
 from streamxf.stream import encoder
+from tests.failing import fails_with
 
 BLOCK = 1 << 17
 ARRAY = np.random.default_rng(5).integers(0, 2**63, (20, BLOCK // 8))  # 20 blocks, which do not shrink
@@ -179,10 +180,7 @@ def test_an_error_at_the_end_names_the_file(
 def test_small_items_that_are_written_together_are_not_blamed_for_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write_all(raw: object, data: object) -> int:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(files, "write_all", write_all)
+    monkeypatch.setattr(files, "write_all", fails_with(OSError, errno.EIO, os.strerror(errno.EIO)))
     with (
         pytest.raises(OSError, match=os.strerror(errno.EIO)) as caught,
         CheckpointWriter(tmp_path / "c", chain="checksum") as writer,

@@ -31,6 +31,7 @@ from streamxf.storage.opening import open_storage
 from streamxf.tools.salvage import damaged
 from tests.dcp.helpers import assert_same, blank, refused, small_state
 from tests.dcp.s3_server import storage as s3_options
+from tests.failing import fails_with
 from tests.storage.stores import MemoryStorage
 
 NAME = ".metadata"
@@ -243,13 +244,9 @@ def test_a_network_file_system_that_has_lost_what_was_opened(
 
     monkeypatch.setattr(os, "preadv", stale)
     assert read(LocalStorage(tmp_path)).index.save_id == save_id_of(second)  # type: ignore[union-attr]
-    monkeypatch.setattr(os, "preadv", lambda *_: stale_always())
+    monkeypatch.setattr(os, "preadv", fails_with(OSError, errno.ESTALE, os.strerror(errno.ESTALE)))
     with pytest.raises(ReplacedError):
         read(LocalStorage(tmp_path))
-
-
-def stale_always() -> int:
-    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
 
 # -- loads -------------------------------------------------------------------------------------------------------------

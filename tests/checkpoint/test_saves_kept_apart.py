@@ -28,6 +28,7 @@ from streamxf.storage import disk, lock
 from streamxf.storage.disk import Mount
 from streamxf.storage.opening import open_storage, storage_over
 from streamxf.storage.storage import LOCK
+from tests.failing import fails_with
 from tests.faults.forks import run_one
 from tests.polling import at_once
 
@@ -233,10 +234,7 @@ def test_where_its_file_cannot_be_made_there_is_none(
 
 
 def test_where_there_are_no_locks_no_file_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
-        raise OSError(errno.ENOLCK, "injected")
-
-    monkeypatch.setattr(lock.fcntl, "flock", refuse)
+    monkeypatch.setattr(lock.fcntl, "flock", fails_with(OSError, errno.ENOLCK, "injected"))
     with lock.locked(open_storage(folder)) as alone:
         assert not alone
         assert not os.listdir(folder)

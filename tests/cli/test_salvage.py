@@ -16,6 +16,7 @@ from tests.altered import flip
 from tests.cli.command import Run
 from tests.cli.conftest import STATE, flip_bit
 from tests.dcp.shards import rows, save_shards
+from tests.failing import fails_with
 
 
 class Unusual:
@@ -161,11 +162,8 @@ def test_a_copy_is_resumed(run: Run, plain: Path, tmp_path: Path, monkeypatch):
     """A call that could not be finished leaves what it has, and the next one takes it up."""
     from streamxf.tools.convert import conversion
 
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(5, "Input/output error", "somewhere")
-
     with monkeypatch.context() as patch:
-        patch.setattr(conversion, "publish", refuse)
+        patch.setattr(conversion, "publish", fails_with(OSError, 5, "Input/output error", "somewhere"))
         assert run("salvage", plain, tmp_path / "new").code == 1
     done = run("salvage", plain, tmp_path / "new", "--json")
     assert done.json["written"]["kept_files"] == 1

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 import streamxf
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.storage import Storage
+from tests.failing import fails_with
 
 from .foreign_errors import NeedsTwo, StoreError
 from .helpers import KEY, Told, full_chain, index_of
@@ -103,11 +104,7 @@ def failing_saves(folder: Path) -> Any:
 
     put = LocalStorage.put
     if rank == 0:
-
-        def fail(*_: Any, **__: Any) -> None:
-            raise StoreError(503)
-
-        LocalStorage.put = fail  # type: ignore[method-assign]
+        LocalStorage.put = fails_with(StoreError, 503)  # type: ignore[method-assign]
     attempt("publishing", set(), Raise())
     LocalStorage.put = put  # type: ignore[method-assign]
 
@@ -162,8 +159,7 @@ def what_failed_saves_leave(folder: Path) -> Any:
     return found
 
 
-def _fail_with_value_error() -> None:
-    raise ValueError("no plan")
+_fail_with_value_error = fails_with(ValueError, "no plan")
 
 
 def cached_plans(folder: Path) -> Any:

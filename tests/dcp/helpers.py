@@ -112,6 +112,25 @@ def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return plain.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
 
+def noise(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    """Random bits, so NaNs with payloads, infinities and denormals among them."""
+    count = torch.Size(shape).numel()
+    if dtype == torch.bool:
+        return torch.randint(0, 2, shape).bool()
+    return torch.randint(0, 256, (count * dtype.itemsize,), dtype=torch.uint8).view(dtype).reshape(shape)
+
+
+def by_name(value: Any) -> Any:
+    """Dicts in the order of their keys: an index has items in the order of their names, and a pickle any."""
+    return {name: by_name(value[name]) for name in sorted(value)} if isinstance(value, dict) else value
+
+
+def assert_only(path: Path, state: dict[str, Any], keys: Any = KEY) -> None:
+    """The checkpoint loads, and nothing else is there: nothing is left of a save that failed."""
+    assert_same(load(state, path, keys), state)
+    assert {file.name for file in path.iterdir()} == {".metadata", *index_of(path).files}
+
+
 def assert_same(found: Any, wanted: Any, where: str = "state") -> None:
     """Compare bit for bit: NaNs and signs of zero count, and strides do not."""
     if isinstance(wanted, torch.Tensor):

@@ -17,6 +17,7 @@ from streamxf.errors import NoSpaceError
 from streamxf.storage.disk import Volume
 from streamxf.storage.opening import open_storage
 from tests.altered import flip
+from tests.failing import fails_with
 
 from .helpers import KEY, OTHER_KEY, data_files, full_chain, load, save
 
@@ -81,10 +82,7 @@ def test_why_there_is_no_metadata(saved: Path, remote: bool) -> None:
 
 
 def test_a_folder_that_cannot_be_listed(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def listed(*_: Any) -> Any:
-        raise PermissionError("somebody forbids it")
-
-    monkeypatch.setattr("streamxf.storage.local.LocalStorage.names", listed)
+    monkeypatch.setattr("streamxf.storage.local.LocalStorage.names", fails_with(PermissionError, "somebody forbids it"))
     (saved / ".metadata").unlink()
     assert "its folder cannot be listed (PermissionError: somebody forbids it)" in told_by(saved)
 

@@ -27,6 +27,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 
 import streamxf
+from tests.failing import fails_with
 from tests.polling import wait_until
 
 from .helpers import Told, full_chain, load
@@ -52,11 +53,7 @@ class Failing(dcp.DefaultSavePlanner):
 
     def __init__(self, method: str, error: BaseException) -> None:
         super().__init__()
-
-        def fail(*_: Any, storage_meta: Any = None, **__: Any) -> Any:
-            raise error
-
-        setattr(self, method, fail)
+        setattr(self, method, fails_with(lambda: error))
 
 
 class Uncopied(AsyncStager):

@@ -26,9 +26,10 @@ from streamxf import Checksum
 from streamxf.checkpoint.datafile import DataFile
 from streamxf.errors import AbortedError, CodecError
 from streamxf.storage.local import LocalStorage
+from tests.failing import fails_with
 
 from .foreign_errors import MADE, NeedsTwo
-from .helpers import Acting, assert_same, full_chain, index_of, load, raising, save, since, unwrapped
+from .helpers import Acting, assert_only, assert_same, full_chain, index_of, load, raising, save, since, unwrapped
 
 ITEMS = 8
 
@@ -54,12 +55,6 @@ def failure_of(action: Callable[[], Any]) -> BaseException:
         action()
     assert list(caught.value.failures) == [0]
     return unwrapped(caught.value)
-
-
-def assert_only(path: Path, state: dict[str, Any]) -> None:
-    """The checkpoint loads, and nothing else is there."""
-    assert_same(load(state, path), state)
-    assert {file.name for file in path.iterdir()} == {".metadata", *index_of(path).files}
 
 
 # -- anything, in any thread -----------------------------------------------------------------------
@@ -200,8 +195,7 @@ def test_of_two_failures_the_first_in_time_is_raised_even_if_it_takes_longer(
     assert_only(checkpoint, old)
 
 
-def may_not_be_removed(path: Any, **_: Any) -> None:
-    raise PermissionError(errno.EPERM, "may not be removed")
+may_not_be_removed = fails_with(PermissionError, errno.EPERM, "may not be removed")
 
 
 class Unclosable:

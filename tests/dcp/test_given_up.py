@@ -21,6 +21,7 @@ import torch.distributed.checkpoint as dcp
 import streamxf
 from streamxf.errors import AbortedError
 from streamxf.storage.local import LocalStorage
+from tests.failing import fails_with
 
 from .helpers import assert_same, full_chain, index_of, load, save
 from .rank_scenarios import run_ranks
@@ -165,7 +166,10 @@ def test_what_cannot_be_removed_is_logged(
     for method in ("remove", "names"):
         writer, finish = written(checkpoint)
         with monkeypatch.context() as patch:
-            failing = {"remove": lambda _, names: dict.fromkeys(names, OSError("no")), "names": _fail}[method]
+            failing = {
+                "remove": lambda _, names: dict.fromkeys(names, OSError("no")),
+                "names": fails_with(OSError, "no listing"),
+            }[method]
             patch.setattr(LocalStorage, method, failing)
             writer.reset(checkpoint)
         del finish
@@ -173,10 +177,6 @@ def test_what_cannot_be_removed_is_logged(
     assert len(of_files) == 2
     assert all(line.endswith(f" of a failed save to {checkpoint} could not be removed: no") for line in of_files)
     assert f"data files of a failed save to {checkpoint} could not be removed: no listing" in caplog.messages
-
-
-def _fail(*_: Any) -> None:
-    raise OSError("no listing")
 
 
 SCRIPT = """

@@ -36,6 +36,7 @@ from streamxf.format.index import File, Index
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.format.table import ItemTable
 from streamxf.format.trailer import Trailer
+from tests.failing import fails_with
 
 from . import shards
 from .helpers import KEY, assert_same, blank, full_chain, save, unwrapped
@@ -257,13 +258,9 @@ def test_an_error_of_a_storage_reaches_all_ranks_while_a_planner_asks(
 ) -> None:
     monkeypatch.setattr("streamxf.format.index._SMALL", 0)
     save({"a": torch.zeros(8, 2)}, tmp_path)
-
-    def fail(at: int, size: int) -> bytes:
-        raise StoreError("the store answered", 503)
-
     reader: Any = streamxf.FileSystemReader(tmp_path, keys=KEY)
     content = reader.read_metadata()
-    content._found.items.parts._read = fail
+    content._found.items.parts._read = fails_with(StoreError, "the store answered", 503)
     with pytest.raises(ConnectionError) as caught:
         planned(planner(), {"a": torch.zeros(8, 2)}, content)
     arrived = pickle.loads(pickle.dumps(caught.value))

@@ -18,7 +18,7 @@ from streamxf.format.index import Index
 from streamxf.torchsave import stock
 from tests.altered import flip
 
-from .helpers import KEY, assert_same, data_files, error_of, load, load_with, refused, save, sections_of
+from .helpers import KEY, assert_same, by_name, data_files, error_of, load, load_with, refused, save, sections_of
 
 STATE = {"w": torch.ones(3)}
 
@@ -111,11 +111,6 @@ def test_errors_survive_the_pickle_that_carries_them_between_ranks(checkpoint: P
 # -- readers of others' that take a whole checkpoint ---------------------------------------------
 
 
-def sorted_by_name(value: Any) -> Any:
-    """As torch makes nested dicts of items, which an index has in the order of their names."""
-    return {name: value[name] for name in sorted(value)} if isinstance(value, dict) else value
-
-
 def test_loading_without_a_state_dict(checkpoint: Path, state: dict[str, Any]) -> None:
     """As torch's `dcp_to_torch_save` does."""
     from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
@@ -124,7 +119,7 @@ def test_loading_without_a_state_dict(checkpoint: Path, state: dict[str, Any]) -
     found: dict[str, Any] = {}
     reader = streamxf.FileSystemReader(checkpoint, keys=KEY)
     _load_state_dict(found, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
-    assert_same({name: found[name] for name in state}, {name: sorted_by_name(state[name]) for name in state})
+    assert_same({name: found[name] for name in state}, {name: by_name(state[name]) for name in state})
     found.clear()
     planner = _EmptyStateDictLoadPlanner(keys={"weight"})
     _load_state_dict(found, storage_reader=reader, planner=planner, no_dist=True)

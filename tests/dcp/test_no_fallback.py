@@ -15,6 +15,7 @@ import streamxf
 from streamxf import Encrypt
 from streamxf.checkpoint import metadata
 from streamxf.errors import ForeignError, KeyServiceError, MetadataError, StreamxfError, is_damage
+from tests.failing import fails_with
 from tests.keys.sealed import Service
 
 from .helpers import blank, error_of
@@ -54,11 +55,7 @@ def test_whatever_is_raised_while_metadata_is_read_is_kept_with_its_cause(
     with_older: Path, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = kind("no answer")
-
-    def fails(*_: Any, **__: Any) -> Any:
-        raise error
-
-    monkeypatch.setattr(metadata.Trailer, "parse", fails)
+    monkeypatch.setattr(metadata.Trailer, "parse", fails_with(lambda: error))
     reader: Any = streamxf.FileSystemReader(with_older, keys=Service())
     found = reader.read_metadata()
     assert isinstance(found, dcp.Metadata)

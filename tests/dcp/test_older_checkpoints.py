@@ -24,7 +24,7 @@ import streamxf
 from streamxf import FileSystemReader, FileSystemWriter
 from tests.cli.command import runner
 
-from .helpers import assert_same, load_with
+from .helpers import assert_same, by_name, load_with
 
 FILES = sorted((Path(__file__).parent / "older").glob("*.tar.xz"))
 STATE = {
@@ -82,11 +82,6 @@ def test_it_is_transcoded_and_unpacked(checkpoint: Path, tmp_path: Path) -> None
         streamxf.unpack(path, tmp_path / f"{path.name}.pt")
         unpacked = torch.load(tmp_path / f"{path.name}.pt")
         assert_same(*map(by_name, (unpacked, STATE if "model" in unpacked else FLAT)))
-
-
-def by_name(value: Any) -> Any:
-    """Dicts in the order of their keys: an index has items in the order of their names, and a pickle any."""
-    return {name: by_name(value[name]) for name in sorted(value)} if isinstance(value, dict) else value
 
 
 def test_all_are_there() -> None:

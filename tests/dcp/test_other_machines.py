@@ -24,6 +24,7 @@ from streamxf.errors import AbortedError, MetadataError, ParameterError, Unsuppo
 from streamxf.storage import disk
 from streamxf.storage.reading import StoredFile
 from streamxf.storage.remote import RemoteStorage
+from tests.failing import fails_with
 
 from .helpers import KEY, OTHER_KEY, assert_same, data_files, error_of, full_chain, index_of, load, refused, save
 from .shards import Planner, save_shards
@@ -271,16 +272,9 @@ def test_a_ranks_own_metadata_beside_a_global_one(checkpoint: Path, monkeypatch:
 
 def test_the_first_cause_is_told_where_a_draft_stays(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(state_of(0), checkpoint, [])
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise OSError(5, "fault injected")
-
-    def cannot(*_: Any, **__: Any) -> None:
-        raise PermissionError("second fault")
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", fail)
-        patch.setattr(os, "unlink", cannot)
+        patch.setattr(os, "replace", fails_with(OSError, 5, "fault injected"))
+        patch.setattr(os, "unlink", fails_with(PermissionError, "second fault"))
         error = error_of(lambda: save(state_of(1), checkpoint, []))
     assert "fault injected" in str(error)
     assert any("could not be removed: PermissionError: second fault" in note for note in error.__notes__)  # type: ignore[union-attr]

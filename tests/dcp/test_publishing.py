@@ -24,6 +24,7 @@ from streamxf.storage import disk, lock
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import open_storage
 from streamxf.storage.remote import RemoteStorage
+from tests.failing import fails_with
 
 from .helpers import assert_same, data_files, error_of, full_chain, index_of, load, refused, save
 from .process_groups import start_ranks
@@ -33,11 +34,6 @@ ROUNDS = 20
 
 def state_of(value: float) -> dict[str, Any]:
     return {name: torch.full((257,), value) for name in "abcd"}
-
-
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    return tmp_path / "checkpoint"
 
 
 # -- leftovers -------------------------------------------------------------------------------------
@@ -99,11 +95,7 @@ def test_nothing_goes_before_the_new_one_is_published(checkpoint: Path, monkeypa
 
 def test_leftovers_that_cannot_be_removed_are_named(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(checkpoint, [f"__{rank}_0.distcp" for rank in range(9)])
-
-    def unlink(path: Any, **_: Any) -> None:
-        raise PermissionError(errno.EPERM, "fault injected")
-
-    monkeypatch.setattr(os, "unlink", unlink)
+    monkeypatch.setattr(os, "unlink", fails_with(PermissionError, errno.EPERM, "fault injected"))
     with pytest.warns(UserWarning, match=r"unencrypted.*__0_0\.distcp.* and 4 more .*streamxf clean"):
         save(state_of(1), checkpoint, full_chain())
     assert_same(load(state_of(0), checkpoint), state_of(1))
@@ -259,10 +251,7 @@ def test_names_of_data_files_are_on_the_disk_before_another_host_publishes_them(
 def test_what_makes_an_index_impossible_is_raised_and_leaves_no_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any) -> None:
-        raise MetadataError("paths that contradict each other")
-
-    monkeypatch.setattr("streamxf.dcp.writer.items_of", fail)
+    monkeypatch.setattr("streamxf.dcp.writer.items_of", fails_with(MetadataError, "paths that contradict each other"))
     with refused(MetadataError, "contradict"):
         save(state_of(0), tmp_path)
     assert not list(tmp_path.glob("*.distcp"))

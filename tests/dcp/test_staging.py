@@ -29,6 +29,7 @@ from streamxf.storage.reading import FileSlice
 from streamxf.stream.container import BlockReader, read_header, stream_info
 from streamxf.stream.encoder import ByteSource, ContainerEncoder, Encoded, MemorySource
 from streamxf.stream.reader import StreamReader
+from tests.failing import fails_with
 from tests.late_copies import POISON, LateCopies, PoisonedRing, pretend
 
 from .helpers import assert_same, error_of, load, save
@@ -210,14 +211,11 @@ def test_blocks_that_nobody_encodes_give_their_buffers_back() -> None:
 
 
 def test_a_block_that_cannot_be_decoded_gives_its_buffer_back() -> None:
-    def fails(_: memoryview) -> None:
-        raise ValueError("damaged")
-
     copies = LateCopies()
     ring = Ring(lambda: copies.memory(BLOCK), 1)
     memory = DeviceMemory(torch.zeros(BLOCK, dtype=torch.uint8), copies, lambda _: ring)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="damaged"):
-        memory.fill(fails, BLOCK, slice(0, BLOCK), 0)
+        memory.fill(fails_with(ValueError, "damaged"), BLOCK, slice(0, BLOCK), 0)
     assert ring.take(patient=False) is not None
 
 

@@ -21,21 +21,13 @@ from streamxf.checkpoint.staging import Staging
 from streamxf.errors import MetadataError
 from streamxf.torchsave.writing import frame_of
 
-from .helpers import KEY, assert_same, blank, load, load_with, raw_bytes, refused, save
+from .helpers import KEY, assert_same, blank, load, load_with, noise, raw_bytes, refused, save
 
 FLOATS = "float16 bfloat16 float32 float64 complex32 complex64 complex128"
 FP8 = "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
 INTEGERS = "bool uint8 int8 int16 uint16 int32 uint32 int64 uint64"
 DTYPES = [getattr(torch, name) for name in f"{FLOATS} {FP8} {INTEGERS}".split()]
 OTHERS = {value for value in vars(torch).values() if isinstance(value, torch.dtype)} - set(DTYPES)
-
-
-def noise(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    """Random bits, so NaNs with payloads, infinities and denormals among them."""
-    count = torch.Size(shape).numel()
-    if dtype == torch.bool:
-        return torch.randint(0, 2, shape).bool()
-    return torch.randint(0, 256, (count * dtype.itemsize,), dtype=torch.uint8).view(dtype).reshape(shape)
 
 
 def stock_can(dtype: torch.dtype, folder: Path) -> bool:

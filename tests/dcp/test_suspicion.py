@@ -12,6 +12,7 @@ import pytest
 from streamxf.dcp.reader import note_damage, suspect
 from streamxf.errors import BlockError, IdentityError, KeyMissingError, PolicyError, StreamxfError, WrongKeyError
 from streamxf.storage.opening import open_storage
+from tests.failing import fails_with
 
 ID = "0123456789abcdef" * 2
 NOTE = f".streamxf/damage-{ID}"
@@ -59,11 +60,7 @@ def test_a_store(tmp_path: Path):
 def test_a_store_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     memory = fsspec.filesystem("memory")
     memory.pipe_file(f"{tmp_path}/run/.streamxf/rows", b"")
-
-    def refuse(*_: object) -> None:
-        raise RuntimeError("read only")
-
-    monkeypatch.setattr(type(memory), "pipe_file", refuse)
+    monkeypatch.setattr(type(memory), "pipe_file", fails_with(RuntimeError, "read only"))
     assert suspect(open_storage(f"memory://{tmp_path}/run/step-3"), ID) is False
 
 

@@ -19,6 +19,7 @@ from streamxf import engine
 from streamxf.engine import Engine, Job, JobBudget, worker_count
 from streamxf.errors import ParameterError
 from streamxf.pipeline import Pipeline
+from tests.failing import fails_with
 from tests.polling import SECONDS, WatchedLock, at_once, wait_until
 
 WORKERS = 2
@@ -281,12 +282,9 @@ def test_an_interrupt_of_cancel_is_raised_when_nothing_runs(monkeypatch):
 
 
 def test_an_interrupt_while_there_is_no_room_cancels_what_is_in_flight(own_engine, monkeypatch):
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
     pipeline: Pipeline[None] = Pipeline()
     pipeline.submit(lambda: None, 1)
-    monkeypatch.setattr(own_engine.budget, "take", interrupted)
+    monkeypatch.setattr(own_engine.budget, "take", fails_with(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         pipeline.submit(lambda: None, 1)
     assert not [*pipeline.results()]

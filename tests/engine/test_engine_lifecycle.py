@@ -10,6 +10,7 @@ import pytest
 
 from streamxf import engine
 from streamxf.engine import Engine, Job, side_by_side
+from tests.failing import fails_with
 
 CODEC = """
 import gc, io, os, signal, threading, time
@@ -114,11 +115,8 @@ def test_jobs_run_once_where_no_thread_can_be_started(monkeypatch: pytest.Monkey
 
 
 def test_jobs_run_at_once_where_there_are_no_threads_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     engine = Engine(2)
-    monkeypatch.setattr(threading.Thread, "start", never)
+    monkeypatch.setattr(threading.Thread, "start", fails_with(RuntimeError, "can't start new thread"))
     assert engine.submit(Job(threading.current_thread)).result(timeout=60) is threading.current_thread()
 
 
@@ -127,12 +125,8 @@ def test_a_thread_that_begins_when_all_is_over_makes_no_call(monkeypatch: pytest
     late: list[threading.Thread] = []
     monkeypatch.setattr(threading.Thread, "start", lambda thread: late.append(thread))
     made: list[str] = []
-
-    def fail() -> None:
-        raise OSError("the first call failed")
-
     with pytest.raises(OSError, match="the first call failed"):
-        side_by_side([fail, lambda: made.append("after the end")], 2, [])
+        side_by_side([fails_with(OSError, "the first call failed"), lambda: made.append("after the end")], 2, [])
     (thread,) = late
     thread.run()
     assert made == []

@@ -20,6 +20,7 @@ from streamxf import engine
 from streamxf.engine import Engine, in_worker
 from streamxf.errors import AbortedError
 from streamxf.pipeline import SinkPipeline
+from tests.failing import fails_with
 from tests.polling import SECONDS, at_once, wait_until
 
 WORKERS = 3
@@ -187,13 +188,10 @@ def test_an_error_of_the_sink_ends_it(error, step, waits):
 @pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 def test_an_error_of_a_job_ends_it(error, waits):
-    def fail() -> None:
-        raise error
-
     sink = Sink(waits=waits)
     with pytest.raises(type(error)) as caught:
         sink.submit(lambda: 0)
-        sink.submit(fail)
+        sink.submit(fails_with(lambda: error))
         while True:
             sink.submit(lambda: 1)
     assert caught.value is error
@@ -205,9 +203,7 @@ def test_an_interrupt_of_the_thread_that_fills_the_sink_is_raised_there(at, monk
     """Where it has all to do itself, such as where no thread can be started."""
     monkeypatch.setattr(Engine, "_start_workers", lambda made: False)
 
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
+    interrupted = fails_with(KeyboardInterrupt)
     sink = Sink(interrupted if at == "in" else None)
     if at == "before":
         monkeypatch.setattr(sink.pipeline, "_next_is_there", interrupted)

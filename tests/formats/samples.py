@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from streamxf.formats import opening
 from streamxf.formats.contents import Contents
 from streamxf.formats.opening import Source
 from streamxf.storage.opening import open_storage
-from tests.dcp.helpers import KEY, save
+from tests.dcp.helpers import KEY, noise, save
 from tests.dcp.shards import Planner, rows, save_shards
 
 FLOATS = "float16 bfloat16 float32 float64 complex64"
@@ -31,14 +30,6 @@ INTEGERS = "bool uint8 int8 int16 uint16 int32 uint32 int64 uint64"
 DTYPES = [getattr(torch, name) for name in f"{FLOATS} {FP8} {INTEGERS}".split()]
 
 State = dict[str, torch.Tensor]
-
-
-def noise(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    """Random bits, so NaNs with payloads, infinities and denormals among them."""
-    count = math.prod(shape)
-    if dtype == torch.bool:
-        return torch.randint(0, 2, shape).bool()
-    return torch.randint(0, 256, (count * dtype.itemsize,), dtype=torch.uint8).view(dtype).reshape(shape)
 
 
 @st.composite

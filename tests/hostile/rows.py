@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from streamxf.errors import StreamxfError
 from tests.dcp.helpers import unwrapped
+from tests.failing import fails_with
 
 T = TypeVar("T")
 
@@ -129,10 +130,7 @@ def six(value: int, bits: int, *, limit: int | None = None) -> Sequence[int]:
 
 @contextmanager
 def _alarm() -> Iterator[None]:
-    def ring(*_: object) -> None:
-        raise Hung(f"not over after {HANGS:g} seconds")
-
-    before = signal.signal(signal.SIGALRM, ring)
+    before = signal.signal(signal.SIGALRM, fails_with(Hung, f"not over after {HANGS:g} seconds"))
     signal.setitimer(signal.ITIMER_REAL, HANGS)
     try:
         yield

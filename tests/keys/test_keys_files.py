@@ -14,6 +14,7 @@ import streamxf
 from streamxf.errors import KeyFileError, KeyMissingError, ParameterError, WrongKeyError
 from streamxf.keys import Key, KeyRing, PrivateKey, SigningKey, file, read_key, write_key
 from streamxf.keys.location import format_key, parse_key
+from tests.failing import fails_with
 from tests.polling import at_once
 
 KEY = Key(bytes(range(107, 139)))
@@ -240,11 +241,7 @@ def test_things_that_are_no_files(tmp_path):
 
 def test_a_read_that_fails(tmp_path, monkeypatch):
     path = put(tmp_path / "key", format_key(KEY))
-
-    def fail(*arguments, **keywords):
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "fdopen", fail)
+    monkeypatch.setattr(os, "fdopen", fails_with(OSError, errno.EIO, "Input/output error"))
     with pytest.raises(KeyFileError, match="cannot be read: Input/output error"):
         read_key(path)
 
@@ -281,10 +278,7 @@ def test_a_secret_file_is_never_open_to_others(mask, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("operation", ["fsync", "fdopen"])
 def test_a_write_that_fails_leaves_nothing(operation, tmp_path, monkeypatch):
-    def fail(*arguments, **keywords):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, operation, fail)
+    monkeypatch.setattr(os, operation, fails_with(OSError, errno.ENOSPC, "No space left on device"))
     with pytest.raises(KeyFileError, match="cannot be written: No space left"):
         write_key(tmp_path / "key", KEY)
     assert list(tmp_path.iterdir()) == []
@@ -309,10 +303,7 @@ def test_file_and_folder_are_synced(tmp_path, monkeypatch):
 
 
 def test_an_interrupt_leaves_nothing(tmp_path, monkeypatch):
-    def interrupt(descriptor):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "fsync", interrupt)
+    monkeypatch.setattr(os, "fsync", fails_with(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         write_key(tmp_path / "key", KEY)
     assert list(tmp_path.iterdir()) == []

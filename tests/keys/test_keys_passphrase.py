@@ -13,6 +13,7 @@ from streamxf.keys.file import read_line
 from streamxf.keys.key import encode_b64url
 from streamxf.keys.location import format_key
 from streamxf.keys.passphrase import DEFAULT_COST, PassphraseCost, normalise, open_protected, protect_key
+from tests.failing import fails_with
 from tests.keys.frozen import PROTECTED_LINE
 
 SECRET = bytes(range(90, 122))
@@ -45,10 +46,9 @@ def test_what_was_protected_once_opens_for_ever():
 
 
 def test_where_argon2id_is_missing(monkeypatch):
-    def fail(**keywords):
-        raise UnsupportedAlgorithm("This version of OpenSSL does not support argon2id")
-
-    monkeypatch.setattr(passphrase, "Argon2id", fail)
+    monkeypatch.setattr(
+        passphrase, "Argon2id", fails_with(UnsupportedAlgorithm, "This version of OpenSSL does not support argon2id")
+    )
     for use in (lambda: protect_key(KEY, "correct horse"), lambda: open_protected(LINE, "correct horse")):
         with pytest.raises(UnsupportedError, match="no Argon2id"):
             use()
@@ -106,10 +106,7 @@ def change(part: int, value: str) -> str:
     ],
 )
 def test_costs_out_of_range_are_refused_before_anything_is_computed(cost, monkeypatch):
-    def compute(*arguments, **keywords):
-        raise AssertionError("Argon2id was called")
-
-    monkeypatch.setattr(passphrase, "Argon2id", compute)
+    monkeypatch.setattr(passphrase, "Argon2id", fails_with(AssertionError, "Argon2id was called"))
     with pytest.raises(ParameterError, match="cost"):
         open_protected(change(4, cost), "correct horse")
     with pytest.raises(AssertionError, match="was called"):

@@ -24,6 +24,7 @@ from streamxf.manager.retention import Retention
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.storage import Storage
 from tests.dcp.rank_scenarios import sharded_state
+from tests.failing import fails_with
 
 from .runs import complete, damage
 
@@ -153,11 +154,7 @@ def damaged(folder: Path) -> Any:
     def lost(manager: CheckpointManager, path: Any, **options: Any) -> Any:
         reader = make(manager, path, **options)
         if str(path).endswith("step-2") and rank == 1:
-
-            def read_data(*_: Any) -> None:
-                raise FileNotFoundError(2, "gone", str(path))
-
-            reader.read_data = read_data  # type: ignore[method-assign, assignment]
+            reader.read_data = fails_with(FileNotFoundError, 2, "gone", str(path))  # type: ignore[method-assign, assignment]
         return reader
 
     CheckpointManager._make_reader = lost  # type: ignore[method-assign]
@@ -207,11 +204,7 @@ def announced(folder: Path) -> Any:
         manager.commit(1, metrics={"loss": 1.0})
         found["after"] = Path(manager.latest() or "").name
         note = Housekeeper._note
-
-        def refuse(*_: Any) -> None:
-            raise PermissionError(13, "Permission denied")
-
-        Housekeeper._note = refuse  # type: ignore[method-assign, assignment]
+        Housekeeper._note = fails_with(PermissionError, 13, "Permission denied")  # type: ignore[method-assign, assignment]
         try:
             found["refused"] = error_of(lambda: manager.begin(2))
         finally:

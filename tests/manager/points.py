@@ -18,6 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from streamxf.manager import forget, holds, housekeeper, listing, sessions
 from streamxf.manager.housekeeper import Housekeeper
 from streamxf.storage import local
+from tests.failing import fails_with
 
 # where removals look at what others may have changed, each by its module's own name
 LOOKS = ((forget, "held"), (forget, "remove_trees"), (forget, "newest"), (housekeeper, "put_hold"))
@@ -25,6 +26,7 @@ CHANGES = (
     *((os, name) for name in ("unlink", "rmdir", "rename", "replace", "link")),
     *((MemoryFileSystem, name) for name in ("rm_file", "pipe_file")),
 )
+no_locks = fails_with(OSError, errno.ENOLCK, "there are no locks on this file system")
 
 
 class Killed(BaseException):
@@ -134,7 +136,3 @@ class Points:
             if settled is not None:
                 stack.enter_context(patch.object(local, "_SETTLED", settled))
             yield
-
-
-def no_locks(*_: Any) -> None:
-    raise OSError(errno.ENOLCK, "there are no locks on this file system")

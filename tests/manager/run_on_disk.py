@@ -19,6 +19,7 @@ from streamxf.manager.housekeeper import Housekeeper
 from streamxf.manager.listing import Run
 from streamxf.manager.retention import Retention
 from streamxf.storage.opening import open_storage
+from tests.failing import fails_with
 from tests.manager.canned import Files, checkpoint, data_of, keying
 from tests.manager.model import DAY, Folder, Line, Model
 from tests.manager.places import Disk, Objects
@@ -122,10 +123,7 @@ class RunOnDisk(RuleBasedStateMachine):
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        def hangs(*_: Any) -> None:
-            raise AssertionError(f"nothing has happened for {HANGS} seconds")
-
-        before = signal.signal(signal.SIGALRM, hangs)
+        before = signal.signal(signal.SIGALRM, fails_with(AssertionError, f"nothing has happened for {HANGS} seconds"))
         signal.alarm(HANGS)
         try:
             with self.points.watched(lambda: self.now, self.locks, SETTLED if self.remembers else None):

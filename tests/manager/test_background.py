@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from streamxf.manager.listing import list_checkpoints
 from streamxf.manager.manager import CheckpointManager
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.storage import Storage
+from tests.failing import fails_with
 
 from .runs import blank, complete, is_at, state_at, unsaveable
 
@@ -166,13 +166,10 @@ def test_an_error_of_training_counts_more(tmp_path: Path, caplog: pytest.LogCapt
 
 
 def test_an_interrupted_wait_does_not_lose_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(_: list[Future[Any]]) -> None:
-        raise KeyboardInterrupt
-
     with CheckpointManager(tmp_path, async_save=True) as manager:
         manager.save(1, state_at(1), metrics={"loss": 1.0})
         with monkeypatch.context() as patched:
-            patched.setattr(module.futures, "wait", interrupted)
+            patched.setattr(module.futures, "wait", fails_with(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 manager.save(2, state_at(2))
         manager.wait()
@@ -181,12 +178,9 @@ def test_an_interrupted_wait_does_not_lose_the_save(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("async_save", [False, True])
 def test_an_interrupted_save_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, async_save: bool) -> None:
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
     with CheckpointManager(tmp_path, async_save=async_save) as manager:
         with monkeypatch.context() as patched:
-            patched.setattr(module, "dcp_async_save" if async_save else "dcp_save", interrupted)
+            patched.setattr(module, "dcp_async_save" if async_save else "dcp_save", fails_with(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 manager.save(1, state_at(1))
         manager.wait()

@@ -23,6 +23,7 @@ from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING, Saving, parse_not
 from streamxf.dcp.writer import FileSystemWriter
 from streamxf.errors import NoCheckpointError, UnsupportedError
 from streamxf.manager import housekeeper
+from tests.failing import fails_with
 
 from .points import no_locks
 from .runs import blank, is_at, resumed, saved_run, state_at
@@ -339,14 +340,11 @@ def test_a_save_over_what_a_framework_wrote_leaves_nothing_of_it(tmp_path: Path)
 def test_a_save_that_could_not_be_noted_takes_the_place_of_a_frameworks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with CheckpointManager(tmp_path) as manager:
         save(manager, 3)
         manager.wait()
         with monkeypatch.context() as patched:
-            patched.setattr(housekeeper, "put_small", full)
+            patched.setattr(housekeeper, "put_small", fails_with(OSError, errno.ENOSPC, "No space left on device"))
             manager.save(3, state_at(3))
             manager.wait()
     assert kinds(tmp_path) == {"step-3": "own"}

@@ -19,6 +19,7 @@ from streamxf.manager.manager import CheckpointManager
 from streamxf.storage.lock import locked
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import LOCK
+from tests.failing import fails_with
 
 from .runs import blank, complete, is_at, saved_run, state_at, unsaveable
 
@@ -96,7 +97,7 @@ def test_a_removal_that_was_killed_holds_up_nobody_who_comes_later(
 ) -> None:
     saved_run(tmp_path, 1, 2)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr("streamxf.manager.forget._remove_unchanged", interrupted)
+        patched.setattr("streamxf.manager.forget._remove_unchanged", fails_with(KeyboardInterrupt))
         streamxf.forget(tmp_path, 1)
     (note,) = (tmp_path / ".streamxf").glob("going-*")
     _, _, number = note.name.split("-")
@@ -167,7 +168,3 @@ def test_a_removal_that_is_killed_removes_extras_when_it_goes_on(
         streamxf.forget(tmp_path, keep)
     streamxf.forget(tmp_path, keep)
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-2"]
-
-
-def interrupted(*_: Any) -> None:
-    raise KeyboardInterrupt

@@ -35,6 +35,7 @@ from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
 from tests.altered import flip
 from tests.dcp.helpers import KEY
+from tests.failing import fails_with
 from tests.forge import split_metadata
 
 from .places import below
@@ -373,9 +374,6 @@ def test_who_asks_for_readers_removes_nothing_and_who_removes_checkpoints_does(r
 def test_who_may_only_read_an_object_store_resumes(
     run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: type[Exception]
 ) -> None:
-    def denied(*_: Any, **__: Any) -> None:
-        raise kind("Access Denied")
-
-    monkeypatch.setattr(module_of_holds, "put_small", denied)
+    monkeypatch.setattr(module_of_holds, "put_small", fails_with(kind, "Access Denied"))
     assert resumed(run) == 3
     assert "nothing keeps step-3 from being removed while it is read: " in caplog.text

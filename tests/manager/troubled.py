@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 import streamxf
 from streamxf.manager.choice import suspects
 from streamxf.storage.opening import open_storage
+from tests.failing import fails_with
 
 MANY = 60  # files; each has a tensor that is not read whole when it is opened
 LARGE = 48 * 2**20  # elements
@@ -197,11 +198,7 @@ def trouble(kind: str) -> Iterator[None]:
     else:
         errors = {"its own code": ValueError("no"), "an import": ModuleNotFoundError("a_package"), "": None}
         error = errors.get(kind)
-
-        def fail() -> None:
-            raise error  # type: ignore[misc]
-
-        Thing.trouble = None if error is None else fail
+        Thing.trouble = None if error is None else fails_with(lambda: error)
         yield
         Thing.trouble = None
 

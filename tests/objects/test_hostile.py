@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 
 from streamxf.errors import ContainerError, MetadataError, PolicyError
 from streamxf.torchsave.objects import Objects
-from tests.archives import saved
+from tests.archives import old_form, saved
 from tests.cli import preloaded
 from tests.dcp.helpers import assert_same, data_files, index_of, load, load_with, refused, rewrite_index, rewrite_pickle
 from tests.vectors.recipes.world import crcs_of
@@ -157,7 +157,7 @@ ARCHIVES: dict[str, Any] = {
     "one name twice": twice,
     "nothing": lambda: b"",
     "a plain pickle": lambda: pickle.dumps(5),
-    "torch.save's old format": lambda: _old_format(),
+    "torch.save's old format": lambda: old_form(5),
     "cut": lambda: saved(5)[:-1],
     "continued": lambda: saved(5) + b"\0",
     "a record of another size": lambda: altered(lambda data: _directory(data, 24, b"\xff\xff\xff\x7f")),
@@ -172,12 +172,6 @@ ARCHIVES: dict[str, Any] = {
     "a huge directory": lambda: altered(lambda data: _end(data, 40, 2**40)),
     "without a pickle": lambda: archive(b"", {}).replace(b"data.pkl", b"data.pkk"),
 }
-
-
-def _old_format() -> bytes:
-    file = io.BytesIO()
-    torch.save(5, file, _use_new_zipfile_serialization=False)
-    return file.getvalue()
 
 
 def _end(data: bytearray, at: int, value: int) -> None:

@@ -24,6 +24,7 @@ from streamxf.torchsave.check import needs_of
 from streamxf.torchsave.objects import Objects
 from tests.archives import saved
 from tests.dcp.helpers import KEY, assert_same, load, refused, save
+from tests.failing import fails_with
 
 from .pickles import archive, call, number, text
 from .test_policy import Tagged
@@ -288,10 +289,7 @@ def test_what_the_file_of_a_tensor_raises_comes_as_it_is(error: BaseException) -
 
 @pytest.mark.parametrize("error", [MemoryError(), BlockError("damaged")])
 def test_what_is_not_the_objects_fault_is_raised_as_it_is(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(*_: Any) -> Any:
-        raise error
-
-    monkeypatch.setattr(Objects, "_made", failing)
+    monkeypatch.setattr(Objects, "_made", fails_with(lambda: error))
     with pytest.raises(type(error)) as caught:
         Objects().load(saved(5), 100)
     assert caught.value is error

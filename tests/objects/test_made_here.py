@@ -14,6 +14,7 @@ import torch
 from streamxf.errors import MetadataError, ObjectError, is_damage
 from streamxf.torchsave.objects import Objects
 from tests.archives import saved
+from tests.failing import fails_with
 
 FAILS: dict[str, Callable[[], object]] = {
     "its own error": lambda: [].pop(),
@@ -56,11 +57,7 @@ def test_the_code_of_a_class_is_no_damage(how: str, monkeypatch: pytest.MonkeyPa
     assert not is_damage(caught.value)
 
 
-def out_of_memory() -> object:
-    raise MemoryError
-
-
-@pytest.mark.parametrize("fails", [out_of_memory, lambda: torch.empty(2**55, dtype=torch.uint8)])
+@pytest.mark.parametrize("fails", [fails_with(MemoryError), lambda: torch.empty(2**55, dtype=torch.uint8)])
 def test_what_there_is_no_memory_for_is_no_damage(fails: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     data = filled()
     monkeypatch.setattr(Filled, "fails", fails)

@@ -14,6 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from streamxf.dcp.base import progress_on
 from streamxf.progress import ProgressBar
+from tests.failing import fails_with
 from tests.polling import at_once
 
 from .terminal import terminal
@@ -98,29 +99,28 @@ second.__exit__(None)
         assert [line.split()[0] for line in shell.screen] == ["First", "Second"]
 
 
-@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"TERM": "unknown"}], ids=str)
-def test_a_terminal_that_cannot_draw_is_left_alone(environment: dict[str, str]) -> None:
-    code = """
-import sys, streamxf.progress
-streamxf.progress._PATIENCE = 0
-with streamxf.progress.ProgressBar("Saving") as bar:
-    bar.advance(1)
-    bar._thread.join()
-"""
-    with terminal(code, **environment) as shell:
-        assert shell.end() == 0
-        assert not shell.written
-
-
-def test_what_is_over_at_once_shows_nothing_and_loads_nothing() -> None:
-    code = """
+AT_ONCE = """
 import sys
 from streamxf.progress import ProgressBar
 with ProgressBar("Saving") as bar:
     bar.advance(1)
 assert "rich" not in sys.modules
 """
-    with terminal(code) as shell:
+LATER = """
+import sys, streamxf.progress
+streamxf.progress._PATIENCE = 0
+with streamxf.progress.ProgressBar("Saving") as bar:
+    bar.advance(1)
+    bar._thread.join()
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "term"), [(LATER, "dumb"), (LATER, "unknown"), (AT_ONCE, "xterm")], ids=["dumb", "unknown", "over at once"]
+)
+def test_what_cannot_be_drawn_or_is_over_at_once_shows_nothing(code: str, term: str) -> None:
+    """What is over at once loads nothing, either."""
+    with terminal(code, TERM=term) as shell:
         assert shell.end() == 0
         assert not shell.written
 
@@ -238,10 +238,7 @@ def test_writer_and_reader_show_it(tmp_path: Path, fails: bool) -> None:
 
 
 def test_an_interrupt_while_it_begins_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(thread: threading.Thread) -> None:
-        raise KeyboardInterrupt
-
     monkeypatch.setattr("streamxf.progress.is_terminal", lambda stream: True)
-    monkeypatch.setattr(threading.Thread, "start", start)
+    monkeypatch.setattr(threading.Thread, "start", fails_with(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt), ProgressBar("Saving"):
         raise AssertionError("it did not begin")

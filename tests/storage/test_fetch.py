@@ -19,6 +19,7 @@ from streamxf.engine import ForkLock
 from streamxf.errors import AbortedError
 from streamxf.storage import fetch
 from streamxf.storage.fetch import FetchedFile, requests_in_threads, requests_to
+from tests.failing import fails_with
 from tests.forked import status_of_child
 from tests.polling import SECONDS, WatchedLock
 
@@ -278,11 +279,8 @@ def waiting_file(asked: list[tuple[int, int]], data: bytes = DATA) -> FetchedFil
 
 @pytest.mark.parametrize("threads", [True, False])
 def test_neighbours_are_one_request_of_a_user_s_storage(monkeypatch: pytest.MonkeyPatch, threads: bool) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     if not threads:
-        monkeypatch.setattr(threading.Thread, "start", refuse)
+        monkeypatch.setattr(threading.Thread, "start", fails_with(RuntimeError, "can't start new thread"))
     asked: list[tuple[int, int]] = []
     file = waiting_file(asked)
     file.expect((0, 400), (400, 700), (740, 900), (2000, 2100))
@@ -316,10 +314,7 @@ def test_a_user_s_storage_that_answers_with_less_is_an_error(size: int) -> None:
 
 
 def test_what_a_user_s_storage_raises_reaches_whoever_reads() -> None:
-    def ask(start: int, stop: int) -> bytes:
-        raise ConnectionError("gone")
-
-    file = FetchedFile(requests_in_threads(ask, "file"), len(DATA))
+    file = FetchedFile(requests_in_threads(fails_with(ConnectionError, "gone"), "file"), len(DATA))
     file.expect((0, 100))
     with pytest.raises(ConnectionError, match="gone"):
         read(file, 0, 100)

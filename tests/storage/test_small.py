@@ -19,6 +19,7 @@ from streamxf.storage.opening import open_storage, storage_over
 from streamxf.storage.small import put_small, read_small, small_files, small_names
 from streamxf.storage.storage import LOCK, Storage
 from tests.dcp.s3_server import storage as s3_options
+from tests.failing import fails_with
 
 
 class Linked(LocalFileSystem):  # type: ignore[misc]
@@ -80,10 +81,7 @@ def test_once_is_once(storage: Storage) -> None:
 
 
 def test_where_there_are_no_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*given: Any, **options: Any) -> None:
-        raise PermissionError(1, "no links here")
-
-    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "link", fails_with(PermissionError, 1, "no links here"))
     test_once_is_once(open_storage(tmp_path))
 
 

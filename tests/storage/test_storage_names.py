@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import pytest
 
 from streamxf.storage.opening import open_storage
+from tests.failing import fails_with
 
 
 @pytest.fixture
@@ -33,10 +33,7 @@ def test_every_size_is_told_unless_few_are_wanted(folder: Path) -> None:
 
 
 def test_a_folder_that_may_not_be_listed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> Any:
-        raise PermissionError(13, "may not be listed")
-
-    monkeypatch.setattr("os.scandir", refuse)
+    monkeypatch.setattr("os.scandir", fails_with(PermissionError, 13, "may not be listed"))
     assert open_storage(folder).names(["b", "link", "folder", "not there"]) == {"b": 1, "link": None, "folder": None}
 
 

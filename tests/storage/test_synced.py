@@ -14,6 +14,7 @@ import pytest
 from streamxf.buffers import write_all
 from streamxf.storage import files
 from streamxf.storage.files import SyncedFile
+from tests.failing import fails_with
 
 MIB = 2**20
 
@@ -84,9 +85,7 @@ def test_only_what_was_taken_counts(tmp_path: Path, begun: list[tuple[int, int]]
 
 @pytest.mark.parametrize("call", ["flush", "fsync"])
 def test_a_sync_that_fails_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    def fail(*_: Any) -> None:
-        raise OSError(errno.EIO, "fault injected")
-
+    fail = fails_with(OSError, errno.EIO, "fault injected")
     with open(tmp_path / "file", "wb") as raw:
         file = SyncedFile(raw)
         file.write(b"data")

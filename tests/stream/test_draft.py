@@ -22,6 +22,7 @@ from streamxf.storage.files import Draft, replacing
 from streamxf.storage.multipart import creating
 from streamxf.storage.opening import open_storage
 from streamxf.storage.remote import RemoteStorage
+from tests.failing import fails_with
 from tests.samples import KEY, data_of, encode
 
 
@@ -132,11 +133,7 @@ def test_a_file_whose_first_bytes_cannot_be_written_is_not_begun(
 ) -> None:
     with pytest.raises(OSError, match="No space left"):
         streamxf.open("/dev/full", "wb")
-
-    def fail(*_: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr("streamxf.stream.plain.write_all", fail)
+    monkeypatch.setattr("streamxf.stream.plain.write_all", fails_with(OSError, errno.EIO, os.strerror(errno.EIO)))
     with pytest.raises(OSError, match="Input/output error"):
         streamxf.open(tmp_path / "file", "wb")
     assert [*tmp_path.iterdir()] == []

@@ -20,6 +20,7 @@ from streamxf import Codec, engine
 from streamxf.chain import Chain
 from streamxf.errors import AbortedError, CodecError, ContainerError, ParameterError, StreamxfError
 from streamxf.stream.encoder import ContainerEncoder, StreamWriter
+from tests.failing import fails_with
 from tests.polling import wait_until
 from tests.samples import BLOCK, FULL, KEY, READERS, data_of, encode
 
@@ -259,11 +260,7 @@ def test_a_file_that_takes_nothing(base, answer):
 
 def test_errors_of_publishing_surface_and_leave_the_old_file(path, monkeypatch):
     file = start(path)
-
-    def fail(*_: object) -> None:
-        raise OSError(errno.EIO, "fsync failed")
-
-    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(os, "fsync", fails_with(OSError, errno.EIO, "fsync failed"))
     with pytest.raises(OSError, match="fsync failed"):
         file.close()
     assert untouched(path)

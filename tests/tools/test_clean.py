@@ -19,6 +19,7 @@ from tests.altered import flip
 from tests.dcp.helpers import KEY, OTHER_KEY, assert_same, data_files, full_chain, load, save, sections_of
 from tests.dcp.shards import save_shards
 from tests.dcp.test_publishing import LEFTOVERS, NOT_OURS, plant, state_of
+from tests.failing import fails_with
 
 CHAINS: dict[str, Callable[[], list[Any]]] = {"no chain": list, "full chain": full_chain}
 
@@ -193,11 +194,7 @@ def test_ranks_with_metadata_of_their_own(tmp_path: Path) -> None:
 
 def test_what_cannot_be_removed_is_said(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, keys: Any) -> None:
     plant(checkpoint, LEFTOVERS[:1])
-
-    def unlink(path: str, **_: Any) -> None:
-        raise PermissionError("fault injected")
-
-    monkeypatch.setattr(os, "unlink", unlink)
+    monkeypatch.setattr(os, "unlink", fails_with(PermissionError, "fault injected"))
     with pytest.warns(UserWarning, match="1 file could not be removed"):
         report = streamxf.clean(checkpoint, keys=keys)
     assert report.removed == ()

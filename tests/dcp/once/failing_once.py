@@ -22,6 +22,7 @@ from streamxf.dcp.once import meeting, transfer
 from streamxf.storage.reading import _LocalFile
 from tests.altered import flip
 from tests.dcp.helpers import KEY, OTHER_KEY, full_chain
+from tests.failing import fails_with
 
 from .once_ranks import blank, same, values
 
@@ -50,10 +51,6 @@ class Failing(dcp.DefaultLoadPlanner):
         super().commit_tensor(read_item, tensor)
 
 
-def fail() -> None:
-    raise ValueError("on purpose")
-
-
 def slow_at_first(original: Any) -> Any:
     """As gloo is where a rank dies that it was about to connect with."""
     calls = []
@@ -67,8 +64,7 @@ def slow_at_first(original: Any) -> Any:
     return make
 
 
-def no_input() -> None:
-    raise OSError(5, "Input/output error")
+no_input = fails_with(OSError, 5, "Input/output error")
 
 
 def broken(original: Any, act: Callable[[], None] = no_input) -> Any:
@@ -119,7 +115,7 @@ def raising(folder: Path) -> Any:
 
     for number, method in enumerate(["finish_plan", "resolve_tensor", "commit_tensor"]):
         who = number % dist.get_world_size()
-        attempt(method, who, planner=Failing(method if rank == who else "", fail))
+        attempt(method, who, planner=Failing(method if rank == who else "", fails_with(ValueError, "on purpose")))
     attempt("read", 1, patch.object(_LocalFile, "read_into", broken(_LocalFile.read_into)))
     unconnected = patch.dict(meeting._kept, clear=True)
     no_route = patch.object(meeting.Meeting, "connect", side_effect=ConnectionError("no route"))

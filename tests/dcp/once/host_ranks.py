@@ -28,6 +28,7 @@ from streamxf.dcp.once import reading
 from streamxf.format import index
 from streamxf.storage.storage import StorageEntry
 from tests.dcp.helpers import KEY, full_chain
+from tests.failing import fails_with
 
 from .once_ranks import blank, same
 
@@ -146,14 +147,11 @@ def deserted(folder: Path) -> Any:
         dist.barrier()
         found[name] = load(folder, "once", patch.object(reading.SharedFile, "_read", read))
 
-    def fail(size: int) -> bytes:
-        raise OSError(5, "Input/output error")
-
     def fall_silent(size: int) -> bytes:
         time.sleep(12)
         return b""
 
-    attempt("fails", fail)
+    attempt("fails", fails_with(OSError, 5, "Input/output error"))
     attempt("ends early", lambda size: bytes(size - 1))
     attempt("falls silent", fall_silent)
     dist.barrier()

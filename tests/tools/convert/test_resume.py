@@ -28,6 +28,7 @@ from streamxf.storage.opening import open_storage
 from streamxf.tools.convert.pack import pack, transcode
 from streamxf.wording import many
 from tests.altered import flip
+from tests.failing import fails_with
 from tests.progress.recorder import Meanwhile, Stop, stop
 from tests.tools.convert.states import assert_same, assert_whole, data_files, loaded, trained
 
@@ -35,6 +36,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable
 
 KEY = Key(bytes(range(32)))
 FILE_SIZE = 400_000
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "target"
 
 
 def stop_midway(source: Path, target: Path, chain: str = "zstd", **options: Any) -> None:
@@ -47,8 +53,7 @@ def inodes(path: Path) -> dict[str, int]:
     return {name: (path / name).stat().st_ino for name in data_files(path)}
 
 
-def test_finished_files_are_kept_as_they_are(tmp_path, source):
-    target = tmp_path / "target"
+def test_finished_files_are_kept_as_they_are(source, target):
     stop_midway(source, target)
     kept = inodes(target)
     assert len(kept) >= 3
@@ -62,8 +67,7 @@ def test_finished_files_are_kept_as_they_are(tmp_path, source):
     assert_whole(target)
 
 
-def test_stopped_again_and_again_it_gets_there(tmp_path, source):
-    target = tmp_path / "target"
+def test_stopped_again_and_again_it_gets_there(source, target):
     for _ in range(20):
         try:
             done = transcode(source, target, "zstd", file_size=FILE_SIZE, progress=Meanwhile(stop, 500_000))
@@ -79,8 +83,7 @@ def test_stopped_again_and_again_it_gets_there(tmp_path, source):
     [{"chain": "lz4"}, {"chain": "zstd:level=7"}, {"file_size": FILE_SIZE + 1}, {"block_size": 2**17}],
     ids=lambda options: str(*options),
 )
-def test_another_call_begins_anew(tmp_path, source, options):
-    target = tmp_path / "target"
+def test_another_call_begins_anew(source, target, options):
     stop_midway(source, target)
     old = data_files(target)
     done = transcode(source, target, **{"chain": "zstd", "file_size": FILE_SIZE, **options})
@@ -90,8 +93,7 @@ def test_another_call_begins_anew(tmp_path, source, options):
     assert_same(loaded(target), trained())
 
 
-def test_another_source_begins_anew(tmp_path, source):
-    target = tmp_path / "target"
+def test_another_source_begins_anew(source, target):
     stop_midway(source, target)
     state = {**trained(), "step": 8}
     dcp_save(state, storage_writer=streamxf.FileSystemWriter(source, sync_files=False))
@@ -100,8 +102,7 @@ def test_another_source_begins_anew(tmp_path, source):
 
 
 @pytest.mark.parametrize("harm", ["cut", "gone", "slip cut", "slip altered", "slip gone", "slip a pipe"])
-def test_what_is_not_whole_is_written_again(tmp_path, source, harm):
-    target = tmp_path / "target"
+def test_what_is_not_whole_is_written_again(source, target, harm):
     stop_midway(source, target)
     names = data_files(target)
     slip, file = target / f"{names[0]}.slip", target / names[0]
@@ -123,9 +124,8 @@ def test_what_is_not_whole_is_written_again(tmp_path, source, harm):
     assert_whole(target)
 
 
-def test_a_finished_file_that_was_altered_is_found_out(tmp_path, source):
+def test_a_finished_file_that_was_altered_is_found_out(source, target):
     """It is not read again before it is published, and what is published has its digest from when it was written."""
-    target = tmp_path / "target"
     stop_midway(source, target)
     file = target / data_files(target)[0]
     flip(file)
@@ -137,8 +137,7 @@ def test_a_finished_file_that_was_altered_is_found_out(tmp_path, source):
 # -- keys --------------------------------------------------------------------------------------------
 
 
-def test_with_a_key_it_goes_on(tmp_path, source):
-    target = tmp_path / "target"
+def test_with_a_key_it_goes_on(source, target):
     stop_midway(source, target, "zstd+encrypt", recipients=KEY)
     assert transcode(source, target, "zstd+encrypt", recipients=KEY, file_size=FILE_SIZE).kept_files
     assert_same(loaded(target, KEY), trained())
@@ -155,9 +154,8 @@ def test_with_public_keys_alone_it_begins_anew(tmp_path, source):
     assert_same(loaded(target, KeyRing(private, allow_unsigned=True)), trained())
 
 
-def test_slips_without_a_mac_are_of_no_use_where_there_is_a_key(tmp_path, source, monkeypatch):
+def test_slips_without_a_mac_are_of_no_use_where_there_is_a_key(source, target, monkeypatch):
     """Somebody who has no key makes files and slips for a copy that is to be encrypted."""
-    target = tmp_path / "target"
     monkeypatch.setattr("streamxf.tools.convert.conversion.Conversion.id", lambda *_: "0" * 32)
     stop_midway(source, target, "zstd")
     done = transcode(source, target, "zstd+encrypt", recipients=KEY, file_size=FILE_SIZE)
@@ -165,8 +163,7 @@ def test_slips_without_a_mac_are_of_no_use_where_there_is_a_key(tmp_path, source
     assert_same(loaded(target, KEY), trained())
 
 
-def test_a_slip_passes_for_no_metadata(tmp_path, source):
-    target = tmp_path / "target"
+def test_a_slip_passes_for_no_metadata(source, target):
     stop_midway(source, target)
     slip = next(target.glob("*.slip"))
     for name in (".metadata", "__0.metadata", "__2147483647.metadata"):
@@ -189,8 +186,7 @@ CALLS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_whoever_reads_what_is_not_finished_is_told_what_it_is(tmp_path, source, call):
-    target = tmp_path / "target"
+def test_whoever_reads_what_is_not_finished_is_told_what_it_is(source, target, call):
     stop_midway(source, target)
     before = sorted(path.name for path in target.iterdir())
     count = len(data_files(target))
@@ -201,8 +197,7 @@ def test_whoever_reads_what_is_not_finished_is_told_what_it_is(tmp_path, source,
     assert sorted(path.name for path in target.iterdir()) == before
 
 
-def test_a_load_of_what_is_not_finished_is_told_what_it_is(tmp_path, source):
-    target = tmp_path / "target"
+def test_a_load_of_what_is_not_finished_is_told_what_it_is(source, target):
     stop_midway(source, target)
     with pytest.raises(CheckpointException, match="interrupted, or is at work"):
         dcp_load({"step": 0}, storage_reader=streamxf.FileSystemReader(target))
@@ -221,8 +216,7 @@ def test_what_is_not_finished_in_place_of_a_checkpoint_is_named(source):
     assert "interrupted" not in str(streamxf.verify(source))
 
 
-def test_clean_and_the_next_save_remove_what_is_left(tmp_path, source):
-    target = tmp_path / "target"
+def test_clean_and_the_next_save_remove_what_is_left(tmp_path, source, target):
     stop_midway(source, target)
     (target / f"{data_files(target)[0]}.slip.01234567.tmp").write_bytes(b"a draft")
     shutil.copytree(target, tmp_path / "other")
@@ -268,8 +262,7 @@ class _Full:
     plain = True
 
 
-def test_one_that_fails_by_a_full_disk_resumes_later(tmp_path, source, monkeypatch):
-    target = tmp_path / "target"
+def test_one_that_fails_by_a_full_disk_resumes_later(source, target, monkeypatch):
     written = []
     real = LocalStorage.put
 
@@ -324,9 +317,8 @@ def test_two_that_go_on_from_the_same_files(tmp_path, source, in_place, stopped)
 
 
 @pytest.mark.parametrize("at", [2_000_000, None])
-def test_who_loses_is_told_of_the_files_that_are_left(tmp_path, source, at):
+def test_who_loses_is_told_of_the_files_that_are_left(source, target, at):
     """The first to publish removes those that were finished then."""
-    target = tmp_path / "target"
 
     def other() -> None:
         transcode(source, target, "lz4", overwrite=True, file_size=FILE_SIZE)
@@ -339,14 +331,9 @@ def test_who_loses_is_told_of_the_files_that_are_left(tmp_path, source, at):
     only_whole(target)
 
 
-def test_one_that_cannot_be_published_goes_on_later(tmp_path, source, monkeypatch):
-    target = tmp_path / "target"
-
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
+def test_one_that_cannot_be_published_goes_on_later(source, target, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("streamxf.tools.convert.conversion.publish", full)
+        patch.setattr("streamxf.tools.convert.conversion.publish", fails_with(OSError, 28, "No space left on device"))
         with pytest.raises(OSError, match="No space left") as raised:
             transcode(source, target, "zstd", file_size=FILE_SIZE)
     assert "repeat it to resume" in raised.value.__notes__[-1]

@@ -40,6 +40,7 @@ from streamxf.tools.rekey import Recipient, holders
 from tests.dcp.fsspec_checks import load_from, save_to
 from tests.dcp.helpers import assert_same, full_chain, index_of, load, load_with, refused, save, sections_of
 from tests.dcp.shards import save_as_ranks
+from tests.failing import fails_with
 from tests.polling import at_once
 from tests.tools.rekey.rekeying import (
     KEY,
@@ -523,11 +524,8 @@ def test_lists_of_writers_that_did_not_publish_are_not_authenticated(checkpoint:
 
 
 def test_nothing_is_unpickled(signed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: Any, **__: Any) -> None:
-        raise AssertionError("unpickled")
-
     for name in ("load", "loads", "Unpickler"):
-        monkeypatch.setattr(pickle, name, never)
+        monkeypatch.setattr(pickle, name, fails_with(AssertionError, "unpickled"))
     streamxf.recipients(signed)
     streamxf.recipients(signed, keys=KEY)
     streamxf.rekey(signed, keys=KEY, recipients=OTHER_KEY)
@@ -737,11 +735,7 @@ def test_another_group_gets_no_more_than_everybody(saved: Path, monkeypatch: pyt
     found = os.stat_result((0o100640, 0, 0, 1, os.getuid() + 1, os.getgid() + 1, 0, 0, 0, 0))
     original = os.stat
     monkeypatch.setattr(os, "stat", lambda path, **how: found if path == ".metadata" else original(path, **how))
-
-    def fail(*_: Any) -> None:
-        raise PermissionError("injected")
-
-    monkeypatch.setattr(os, "fchown", fail)
+    monkeypatch.setattr(os, "fchown", fails_with(PermissionError, "injected"))
     streamxf.rekey(saved, keys=KEY, recipients=OTHER_KEY)
     monkeypatch.undo()
     assert (saved / ".metadata").stat().st_mode & 0o777 == 0o600

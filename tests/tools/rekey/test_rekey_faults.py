@@ -20,6 +20,7 @@ from streamxf.storage.storage import LOCK
 from tests.dcp.fsspec_checks import load_from, save_to
 from tests.dcp.helpers import assert_same, load, refused, save
 from tests.dcp.shards import save_as_ranks
+from tests.failing import fails_with
 from tests.tools.rekey.rekeying import KEY, OTHER_KEY, untouched
 from tests.tools.rekey.rekeying import opens as opens_one
 
@@ -157,12 +158,8 @@ def test_an_object_store_that_fails(state: dict[str, Any], monkeypatch: pytest.M
     before = memory.cat_file(url + "/.metadata")
     try:
         for name in ("pipe_file", "ls", "open"):
-
-            def fail(*_: Any, **__: Any) -> Any:
-                raise OSError("injected")
-
             with monkeypatch.context() as patch:
-                patch.setattr(type(memory), name, fail)
+                patch.setattr(type(memory), name, fails_with(OSError, "injected"))
                 with refused(OSError, "injected"):
                     streamxf.rekey(url, keys=KEY, recipients=OTHER_KEY)
             assert memory.cat_file(url + "/.metadata") == before

@@ -24,6 +24,7 @@ from streamxf.tools.rekey import Recipients
 from streamxf.tools.rekey.holders import MetadataFile
 from tests.dcp.helpers import assert_same, load, refused, save, sections_of
 from tests.dcp.shards import save_as_ranks
+from tests.failing import fails_with
 from tests.keys.sealed import Service
 from tests.tools.rekey.rekeying import KEY, OTHER_KEY, SIGNER, STRANGER, envelopes, forge, lines, reforge, untouched
 from tests.tools.rekey.rekeying import SHORT as PRIVATE
@@ -233,11 +234,8 @@ def test_metadata_that_was_replaced_before_it_is_read_again_is_left_alone(
 
 
 def test_metadata_that_the_store_says_was_replaced_is_left_alone(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def put(*_: Any, **__: Any) -> None:
-        raise ReplacedMeanwhile
-
     before = (local / "__0.metadata").read_bytes()
-    monkeypatch.setattr(LocalStorage, "put", put)
+    monkeypatch.setattr(LocalStorage, "put", fails_with(ReplacedMeanwhile))
     with refused(MetadataError, "replaced meanwhile", "__0.metadata"):
         streamxf.rekey(local, keys=KEY, recipients=OTHER_KEY)
     assert (local / "__0.metadata").read_bytes() == before

@@ -84,7 +84,7 @@ def test_a_whole_checkpoint_comes_back_as_it_was(checkpoint: Path, state: dict[s
     helpers.save(state, checkpoint, chain())
     found = load_intact(checkpoint, keys=keys_of(chain))
     helpers.assert_same(
-        {name: found.state_dict[name] for name in state}, {name: by_name(state[name]) for name in state}
+        {name: found.state_dict[name] for name in state}, {name: helpers.by_name(state[name]) for name in state}
     )
     assert (found.damaged, found.missing, found.partial, found.unchecked) == ((), (), (), ())
     assert set(found.loaded) == set(flat(state))
@@ -94,11 +94,6 @@ def test_a_whole_checkpoint_comes_back_as_it_was(checkpoint: Path, state: dict[s
     assert found.state_dict is target
     helpers.assert_same(target, state)
     assert not found.damaged
-
-
-def by_name(value: Any) -> Any:
-    """As nested dicts are made of items, which an index has in the order of their names."""
-    return {name: value[name] for name in sorted(value)} if isinstance(value, dict) else value
 
 
 @each_chain

@@ -16,6 +16,7 @@ from streamxf import Checksum, Encrypt, PrivateKey, SigningKey, errors, load_int
 from streamxf.format.limits import CONTAINER_MAGIC
 from tests.dcp import helpers
 from tests.dcp.shards import Shard, rows, save_shards
+from tests.failing import fails_with
 from tests.keys.sealed import Service
 
 from .test_salvage import CHAINS, Chain, check, check_filled, flat, flip, keys_of, places
@@ -445,11 +446,8 @@ def test_an_altered_metadata_file_under_a_key_is_refused_by_default(checkpoint: 
 
 
 def test_metadata_that_the_disk_does_not_give_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> None:
-        raise OSError(errno.EIO, "a bad sector")
-
     helpers.save({"a": torch.zeros(9)}, tmp_path, [Checksum()])
-    monkeypatch.setattr("streamxf.tools.salvage.damaged.read_metadata", fail)
+    monkeypatch.setattr("streamxf.tools.salvage.damaged.read_metadata", fails_with(OSError, errno.EIO, "a bad sector"))
     with helpers.refused(errors.MetadataError, "the metadata cannot be read: OSError", "a bad sector"):
         load_intact(tmp_path)
 

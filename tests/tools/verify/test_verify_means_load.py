@@ -177,11 +177,6 @@ def test_alterations_whose_crcs_are_right(tmp_path: Path, writer: str, keyed: bo
 # -- altered on purpose, under tags that match -----------------------------------------------------
 
 
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    return tmp_path / "checkpoint"
-
-
 @pytest.mark.parametrize("keyed", [True, False])
 def test_exchanged_entries(checkpoint: Path, keyed: bool) -> None:
     save({"a": torch.zeros(5), "b": torch.ones(5)}, checkpoint, full_chain() if keyed else [Checksum()])

@@ -16,6 +16,7 @@ from streamxf import Checksum, FloatZip
 from streamxf.errors import ForeignError
 from tests.altered import flip
 from tests.dcp.helpers import KEY, data_files, full_chain, save
+from tests.failing import fails_with
 
 from .remote import CONCURRENT, PROTOCOL, Meeting, Remote, StoreError, url_of
 
@@ -110,11 +111,7 @@ def test_one_stretch_that_cannot_be_read(saved: tuple[Path, Any]) -> None:
 def test_a_folder_that_cannot_be_listed(saved: tuple[Path, Any]) -> None:
     folder, key = saved
     url = url_of(folder)
-
-    def refuse(name: str, start: int, end: int) -> None:
-        raise StoreError("ExpiredToken")
-
-    Remote.before = refuse
+    Remote.before = fails_with(StoreError, "ExpiredToken")
     with pytest.raises(ForeignError, match="StoreError: ExpiredToken") as caught:
         streamxf.verify(url, keys=key)
     assert str(folder) in str(caught.value)
