@@ -78,6 +78,7 @@ def save_shards(
         plans.append(plan)
     if use_collectives:
         plans, metadata = create_default_global_save_plan(plans)
+        plans = writers[0].prepare_global_plan(plans)
         results = [_written(*each) for each in zip(writers, planners, plans, strict=True)]
         metadata.planner_data = {name: at for planner in planners for name, at in planner.mappings.items()}
         writers[0].finish(metadata, results)
