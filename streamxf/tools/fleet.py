@@ -1,7 +1,8 @@
 """`Fleet`: a tool's tasks on any executor of `concurrent.futures`, and their results in the order of the tasks.
 
 A task is a function of a module with arguments that can be pickled, and may be repeated: what an executor loses, such
-as the tasks of a worker that was killed, is done in this process. A result is used once its types were checked.
+as the tasks of a worker that was killed, is done in this process, and so is what a worker cannot do, whose machine may
+lack a mount, a package or a key. A result is used once its types were checked.
 
 Keys are sent to threads of this process, and to children that multiprocessing starts, as `Uncopied` says. Any other
 executor may have workers anywhere: these get the locations of keys, and open them there.
@@ -11,10 +12,13 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack
+from contextvars import ContextVar
 from dataclasses import is_dataclass, replace
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
@@ -25,12 +29,22 @@ from streamxf.chain import Chain
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.reading import BoxReader
 from streamxf.checkpoint.saving import chain_of
-from streamxf.errors import ParameterError, PolicyError, StreamxfError, shorten, text_of
+from streamxf.errors import (
+    ForeignError,
+    ParameterError,
+    PolicyError,
+    StreamxfError,
+    add_note,
+    notes_of,
+    shorten,
+    text_of,
+)
 from streamxf.format.items import TensorItem
 from streamxf.keys import KeyRing, KeysLike
-from streamxf.keys.location import several
+from streamxf.keys.location import anchored, several
 from streamxf.progress import Progress, Share
 from streamxf.storage.storage import Storage
+from streamxf.tools.damage import CALLERS
 from streamxf.wording import many, printable
 
 Items = Mapping[str, tuple[Any, ...]]  # items by their names, as each of some checkpoints has them
@@ -40,6 +54,9 @@ TASK_BYTES = 256 * 2**20  # stored bytes of items that are a task together
 
 _TASK_ITEMS = 4096
 _MOST = 1024  # tasks that are handed out at a time; some describe a hundred thousand items
+_PATIENCE = 60.0  # seconds without any result after which it is said that nothing comes
+_WORKER = "on "  # begins the note that names a worker's machine
+_away: ContextVar[bool] = ContextVar("away", default=False)
 
 
 class Fleet:
@@ -59,9 +76,10 @@ class Fleet:
         self._executor = executor
         self._flying: deque[tuple[Future[Any], Any, Take, Callable[..., Any], Any]] = deque()
         self.missed: list[str] = []
+        self._quiet = True  # as long as there was no result
         self._access, self._terms = access, partial[Access](replace, access)
         here = isinstance(executor, ThreadPoolExecutor) or getattr(executor, "sends_nothing", False)
-        near = here or isinstance(executor, ProcessPoolExecutor)
+        near = self._near = here or isinstance(executor, ProcessPoolExecutor)
         if not near and not all(key.portable for key in access.keys):
             trust, unsigned = access.keys.trust or None, access.keys.allow_unsigned
             self._terms = partial(_with, replace(access, keys=KeyRing()), _named(keys, "keys"), trust, unsigned)
@@ -90,7 +108,7 @@ class Fleet:
         in the order in which calls were submitted, now or later.
         """
         try:
-            future = self._executor.submit(_made, call, args)
+            future = self._executor.submit(_made if self._near else _made_away, call, args)
         except Exception as error:  # it was shut down, or is broken
             future = Future()
             future.set_exception(error)
@@ -120,6 +138,15 @@ class Fleet:
         results: Any = tuple.__class_getitem__((kind, *[int] * len(readers)))
         self.submit(results, done, _there, opens, [self.terms(reader.access) for reader in readers], call, args)
 
+    def check_here(self, call: Callable[..., Any], *args: Any, doubt: str, agrees: Callable[[Any], bool]) -> Any:
+        """Make a call again whose result in a worker leaves a doubt. Returns what it gives here, or its StreamxfError;
+        unless that agrees, `missed` has the doubt.
+        """
+        made = _made(call, args)
+        if isinstance(made, StreamxfError) or not agrees(made):
+            self.missed.append(doubt)
+        return made
+
     def then(self, call: Callable[[], object]) -> None:
         """Make a call once all results so far were taken."""
         future: Future[Any] = Future()
@@ -129,14 +156,32 @@ class Fleet:
     def _take(self) -> None:
         future, kind, take, call, args = self._flying[0]  # where an interrupt of the wait finds it, too
         try:
-            result = future.result()
+            result = self._wait(future)
+            if isinstance(result, StreamxfError) and not self._near and not isinstance(result, PolicyError):
+                raise result  # which may be that of its machine, and else is raised here again
             if not isinstance(result, StreamxfError) and not fits(result, kind):
                 raise TypeError("what a worker returned is not the task's result")
         except Exception as error:  # the executor's own: an error of the task's is its result
-            self.missed.append(f"{type(error).__name__}: {text_of(error)}".removesuffix(": "))
+            where = next((note for note in notes_of(error) if note.startswith(_WORKER)), "")
+            self.missed.append(f"{where}{type(error).__name__}: {text_of(error)}".removesuffix(": "))
             result = _made(call, args)
         self._flying.popleft()
         take(result)
+
+    def _wait(self, future: Future[Any]) -> Any:
+        try:
+            return future.result(_PATIENCE if self._quiet else None)
+        except TimeoutError:
+            if future.done():  # it is the task's
+                raise
+        finally:
+            self._quiet = False
+        warnings.warn(
+            f"{type(self._executor).__name__} has returned nothing for {_PATIENCE:.0f} s, of "
+            f"{many(len(self._flying), 'task')}: check that it has workers, which it waits for without a word",
+            stacklevel=2,
+        )
+        return future.result()
 
     @property
     def lost(self) -> str:
@@ -173,7 +218,7 @@ def _named(keys: Any, name: str) -> tuple[Any, ...]:
             f"{name}= has a key in memory, which is not sent to workers that may be on other hosts. Name a location "
             "that each of them can open: 'file:/run/secrets/checkpoint.key', 'env:CHECKPOINT_KEY', 'aws-kms:ARN'"
         )
-    return found
+    return tuple(map(anchored, found))
 
 
 def _made(call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -182,6 +227,33 @@ def _made(call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         return call(*args)
     except StreamxfError as error:
         return error
+
+
+def _made_away(call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """The same, by a worker that may be on another machine, which every error names."""
+    away = _away.set(True)
+    try:
+        return call(*args)
+    except Exception as error:
+        add_note(error, worker_name())
+        if isinstance(error, StreamxfError):
+            return error
+        raise
+    finally:
+        _away.reset(away)
+
+
+def worker_name() -> str:
+    """In a worker that may be on another machine, what names this one; else empty."""
+    return f"{_WORKER}{socket.gethostname()}, " if _away.get() else ""
+
+
+def is_of_machine(error: BaseException | None) -> bool:
+    """Whether an error may be that of a worker's machine alone: its task is then left to who handed it out."""
+    own = any(
+        isinstance(each, (*CALLERS, OSError, ForeignError)) for each in (error, getattr(error, "__cause__", None))
+    )
+    return _away.get() and own
 
 
 def fits(value: Any, kind: Any) -> bool:

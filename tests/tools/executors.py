@@ -7,6 +7,7 @@ import pickle
 import signal
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +135,15 @@ class Unpicklable(Deadly):
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self.lock = lambda: None
+
+
+class Poor(Elsewhere):
+    """Stands for workers whose machines lack something: `lacking` gives a context in which each call is made."""
+
+    def __init__(self, lacking: Callable[[], AbstractContextManager[Any]]) -> None:
+        super().__init__()
+        self.lacking = lacking
+
+    def made(self, call: Callable[..., Any], args: Any) -> Any:
+        with self.lacking():
+            return super().made(call, args)

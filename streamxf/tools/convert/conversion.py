@@ -21,7 +21,7 @@ from typing import Any
 
 from streamxf.checkpoint.access import access_for
 from streamxf.checkpoint.datafile import FileRecord, SavedFile, planned_size, write_file
-from streamxf.checkpoint.metadata import SLIP_RANK, read_metadata
+from streamxf.checkpoint.metadata import SLIP_RANK, Metadata, read_metadata
 from streamxf.checkpoint.opening import ItemPart, streams_of
 from streamxf.checkpoint.publish import assemble, placed, publish
 from streamxf.checkpoint.reading import BoxReader
@@ -32,6 +32,7 @@ from streamxf.format.items import Chunk, Item, TensorItem, check_limits
 from streamxf.format.names import OWN_FILE, OWN_SLIP, SLIP
 from streamxf.format.run import RunFacts
 from streamxf.format.tiling import MAX_GROUP
+from streamxf.keys.envelope import Envelope, Vouchers
 from streamxf.progress import Progress, Share
 from streamxf.storage.opening import Location, are_same
 from streamxf.storage.storage import Storage
@@ -39,6 +40,7 @@ from streamxf.tools.fleet import Fleet, Items
 from streamxf.version import __version__
 from streamxf.wording import listed, many, size_text
 
+_NOT_THERE = "the target has not all that workers wrote, as it is seen here, for these recipients and by this signer"
 _ADDED_UP = ("save_ids", "items", "files", "kept_files", "discarded_files", "raw_bytes", "stored_bytes", "seconds")
 
 
@@ -273,7 +275,7 @@ class _Writing:
                 task = _write_there, conversion.read, make, fleet.chain, (self._rank, number), self._job
                 fleet.read([conversion.reader], items, share, tuple[str, int], self._told.append, *task)
         found = {number: file for number, file in self._finished(self._told)[0].items() if number in files}
-        fleet.missed += ["the target has not all that workers wrote, as it is seen here"] * (len(files) - len(found))
+        fleet.missed += [_NOT_THERE] * (len(files) - len(found))
         self._raw = sum(size for _, size in self._told)
         return found
 
@@ -303,6 +305,9 @@ class _Writing:
         storage, save, access = self._storage, self._save, self._access
         named = {each for name, _ in told if OWN_FILE.fullmatch(name) for each in (name, f"{name}{SLIP}")}
         listed = storage.names(named or None)
+        encryption = save.extensions.encryption
+        who = {(key.kind, key.id) for key in encryption.recipients} if encryption is not None else set()
+        signer = encryption.signer.id if encryption is not None and encryption.signer is not None else None
         found: dict[int, SavedFile] = {}
         others = 0
         for name in sorted(listed):
@@ -315,10 +320,12 @@ class _Writing:
                 index, parts = slip.index, [part for item in slip.each() for part in streams_of(item)]
                 facts = slip.files.get(path)
                 secret = slip.data_key(facts.key, access.keys).secret if facts and facts.key is not None else b""
+                theirs = _readers_of(slip)
             except (StreamxfError, FileNotFoundError):  # damaged, a link, or not authenticated by a key of this call
                 others += 1
                 continue
             own = index is not None and (index.save_id, *index.files) == (self._job, path) and number < len(self._files)
+            own = own and theirs == (who, signer)  # a worker may have opened an older key at the same location
             if facts is None or not own or set(map(_said_of, parts)) != set(map(_said_of, self._files[number])):
                 others += 1
             elif number not in found and listed.get(path) == facts.size:
@@ -326,6 +333,14 @@ class _Writing:
                 record = FileRecord(path, facts.size, facts.writer, slip.wrapped, *about, secret)
                 found[number] = SavedFile(record, [*map(_written, parts)])
         return found, others
+
+
+def _readers_of(slip: Metadata) -> tuple[set[tuple[str, str]], str | None]:
+    """The recipients of a slip's file, by kind and id, and who signed it; nothing where it is not encrypted."""
+    if not slip.wrapped:
+        return set(), None
+    signature = Vouchers.parse(slip.vouchers).signature
+    return {entry.key for entry in Envelope.parse(slip.wrapped).recipients}, signature and signature[0]
 
 
 def _write_file(save: Save, at: tuple[int, int], parts: Sequence[ItemPart], read: Any, job: str) -> SavedFile:

@@ -27,7 +27,7 @@ from streamxf.tools.convert.manifest import FileTree, PackManifest, is_kept, man
 from streamxf.tools.convert.packed import PackedReader, open_packed
 from streamxf.tools.damage import CALLERS, Damage
 from streamxf.tools.diff.difference import Change, Difference, Distance, DistanceCounter, Incomparable, difference_of
-from streamxf.tools.fleet import Fleet, by_tensors
+from streamxf.tools.fleet import Fleet, by_tensors, is_of_machine
 from streamxf.tools.values.numbers import is_number
 from streamxf.wording import many, some
 
@@ -279,10 +279,10 @@ class Comparison:
         except Incomparable as error:
             self.found.incomparable.append((name, str(error)))
         except Exception as error:  # a third-party codec, or an object's own code, may raise anything
-            if errors.is_exhausted(getattr(error, "cause", error)):
-                raise getattr(error, "cause", error) from None
-            self.found.incomparable.append((name, _reason(error)))
             cause = error.cause if isinstance(error, _Unreadable) else error
+            if errors.is_exhausted(cause) or is_of_machine(cause):
+                raise cause from cause.__cause__
+            self.found.incomparable.append((name, _reason(error)))
             if not self.found.reasons and isinstance(cause, errors.StreamxfError | OSError):
                 self.found.reasons.append(cause)
             return

@@ -23,7 +23,7 @@ from streamxf.format.items import TensorItem
 from streamxf.pipeline import Pipeline
 from streamxf.progress import Progress, Share
 from streamxf.tools.damage import CALLERS, Damage
-from streamxf.tools.fleet import Fleet, Items, by_tensors
+from streamxf.tools.fleet import Fleet, Items, by_tensors, is_of_machine
 from streamxf.tools.values.numbers import INTEGERS, Array, floats, has_codes, has_numbers, integers, numbers_by_code
 
 SHOWN = 32  # the most bins of a result
@@ -378,7 +378,7 @@ def _statistics(readers: Sequence[BoxReader], counted: Items, progress: Progress
         except (*CALLERS, ForeignError):  # a server that is out of reach is so for all of them
             raise
         except (StreamxfError, OSError) as error:
-            if is_exhausted(error):
+            if is_exhausted(error) or is_of_machine(error):
                 raise
             found[name] = None if isinstance(error, UnsupportedError) else error
     share.finish()

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ from streamxf.storage.reading import Counted, FileSlice, PositionalFile, StoredF
 from streamxf.storage.storage import Storage
 from streamxf.stream.container import BlockReader, read_header
 from streamxf.stream.reader import BareBlocks, MemoryBlocks, StreamReader
-from streamxf.tools.fleet import TASK_BYTES, Fleet, Terms
+from streamxf.tools.fleet import TASK_BYTES, Fleet, Terms, worker_name
 from streamxf.tools.scan import Found, Scan, walk
 from streamxf.tools.verify.report import KEYED, TRANSFORMED, UNBOUND, WITHOUT_CRC, Findings, Notes, opaque
 from streamxf.torchsave.objects import check_records, find_framed, load_framed
@@ -241,11 +241,15 @@ class AnyCheck(ABC):
         """Have a fleet make it."""
         there = _check_there, type(self), self.storage, fleet.terms(self.call.access), self.findings.file
         for args in self.parts():
-            fleet.submit(Findings, self._take, *there, *args)
+            take = partial(self._take, partial(fleet.check_here, *there, *args))
+            fleet.submit(Findings, take, *there, *args)
         if self.share is not None:
             fleet.then(self.share.finish)
 
-    def _take(self, found: Findings | errors.StreamxfError) -> None:
+    def _take(self, check_here: Callable[..., Any], found: Findings | errors.StreamxfError) -> None:
+        if isinstance(found, Findings) and (doubt := found.doubt):
+            there = found
+            found = check_here(doubt=doubt, agrees=lambda here: here.blames() == there.blames())
         if isinstance(found, errors.StreamxfError):
             self.call.failures.append(found)
         else:
@@ -257,7 +261,7 @@ def _check_there(kind: Callable[..., AnyCheck], storage: Storage, terms: Terms, 
     """A worker's task; raises as the check and `terms`."""
     check = kind(Verification(storage, terms(), None), *args)
     check.run()
-    return check.findings
+    return replace(check.findings, worker=worker_name())
 
 
 class ItemRun(NamedTuple):

@@ -120,6 +120,7 @@ _COUNTS = ("files", "items", "blocks", "bytes_read", "unlisted")
 class Findings:
     """What is found in one file. `skipped` counts the things that each check was skipped for; `missing` and `refused`
     are the errors of items whose codec is not installed, and that no key opens; `opened` counts those that one does.
+    `worker` names the machine of a worker that may be away.
     """
 
     file: str
@@ -134,6 +135,19 @@ class Findings:
     skipped: Counter[tuple[str, str]] = field(default_factory=Counter)
     missing: list[StreamxfError] = field(default_factory=list)
     refused: list[StreamxfError] = field(default_factory=list)
+    worker: str = ""
+
+    @property
+    def doubt(self) -> str:
+        """What a worker's machine alone may be to blame for: a whole file, a package or a key; "" if there is nothing,
+        or this is no worker's."""
+        doubts = [each for each in self.blames() if isinstance(each, str) or each.unread or each.is_of_file]
+        return f"{self.worker}{doubts[0]}" if doubts and self.worker else ""
+
+    def blames(self) -> list[str | Damage]:
+        """All that is wrong, of a form that can be compared."""
+        errors = [f"{type(each).__name__}: {each}" for each in (*self.missing, *self.refused)]
+        return [*errors, *self.damaged]
 
     def damage(self, error: Exception, item: str | None = None, offset: tuple[int, ...] | None = None) -> None:
         """Note what is wrong with the file, or with an item of it."""

@@ -81,8 +81,8 @@ def verify(
     such as a Trainer's checkpoint or a run, each is checked according to its format.
 
     With `executor`, its workers read the data files, some 256 MiB of items at a time. The report is the same. What the
-    executor does not do, since a worker was killed, say, this process does, and the report says so. Workers of other
-    hosts need the same packages, and reach `path` as it is given here.
+    executor does not do, since a worker was killed, say, or its machine lacks a mount, a package or a key, this process
+    does, and the report says so. Workers of other hosts need the same packages, and reach `path` as it is given here.
 
     Parameters
     ----------

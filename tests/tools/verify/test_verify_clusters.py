@@ -1,4 +1,4 @@
-"""``executor=`` on clusters of this machine: Dask and MPI, each of which needs its package, and torchrun."""
+"""``executor=`` on clusters of this machine: Dask, Ray and MPI, each of which needs its package, and torchrun."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +19,9 @@ import streamxf
 from streamxf import Key
 from streamxf.errors import ParameterError
 from streamxf.keys.file import write_key
+from streamxf.tools import fleet
 from tests.altered import flip
+from tests.code_blocks import blocks_of
 from tests.dcp.helpers import KEY, data_files, full_chain, save
 from tests.frameworks.killed import environment, two_ranks
 
@@ -60,6 +65,42 @@ def test_dask(damaged: Path) -> None:
             damaged.parent / "other", values=True, keys=f"file:{damaged.parent / 'key'}", executor=executor
         )
         assert values == streamxf.inspect(damaged.parent / "other", values=True, keys=KEY)
+
+
+def test_a_dask_cluster_without_workers_is_waited_for_with_a_word(
+    damaged: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    distributed = pytest.importorskip("distributed")
+    monkeypatch.setattr(fleet, "_PATIENCE", 0.5)
+    with (
+        distributed.LocalCluster(n_workers=0, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+        client.get_executor() as executor,
+    ):
+        come = threading.Timer(2, cluster.scale, [1])
+        come.start()
+        with pytest.warns(UserWarning, match="ClientExecutor has returned nothing"):
+            report = streamxf.verify(damaged, keys=f"file:{damaged.parent / 'key'}", executor=executor)
+        come.join()
+    assert replace(report, seconds=0) == replace(streamxf.verify(damaged, keys=KEY), seconds=0)
+
+
+def test_ray_as_the_page_says(damaged: Path) -> None:
+    ray = pytest.importorskip("ray")
+    page = (Path(__file__).parents[3] / "docs" / "recovery.md").read_text(encoding="utf-8")
+    recipe: dict[str, Any] = {"__name__": "recipe"}
+    exec(next(block.code for block in blocks_of(page) if "ray.remote" in block.code), recipe)
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        executor = recipe["RayExecutor"]()
+        report = streamxf.verify(damaged, keys=f"file:{damaged.parent / 'key'}", executor=executor)
+        assert replace(report, seconds=0) == replace(streamxf.verify(damaged, keys=KEY), seconds=0)
+        copy = partial(streamxf.transcode, chain="lz4", keys=f"file:{damaged.parent / 'key'}")
+        save(STATE, damaged.parent / "other", full_chain())
+        (made,) = executor.map(copy, [damaged.parent / "other"], [damaged.parent / "copy"])
+        assert made.items == len(STATE)
+    finally:
+        ray.shutdown()
 
 
 COUNTING = """

@@ -1,0 +1,222 @@
+"""``executor=`` with workers whose machines lack a mount, a codec or a key: the results are those of one process, and
+what was done here names the worker's host.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import streamxf
+from streamxf import Key
+from streamxf.errors import KeyMissingError, UnknownCodecError
+from streamxf.keys.file import write_key
+from streamxf.keys.location import anchored, format_key
+from streamxf.stream.container import ChainOpener
+from streamxf.tools import fleet
+from tests.altered import flip
+from tests.dcp.helpers import KEY, data_files, full_chain, save
+from tests.tools.executors import Elsewhere, Poor
+
+STATE = {f"w{number}": torch.randn(100, 300) for number in range(6)}
+HOST = f"on {socket.gethostname()}, "
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    save(STATE, tmp_path / "checkpoint", full_chain(), thread_count=2)
+    monkeypatch.setenv("SOME_KEY", format_key(KEY))
+    return tmp_path / "checkpoint"
+
+
+def no_mount(checkpoint: Path) -> Any:
+    @contextmanager
+    def lacking() -> Iterator[None]:
+        checkpoint.rename(checkpoint.with_name("elsewhere"))
+        try:
+            yield
+        finally:
+            checkpoint.with_name("elsewhere").rename(checkpoint)
+
+    return lacking
+
+
+def no_codec(_: Path) -> Any:
+    @contextmanager
+    def lacking() -> Iterator[None]:
+        def coder(*_: Any) -> Any:
+            raise UnknownCodecError("codec acme.x is not installed here")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ChainOpener, "coder", coder)
+            yield
+
+    return lacking
+
+
+def no_key(_: Path) -> Any:
+    @contextmanager
+    def lacking() -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("SOME_KEY")
+            yield
+
+    return lacking
+
+
+def other_key(_: Path) -> Any:
+    @contextmanager
+    def lacking() -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SOME_KEY", format_key(Key.generate()))
+            yield
+
+    return lacking
+
+
+@pytest.mark.parametrize(
+    ("lacking", "said"),
+    [
+        (no_mount, "missing"),
+        (no_codec, "UnknownCodecError: codec acme.x is not installed here"),
+        (no_key, "SOME_KEY"),
+        (other_key, "KeyMissingError"),
+    ],
+)
+def test_what_a_machine_lacks_is_done_here(checkpoint: Path, lacking: Callable[..., Any], said: str) -> None:
+    executor: Any = Poor(lacking(checkpoint))
+    how: dict[str, Any] = {"keys": "env:SOME_KEY"}
+    report = streamxf.verify(checkpoint, executor=executor, **how)
+    assert report.ok
+    assert replace(report, seconds=0, finished_here="") == replace(streamxf.verify(checkpoint, **how), seconds=0)
+    values, alone = (
+        streamxf.inspect(checkpoint, values=True, executor=executor, **how),
+        streamxf.inspect(checkpoint, values=True, **how),
+    )
+    assert values.values == alone.values
+    found = streamxf.diff(checkpoint, checkpoint, executor=executor, **how)
+    assert found.same
+    made = streamxf.transcode(checkpoint, checkpoint.with_name("copy"), "zstd", executor=executor, **how)
+    assert streamxf.diff(checkpoint, checkpoint.with_name("copy"), keys=KEY, encrypted=(True, False)).same
+    for text in (report.finished_here, values.notes[-1], found.notes[-1], made.notes[-1]):
+        assert HOST in text
+        assert said in text
+
+
+def test_what_is_lost_here_too_is_damage_and_damage_stays_a_workers_word(checkpoint: Path) -> None:
+    flip(data_files(checkpoint)[0])
+    data_files(checkpoint)[1].unlink()
+    executor, alone = Elsewhere(), streamxf.verify(checkpoint, keys=KEY)
+    report = streamxf.verify(checkpoint, keys="env:SOME_KEY", executor=executor)
+    assert replace(report, seconds=0, finished_here="") == replace(alone, seconds=0)
+    assert not report.finished_here
+
+
+def test_an_error_of_a_worker_is_raised_where_its_words_are_true(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for executor in (Elsewhere(), ThreadPoolExecutor(1)):
+        monkeypatch.setattr(ChainOpener, "coder", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError), executor:
+            streamxf.transcode(checkpoint, checkpoint.with_name("copy"), "zstd", keys="env:SOME_KEY", executor=executor)
+
+
+# -- where a key is -------------------------------------------------------------------------------------------------
+
+
+def test_relative_locations_of_keys_are_those_of_the_client(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def another_folder() -> Iterator[None]:
+        before = os.getcwd()
+        os.chdir("/")
+        try:
+            yield
+        finally:
+            os.chdir(before)
+
+    write_key(tmp_path / "team.key", KEY)
+    monkeypatch.chdir(tmp_path)
+    for location in ("file:team.key", Path("team.key"), f"file:./team.key#{KEY.id}"):
+        report = streamxf.verify(checkpoint, keys=location, executor=Poor(another_folder))
+        assert report.ok
+        assert not report.finished_here
+
+
+def test_which_locations_are_anchored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert anchored("file:../a.key") == f"file:{tmp_path}/../a.key"  # whose first part may be a link
+    assert anchored(Path("a.key")) == f"file:{tmp_path}/a.key"
+    for location in ("file:/a.key", "file:~/a.key", "file:", "env:A", "aws-kms:arn:a", "file://host/a", KEY):
+        assert anchored(location) == location
+
+
+@pytest.mark.parametrize("stale", ["recipient", "signer"])
+def test_a_file_for_other_recipients_or_of_another_signer_is_written_here(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stale: str
+) -> None:
+    """One of the workers has what the client had before a rotation."""
+    team, old, new = Key.generate(), Key.generate(), Key.generate()
+    signers = {"before": streamxf.SigningKey.generate(), "now": streamxf.SigningKey.generate()}
+    for name, key in {"TEAM": team, "ROTATED": new, "SIGNER": signers["now"]}.items():
+        monkeypatch.setenv(name, format_key(key))
+    count = 0
+
+    @contextmanager
+    def rotated() -> Iterator[None]:
+        nonlocal count
+        count += 1
+        with pytest.MonkeyPatch.context() as patch:
+            if count == 2:
+                name, key = ("ROTATED", old) if stale == "recipient" else ("SIGNER", signers["before"])
+                patch.setenv(name, format_key(key))
+            yield
+
+    target = tmp_path / "copy"
+    made = streamxf.transcode(
+        checkpoint,
+        target,
+        "zstd+encrypt",
+        keys="env:SOME_KEY",
+        recipients=["env:TEAM", "env:ROTATED"],
+        signer="env:SIGNER",
+        file_size=200_000,
+        executor=Poor(rotated),
+    )
+    assert count > 2
+    assert "the target has not all that workers wrote" in made.notes[-1]
+    trust = signers["now"].verify_key
+    for key in (team, new):
+        assert streamxf.verify(target, keys=key, trust=trust).ok
+    with pytest.raises(KeyMissingError):
+        streamxf.verify(target, keys=old, trust=trust)
+    assert format_key(old).split(":")[2].encode() not in b"".join(file.read_bytes() for file in target.iterdir())
+
+
+# -- nobody works ---------------------------------------------------------------------------------------------------
+
+
+def test_a_cluster_without_workers_is_named(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Idle(Executor):
+        def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            future: Future[Any] = Future()
+            threads.submit(lambda: (time.sleep(0.3), future.set_result(call(*args))))
+            return future
+
+    monkeypatch.setattr(fleet, "_PATIENCE", 0.05)
+    with ThreadPoolExecutor(1) as threads, pytest.warns(UserWarning, match="Idle has returned nothing") as warned:
+        report = streamxf.verify(checkpoint, keys="env:SOME_KEY", executor=Idle())
+    assert report.ok
+    assert len(warned) == 1
+    assert not report.finished_here
