@@ -24,7 +24,7 @@ from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.reading import OpenFiles
 from streamxf.storage.storage import Storage
 from streamxf.stream.reader import Blocks, read_all
-from streamxf.torchsave.objects import load_framed
+from streamxf.torchsave.objects import dtype_of, load_framed
 
 if TYPE_CHECKING:
     import torch
@@ -472,7 +472,7 @@ def as_torch(array: Array, dtype: str) -> torch.Tensor:
     """A contiguous array's memory as a tensor of `dtype`."""
     import torch
 
-    wanted = getattr(torch, dtype)
+    wanted = dtype_of(dtype)
     flat = array.reshape(-1).view("u1")
     if not flat.size:
         return torch.empty(array.shape, dtype=wanted, device="cpu")

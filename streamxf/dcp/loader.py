@@ -50,7 +50,7 @@ from streamxf.storage.reading import READ_WHOLE, Counted, FileSlice, StoredFile,
 from streamxf.storage.storage import Storage
 from streamxf.stream.reader import Blocks, StreamReader, read_all
 from streamxf.torch_private import narrow_tensor_by_index
-from streamxf.torchsave.objects import refusal
+from streamxf.torchsave.objects import dtype_of, refusal
 
 PIECE_BYTES = 4 * 2**20
 _AHEAD = 2**20  # bytes of small items that are read at once
@@ -229,7 +229,7 @@ class Loader:
                     with located(item=wanted.item.name):
                         target = Target.of(self._planner.resolve_tensor(request).detach())
                         if self._asks_ahead and target.tensor.device.type not in COPIES:
-                            target.memory(getattr(torch, wanted.item.dtype), self._staging)
+                            target.memory(dtype_of(wanted.item.dtype), self._staging)
                         self._targets.append(target)
         target = self._targets.popleft()
         if any(target.may_share_memory_with(filling.target) for filling in self._under_way):
@@ -264,7 +264,7 @@ class Loader:
         most = max(_WHOLE, min(_TOGETHER * _WHOLE, self._left // self._turns))
         if not INLINE_BYTES < size <= most or target.tensor.size() != request.lengths:
             return None
-        return target.memory(getattr(torch, item.dtype), self._staging)
+        return target.memory(dtype_of(item.dtype), self._staging)
 
     def _decode_whole(self, source: FileSlice, wanted: ItemPart, memory: Array | DeviceMemory) -> None:
         scratch = scratches.take()
@@ -288,7 +288,7 @@ class Loader:
         """Read the part of a tensor that a request wants. Errors in workers are raised by later calls."""
         item, tensor, lengths = wanted.item, target.tensor, tuple(request.lengths)
         assert isinstance(item, TensorItem)
-        dtype: torch.dtype = getattr(torch, item.dtype)
+        dtype = dtype_of(item.dtype)
         commit = partial(self._commit, request, tensor)
         if elements is None:
             self._load_whole(request, target, blocks, wanted.place.size, dtype)

@@ -35,6 +35,7 @@ from streamxf.format.tiling import Boxes
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
 from streamxf.torch_private import StorageInfo
+from streamxf.torchsave.objects import dtype_of
 
 _FLAGS = ("requires_grad", "pin_memory")
 _FORMATS = {"channels_last": torch.channels_last, "preserve": torch.preserve_format}
@@ -271,17 +272,16 @@ class LazyTensor(metadata.TensorStorageMetadata):
     """A tensor of a checkpoint. Its list of chunks, which may be long, is made when it is first asked for."""
 
     item: TensorItem
-    _dtype: torch.dtype
 
     @classmethod
     def of(cls, item: TensorItem) -> Self:
         made = cls.__new__(cls)
-        made.size, made.item, made._dtype = torch.Size(item.shape), item, _torch_dtype(item.dtype, item.name)
+        made.size, made.item = torch.Size(item.shape), item
         return made
 
     @cached_property
     def properties(self) -> metadata.TensorProperties:  # type: ignore[override]
-        return _torch_properties(self.item, self._dtype)
+        return _torch_properties(self.item)
 
     @cached_property
     def chunks(self) -> list[metadata.ChunkStorageMetadata]:  # type: ignore[override]
@@ -348,15 +348,8 @@ def _storage_data(items: Mapping[str, Item]) -> dict[metadata.MetadataIndex, Sto
     return stored
 
 
-def _torch_dtype(name: str, item: str | None = None) -> torch.dtype:
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise UnsupportedError(f"this torch has no dtype {name}; a newer one may have it", item=item)
-    return dtype
-
-
-def _torch_properties(item: TensorItem, dtype: torch.dtype) -> metadata.TensorProperties:
-    properties = metadata.TensorProperties(dtype)
+def _torch_properties(item: TensorItem) -> metadata.TensorProperties:
+    properties = metadata.TensorProperties(dtype_of(item.dtype, item.name))
     for name, value in item.properties.items():
         if name == "memory_format":
             properties.memory_format = _FORMATS.get(str(value), torch.contiguous_format)

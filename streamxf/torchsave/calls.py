@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from streamxf.format.items import ITEMSIZES, WITHOUT_ELEMENTS
+from streamxf.format.items import ITEMSIZES, WITHOUT_ELEMENTS, is_dtype_name
 from streamxf.format.limits import MAX_INT, MAX_NDIM
 from streamxf.torchsave.archive import NotSavedByTorch
 from streamxf.torchsave.unpickler import Foreign, Name, Size, StandIn, Unpickler, may_have
@@ -104,6 +104,11 @@ class OtherTensor(Foreign):
 KINDS = (StoredTensor, OtherTensor)
 
 
+def dtype_in(name: str) -> str:
+    """The dtype that a name in a pickle is, or that storages of this name have; "" for other names."""
+    return STORAGES.get(name) or (name.removeprefix("torch.") if name in _DTYPES else "")
+
+
 def itemsize_in(kind: str) -> int:
     """Bytes of an element in a storage of that kind."""
     return _DTYPES[f"torch.{STORAGES[kind]}"]
@@ -142,6 +147,8 @@ def _view(
     dtype = storage.dtype
     if typed:
         first, *rest = rest or [None]  # type: ignore[assignment]
+        if type(first) is Name and first.name not in CALLS and is_dtype_name(first.name.removeprefix("torch.")):
+            return OtherTensor(None, storage)  # of a dtype that is not known here, and so not allowed
         dtype = first.name.removeprefix("torch.") if type(first) is Name and first.name in _DTYPES else ""
     itemsize = _DTYPES.get(f"torch.{dtype}")
     if itemsize is None or not _are_numbers(sizes) or not _are_numbers(strides) or len(sizes) != len(strides):

@@ -21,7 +21,7 @@ from streamxf.buffers import flat_view
 from streamxf.format.items import Chunk, TensorItem
 from streamxf.format.limits import MAX_NDIM
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
-from streamxf.torchsave.calls import STORAGES, StoredTensor
+from streamxf.torchsave.calls import STORAGES, StoredTensor, dtype_in
 from streamxf.torchsave.check import Check, Maker, NotAllowed, by_name, chosen, numbers_in, read_outline
 from streamxf.torchsave.writing import pickle_in
 from streamxf.wording import some
@@ -159,9 +159,24 @@ class Objects:
         try:
             return making.load(), check.unknown
         except Exception as error:  # torch and the classes that are allowed may raise anything
-            if error is making.unread or isinstance(error, NotAllowed):
+            if error is making.unread or isinstance(error, NotAllowed | errors.ObjectError):
                 raise
             raise making.refusal(error) from error
+
+
+def dtype_of(name: str, item: str | None = None) -> torch.dtype:
+    """torch's dtype of a stored tensor. Raises UnsupportedError if this torch has none of that name."""
+    import torch
+
+    if not isinstance(found := getattr(torch, name, None), torch.dtype):
+        raise errors.UnsupportedError(lacking_text(name), item=item)
+    return found
+
+
+def lacking_text(dtype: str) -> str:
+    import torch
+
+    return f"this torch ({torch.__version__}) has no dtype {dtype}; a newer one may have it"
 
 
 class AvailableDevices(dict[Any, Any]):
@@ -205,6 +220,9 @@ class _Making:
             return Maker(self._archive.pickled, self._check).load()
         import torch
 
+        lacking = [dtype for dtype in map(dtype_in, self._check.names) if dtype and not hasattr(torch, dtype)]
+        if lacking:
+            raise errors.ObjectError(f"the object cannot be made here: {lacking_text(lacking[0])}")
         from streamxf.torch_private import get_restore_location, serialization_tls, validate_loaded_sparse_tensors
 
         torchs_own: Any = serialization_tls

@@ -36,6 +36,7 @@ from streamxf.progress import Progress
 from streamxf.storage.reading import READ_WHOLE, FileSlice, OpenFiles, Span
 from streamxf.storage.storage import Storage
 from streamxf.stream.reader import BareBlocks, read_all
+from streamxf.torchsave.objects import dtype_of
 
 _ALIGNED = 16  # bytes; where what belongs to a part may begin in a message
 _CRCS = 2**29  # tags from here on are those of CRCs; a unit's is its number, so that gloo uses all of its interfaces
@@ -177,7 +178,7 @@ class Transfer:
         target = Target.of(self._planner.resolve_tensor(request).detach())
         with located(item=shard.name):
             check_size(target.tensor, request.lengths)
-            check_dtype(target.tensor, getattr(torch, item.dtype))
+            check_dtype(target.tensor, dtype_of(item.dtype))
         return target
 
     def run(self, storage: Storage, meeting: Meeting, progress: Progress | None) -> None:
@@ -362,7 +363,7 @@ def box_of(request: ReadItem) -> tuple[tuple[str, tuple[int, ...]], Ranges]:
 
 
 def _sink(request: ReadItem, target: Target, shard: SharedChunk, need: Need) -> _Sink:
-    dtype: torch.dtype = getattr(torch, shard.dtype or "uint8")
+    dtype = dtype_of(shard.dtype or "uint8")
     memory = target.memory(dtype, Staging()) if target.tensor.device.type == "cpu" else None
     array, flat = memory if isinstance(memory, np.ndarray) else None, None
     if array is not None and array.flags.c_contiguous and need.selection.is_run:

@@ -35,7 +35,7 @@ from streamxf.tools.damage import Damage
 from streamxf.tools.diff.difference import same_bits
 from streamxf.tools.nesting import nested
 from streamxf.tools.salvage.damaged import Copy, DamagedCheckpoint, Opaque, memory_for
-from streamxf.torchsave.objects import load_framed
+from streamxf.torchsave.objects import dtype_of, load_framed
 from streamxf.wording import ACCESS, listed, many, some
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ class Filler:
                 shard.copy_(made)
             return
         for shard, (part, places) in zip(shards, found, strict=True):
-            check_dtype(shard, getattr(torch, item.dtype))
+            check_dtype(shard, dtype_of(item.dtype))
             for cuts in places:
                 shard[cuts].copy_(as_torch(part, item.dtype)[cuts])
 
