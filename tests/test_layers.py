@@ -276,7 +276,7 @@ LINES = {
     "keys": 2_112,
     "manager": 4_428,
     "storage": 3_697,
-    "stream": 1_354,
+    "stream": 1_367,
     "testing": 870,
     "tools": 9_283,
     "torchsave": 2_202,

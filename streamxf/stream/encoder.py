@@ -209,8 +209,9 @@ def _row_length(identity: Identity) -> int | None:
     return row
 
 
-class StreamWriter(io.RawIOBase):
-    """Encodes written bytes, block by block and in parallel, into one container.
+class StreamWriter(io.BufferedIOBase):
+    """Encodes written bytes, block by block and in parallel, into one container. As with gzip's and lzma's files,
+    `tell` counts what was written; there is no `fileno`, through which others would write past the chain.
 
     Only an explicit `close` (or leaving a ``with`` block without an exception) finishes the container. A stream that is
     dropped, failed, or crossed a fork is never finished: a truncated stream with a valid end would pass for whole.
@@ -218,6 +219,9 @@ class StreamWriter(io.RawIOBase):
     - `seal`: returns the bytes to write after the container, once that is complete.
     - `finish`: called once when the stream ends, with whether it was closed, in the process that opened the stream.
     """
+
+    mode = "wb"
+    name: str  # of one that was opened by a path
 
     def __init__(
         self,
@@ -236,20 +240,28 @@ class StreamWriter(io.RawIOBase):
         self._meter = meter
         self._pipeline: Pipeline[Encoded] = Pipeline()
         self._rest = bytearray()  # never more than a block: the last block is known only when the stream ends
+        self._taken = 0
         self._pid = os.getpid()
         self._state = "open"
 
     def writable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Buffer, /) -> NoReturn:
+    def read(self, size: int | None = -1, /) -> NoReturn:
         raise io.UnsupportedOperation("the stream was opened for writing")
+
+    read1 = peek = read
+
+    def tell(self) -> int:
+        self._check_usable()
+        return self._taken
 
     def write(self, data: Buffer, /) -> int:
         """Encode `data`; all of it is taken, and its memory may change as soon as the call returns."""
         self._check_usable()
         view = flat_view(data)
         self._guard(partial(self._feed, view))
+        self._taken += len(view)
         return len(view)
 
     def _feed(self, view: memoryview) -> None:
@@ -337,7 +349,7 @@ class StreamWriter(io.RawIOBase):
         if self._state == "aborted":
             raise AbortedError("the stream failed or was aborted; it cannot be continued")
         if self._state == "closed":
-            raise ValueError("write to a closed stream")
+            raise ValueError("I/O operation on a closed stream")
 
     def _guard(self, action: Callable[[], None]) -> None:
         try:

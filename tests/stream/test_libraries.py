@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import io
+import lzma
+import pickle
+import shutil
+import tarfile
+import zipfile
 
 import numpy as np
 import pytest
@@ -90,3 +97,97 @@ def test_text_layers_and_buffers_of_the_standard_library(path):
         file.write("übung\n" * 100)
     with io.TextIOWrapper(io.BufferedReader(streamxf.open(path)), encoding="utf-8") as file:
         assert sum(line == "übung\n" for line in file) == 100
+
+
+def tarred(file, data, **how):
+    with tarfile.open(fileobj=file, **how) as archive:
+        for name in "a", "b":
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+
+
+def zipped(file, data):
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a", data)
+        with archive.open("b", "w", force_zip64=True) as entry:
+            entry.write(data)
+
+
+def packed(module):
+    def write(file, data):
+        with module(file, "wb") as inner:
+            inner.write(data)
+
+    return write
+
+
+def in_lines(file, data):
+    text = io.TextIOWrapper(file, encoding="ascii", newline="\n", write_through=True)
+    csv.writer(text).writerows([[number, number * 7] for number in range(2000)])
+    text.detach()
+
+
+def buffered(file, data):
+    inner = io.BufferedWriter(file, 1000)
+    for at in range(0, len(data), 333):
+        inner.write(data[at : at + 333])
+    inner.detach()
+
+
+WRITERS = {
+    "tar": lambda file, data: tarred(file, data, mode="w"),
+    "tar as a stream": lambda file, data: tarred(file, data, mode="w|"),
+    "tar with gzip": lambda file, data: tarred(file, data, mode="w:gz"),
+    "tar with xz": lambda file, data: tarred(file, data, mode="w:xz"),
+    "zip": zipped,
+    "gzip": packed(lambda file, mode: gzip.GzipFile("", mode, 1, file, 0)),
+    "xz": packed(lzma.LZMAFile),
+    "text": in_lines,
+    "buffered": buffered,
+    "copied": lambda file, data: shutil.copyfileobj(io.BytesIO(data), file, 1000),
+    "lines": lambda file, data: file.writelines(data.splitlines(keepends=True)),
+    "pickle": lambda file, data: pickle.Pickler(file, 5).dump({"data": data, "more": [bytearray(data)] * 2}),
+    "npz": lambda file, data: np.savez(file, a=np.frombuffer(data, "u1"), b=np.arange(5)),
+}
+
+
+@pytest.mark.parametrize("what", WRITERS)
+def test_whatever_writes_to_a_file_of_lzma(path, what):
+    """And writes the same there, with the same places told on the way."""
+    data = np.random.default_rng(5).integers(0, 200, 100_000).astype("u1").tobytes()
+    with lzma.open(path.with_suffix(".xz"), "wb", preset=0) as xz:
+        WRITERS[what](xz, data)
+    with streamxf.open(path, "wb", chain="lz4+checksum", block_size=BLOCK) as file:
+        WRITERS[what](file, data)
+        told = file.tell()
+    with lzma.open(path.with_suffix(".xz")) as xz, streamxf.open(path) as file:
+        found, other = file.read(), xz.read()
+    assert len(found) == told > 1000
+    if what == "tar with gzip":  # which has the file's name, and the time
+        with tarfile.open(fileobj=io.BytesIO(found)) as archive:
+            assert archive.extractfile("b").read() == data
+    elif what in ("zip", "npz"):
+        assert len(found) == len(other)
+    else:
+        assert found == other
+
+
+def test_methods_of_files_that_are_written(path):
+    with lzma.open(path.with_suffix(".xz"), "wb") as theirs, streamxf.open(path, "wb") as file:
+        for name in {*dir(theirs)}:
+            assert hasattr(file, name) or name.startswith("_")
+        for each in (theirs, file):
+            assert (each.readable(), each.seekable(), each.isatty(), each.flush()) == (False, False, False, None)
+            for call in ("read", "read1", "peek", "readline", "readlines", "detach", "truncate", "__next__"):
+                with pytest.raises((OSError, ValueError)):
+                    getattr(each, call)()
+            for call in ("seek", "readinto", "readinto1"):
+                with pytest.raises(OSError, match=""):
+                    getattr(each, call)(0 if call == "seek" else bytearray(5))
+        assert isinstance(file, io.BufferedIOBase)
+        assert (file.name, file.mode) == (str(path), "wb")
+        with pytest.raises(OSError, match="fileno"):
+            file.fileno()
+    with pytest.raises(ValueError, match="closed"):
+        file.tell()
