@@ -124,8 +124,6 @@ def find_storage(sizes: dict[str, int], kinds: dict[str, str], reference: Any, *
     if [*map(type, fields)] != [str, Name, str, str, int] or fields[0] != "storage" or fields[1].name not in STORAGES:
         raise NotSavedByTorch("its pickle refers to something that is not a storage")
     _, kind, key, _, count = fields
-    if kinds.setdefault(key, kind.name) != kind.name:  # torch makes it once, of the kind that comes first
-        raise NotSavedByTorch("its pickle refers to one storage as two of different kinds")
     record, dtype = f"data/{key}", STORAGES[kind.name]
     expected = count * itemsize_in(kind.name)
     nbytes = sizes.setdefault(record, expected) if declared else sizes.get(record)
@@ -135,6 +133,9 @@ def find_storage(sizes: dict[str, int], kinds: dict[str, str], reference: Any, *
         raise NotSavedByTorch(
             f"its pickle says that a storage has {count} elements, and its file has {nbytes} bytes of it"
         )
+    # torch makes it once, of the kind that comes first; one without bytes each time
+    if kinds.setdefault(key, kind.name) != kind.name and nbytes:
+        raise NotSavedByTorch("its pickle refers to one storage as two of different kinds")
     return StorageRef(dtype, record, nbytes)
 
 

@@ -212,7 +212,7 @@ class _Making:
         self, archive: Archive, check: Check, device: str | AvailableDevices, records: Collection[str] | None
     ) -> None:
         self._archive, self._check, self._device, self._records = archive, check, device, records
-        self._storages: dict[str, Any] = {}
+        self._storages: dict[Any, Any] = {}
         self.unread: Exception | None = None
 
     def load(self) -> Any:
@@ -243,12 +243,13 @@ class _Making:
         from streamxf.torch_private import typed_storage
 
         _, kind, key, location, count = reference[:5]
-        if key not in self._storages:
+        place = key, kind  # of two kinds only if there are no bytes in it
+        if place not in self._storages:
             dtype = getattr(torch, STORAGES[f"{kind.__module__}.{kind.__name__}"])
             if self._records is not None and f"data/{key}" not in self._records:
                 empty: Any = torch.UntypedStorage(count * dtype.itemsize, device="meta")  # type: ignore[no-untyped-call]
-                self._storages[key] = typed_storage(empty, dtype)
-                return self._storages[key]
+                self._storages[place] = typed_storage(empty, dtype)
+                return self._storages[place]
             made: Any = torch.UntypedStorage(count * dtype.itemsize, device="cpu")  # type: ignore[no-untyped-call]
             memory = torch.empty(0, dtype=torch.uint8, device="cpu").set_(made).numpy()
             try:
@@ -258,8 +259,8 @@ class _Making:
                 raise
             if self._archive.little != (sys.byteorder == "little"):
                 made.byteswap(dtype)
-            self._storages[key] = typed_storage(restore(made, location), dtype)
-        return self._storages[key]
+            self._storages[place] = typed_storage(restore(made, location), dtype)
+        return self._storages[place]
 
     def refusal(self, error: Exception) -> Exception:
         """What it means that it could not be made. On the CPU, torch's own functions fail by what is stored alone."""

@@ -188,6 +188,21 @@ def test_nested_values_of_every_kind(checkpoint: Path) -> None:
     assert_same(load(state, checkpoint), state)
 
 
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "old form"])
+def test_an_empty_tensor_and_its_view_as_another_dtype(checkpoint: Path, zipped: bool) -> None:
+    """They share a storage without bytes, which torch.save writes once, of both kinds."""
+    empty = torch.empty(0)
+    state = {"object": (empty, empty.view(torch.int32), 1), "a": empty, "b": empty.view(torch.int64)}
+    save(state, checkpoint)
+    assert_same(load(state, checkpoint), state)
+    file = checkpoint.parent / "file.pt"
+    torch.save(state, file, _use_new_zipfile_serialization=zipped)
+    assert streamxf.verify(file).ok
+    assert streamxf.pack(file, checkpoint.parent / "packed").notes == ()
+    with streamxf.Checkpoint(checkpoint.parent / "packed") as packed:
+        assert_same(packed["object"].read(), state["object"])
+
+
 def test_a_model_and_its_optimizer_after_a_step(checkpoint: Path) -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Conv1d(1, 2, 3)).to(torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), amsgrad=True)
