@@ -19,10 +19,10 @@ from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.checkpoint.saving import Extensions
 from streamxf.dcp.extensions import RawTensor, Registry, framed, is_raw
-from streamxf.dcp.plans import part_of
+from streamxf.dcp.plans import REACH, part_of
 from streamxf.dcp.reader import ChainReaderMixin
 from streamxf.dcp.writer import ChainWriterMixin, extensions_of
-from streamxf.errors import IdentityError, ParameterError, UnsupportedError, located
+from streamxf.errors import ChainError, IdentityError, ParameterError, UnsupportedError, located
 from streamxf.format.header import Identity, Kind
 from streamxf.format.items import ObjectItem, Place
 from streamxf.format.limits import WRITER_ID_BYTES
@@ -32,6 +32,7 @@ from streamxf.storage.reading import FileSlice
 from streamxf.stream.container import BlockReader
 from streamxf.stream.reader import MemoryBlocks, StreamReader
 from streamxf.torch_private import ExtensionRegistry, StorageReaderTransforms, StorageWriterTransforms
+from streamxf.wording import some
 
 T = TypeVar("T")
 
@@ -96,6 +97,8 @@ def attach(
         made = _WriterTransforms(known_extensions)
         made.begin()  # rather than in the middle of the first save
         target.transforms = made  # type: ignore[attr-defined]
+        if made.extensions:
+            target.finish = partial(_finish, type(target).finish, target)  # type: ignore[attr-defined]
         if providers := made.providers():
             target.storage_meta = partial(_storage_meta, type(target).storage_meta, target, providers)  # type: ignore[attr-defined]
     elif isinstance(transforms, StorageReaderTransforms):
@@ -137,6 +140,22 @@ def _storage_meta(stock: Callable[[Any], Any], writer: Any, providers: list[str]
     if found is not None:
         found.modules += providers
     return found
+
+
+def _finish(stock: Callable[..., None], writer: Any, metadata: Any, results: list[list[Any]]) -> None:
+    """Raise ChainError, in the place of publishing, if ranks have stored items without a codec."""
+    bare = [rank for rank, own in enumerate(results) if any(not _descriptors(result) for result in own)]
+    if bare:
+        whom = some((f"rank {rank}" for rank in bare), most=16)
+        raise ChainError(
+            f"these wrote without the chain that rank 0 has: {whom}. Nothing was published; remove the data files in "
+            f"{writer.path}. {REACH}"
+        )
+    stock(writer, metadata, results)
+
+
+def _descriptors(result: Any) -> Any:
+    return getattr(result.storage_data, "transform_descriptors", True)  # other writers may have something else there
 
 
 class _WriterTransforms(StorageWriterTransforms):

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -60,21 +59,17 @@ def _is_whole(item: WriteItem) -> bool:
 
 
 def _digests(items: Iterable[WriteItem], planner: Any) -> Iterator[tuple[str, bytes]]:
-    tensors, left = [], _MOST
+    left = _MOST
     for item in items:
+        data: Any = b""
         if item.tensor_data is None:
             with suppress(Exception):  # that an object's own code raises: if it cannot be saved, the save says so
-                if len(data := alike_pickle(planner.lookup_object(item.index))) in range(1, SMALL):
-                    yield item.index.fqn, blake2b(data, digest_size=8).digest()
+                data = alike_pickle(planner.lookup_object(item.index))
         elif left > 0 and (sample := _sample(planner.resolve_data(item))) is not None:
             left -= len(sample)
-            tensors.append((item.index.fqn, sample))
-    tensors.sort(key=lambda pair: str(pair[1].device))
-    for _, group in groupby(tensors, key=lambda pair: pair[1].device):
-        names, samples = zip(*group, strict=True)
-        joined = torch.concat(samples).cpu()  # one copy, for which a device is waited for
-        for name, part in zip(names, joined.split_with_sizes([*map(len, samples)]), strict=True):
-            yield name, blake2b(part.numpy().data, digest_size=8).digest()
+            data = sample.cpu().numpy().data
+        if 0 < len(data) <= SMALL:
+            yield item.index.fqn, blake2b(data, digest_size=8).digest()
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -95,9 +90,12 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor | None:
 def check_alike(ranks: Sequence[Values | None]) -> None:
     """Raise MetadataError if ranks have tensors of other dtypes or shapes under one name."""
     first: dict[str, tuple[int, Any]] = {}
-    known = {id(values.about): (rank, values.about) for rank, values in reversed([*enumerate(ranks)]) if values}
-    for rank, about in sorted(known.values(), key=lambda pair: pair[0]):
-        for name, own in about.items():
+    seen: set[int] = set()
+    for rank, values in enumerate(ranks):
+        if values is None or id(values.about) in seen:
+            continue
+        seen.add(id(values.about))
+        for name, own in values.about.items():
             other, theirs = first.setdefault(name, (rank, own))
             if own != theirs:
                 raise MetadataError(

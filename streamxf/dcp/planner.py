@@ -91,9 +91,8 @@ class SavePlanner(DefaultSavePlanner):
         As in torch, which compares neither dtypes nor what a state dict is nested in, as this does.
     """
 
-    _sent: ClassVar[
-        dict[str, Any]
-    ] = {}  # by a class's name, as torch keeps plans: what it does not compare of the last
+    _sent: ClassVar[dict[str, Any]] = {}  # what torch does not compare of the last plan, by the name of a class
+    _about: Any = None
 
     def create_local_plan(self) -> SavePlan:
         """As torch's planner makes it; of a plan that is cached all of it, if something has changed."""

@@ -207,9 +207,9 @@ def compare_ranks(notes: Sequence[RoomNote | None]) -> tuple[bool, str]:
     """Whether the values of all ranks were compared, and a warning of those that differ; raises as `check_alike`."""
     values = [note.values[0] if note is not None and note.values else None for note in notes]
     check_alike(values)
-    for note in notes:
-        if note is not None and note.values:
-            note.values[0] = replace(note.values[0], digests=None)
+    for note, own in zip(notes, values, strict=True):
+        if note is not None and own is not None:
+            note.values[0] = replace(own, digests=None)
     known = [each for each in values if each is not None and each.digests is not None]
     if len(known) < len(notes):
         return False, ""
@@ -218,22 +218,22 @@ def compare_ranks(notes: Sequence[RoomNote | None]) -> tuple[bool, str]:
 
 def share_room(plans: list[SavePlan]) -> list[SavePlan]:
     """Complete the notes of all ranks' plans."""
-    notes = [plan.storage_data if isinstance(plan.storage_data, RoomNote) else None for plan in plans]
-    ranks = Counter(note.volume.name for note in notes if note is not None)
+    noted = [(plan.storage_data, plan) for plan in plans if isinstance(plan.storage_data, RoomNote)]
+    ranks = Counter(note.volume.name for note, _ in noted)
     planned: Counter[tuple[str, ...]] = Counter()
-    for note, plan in zip(notes, plans, strict=True):
-        if note is not None and max(ranks.values()) > 1:  # or what each of them plans is all
-            planned[note.volume.name] += planned_bytes(plan.items)
+    for note, plan in noted if len(ranks) < len(noted) else ():  # or what each of them plans is all
+        planned[note.volume.name] += planned_bytes(plan.items)
 
-    def complete(note: RoomNote) -> RoomNote:
+    def complete(note: Any) -> Any:
+        if not isinstance(note, RoomNote):
+            return note
         about = ranks[note.volume.name], planned[note.volume.name]
         return RoomNote(note.save, note.volume, *about, note.nesting, seen=True)  # values are for nobody else
 
-    pairs = zip(notes, plans, strict=True)
-    return [plan if note is None else replace(plan, storage_data=complete(note)) for note, plan in pairs]
+    return [replace(plan, storage_data=complete(plan.storage_data)) for plan in plans]
 
 
-_REACH = (
+REACH = (
     "Give every rank the chain: STREAMXF_CHAIN, which a launcher may not pass on to other hosts, streamxf.install, or "
     "streamxf's writer"
 )
@@ -248,21 +248,24 @@ def check_all_noted(plans: Sequence[SavePlan], own: bytes) -> None:
         if found:
             whom = some((f"rank {rank}" for rank in found), most=16)
             raise ChainError(
-                f"these save by torch's own writer, and rank 0 by streamxf's: {whom}. Nothing was written. {_REACH}"
+                f"these save by torch's own writer, and rank 0 by streamxf's: {whom}. Nothing was written. {REACH}"
             )
 
 
-def check_seen(plan: SavePlan, folder: Storage, planner: SavePlanner) -> None:
+_PLANS = {"create_local_plan": DefaultSavePlanner.create_local_plan}
+
+
+def check_seen(plan: SavePlan, folder: Storage, planner: Any) -> None:
     """Raise ChainError if the rank that plans this save does so by torch's own writer: nothing could load it; and
     UnsupportedError for a cached plan of a state that was nested otherwise.
     """
-    if is_caching(planner) and plan.planner_data not in (None, getattr(planner, "mappings", None)):
+    if is_caching(planner) and is_own(planner, _PLANS) and plan.planner_data not in (None, planner.mappings):
         raise UnsupportedError(f"the state dict is nested otherwise than its plan says: {_CACHE}")
     note = plan.storage_data
     if isinstance(note, StoragePrefix) or (isinstance(note, RoomNote) and not note.seen):
         raise ChainError(
             "rank 0 saves by torch's own writer, and this rank by streamxf's: nothing could load the checkpoint, and "
-            f"no codec, such as encrypt, sees what rank 0 writes. Remove its data files from {folder.label()}. {_REACH}"
+            f"no codec, such as encrypt, sees what rank 0 writes. Remove its data files from {folder.label()}. {REACH}"
         )
 
 

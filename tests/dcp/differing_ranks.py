@@ -17,13 +17,14 @@ import streamxf
 from streamxf.dcp.differences import SMALL
 
 from .failing_ranks import failures_of
-from .helpers import assert_same
+from .helpers import assert_same, full_chain
 
 WRITERS: dict[str, Callable[[Path], Any]] = {
     "torch": dcp.FileSystemWriter,
     "streamxf": streamxf.FileSystemWriter,
     "zstd": lambda path: streamxf.FileSystemWriter(path, chain="zstd"),
     "plain": lambda path: streamxf.FileSystemWriter(path, chain=[]),
+    "attached": lambda path: streamxf.attach(dcp.FileSystemWriter(path), full_chain()),
 }
 
 
@@ -46,7 +47,15 @@ def reached_by(path: Path, writers: list[str], planner: Callable[[], Any]) -> An
 
 def writers_of_two_kinds(folder: Path) -> Any:
     found = {}
-    for pair in ("torch-streamxf", "streamxf-torch", "zstd-streamxf", "plain-zstd"):
+    pairs = (
+        "torch-streamxf",
+        "streamxf-torch",
+        "zstd-streamxf",
+        "plain-zstd",
+        "attached-streamxf",
+        "streamxf-attached",
+    )
+    for pair in (*pairs, "attached-torch"):
         cached = partial(type(f"Cached {pair}", (streamxf.SavePlanner,), {}), enable_plan_caching=True)
         for number, planner in enumerate([dcp.DefaultSavePlanner, streamxf.SavePlanner, cached, cached]):
             name = f"{pair} {number}"
@@ -135,7 +144,7 @@ def random_differences(folder: Path) -> Any:
 def _random_difference(path: Path, seed: int) -> str:
     rank, states = dist.get_rank(), two_states(seed)
     draw = random.Random(-seed)
-    writers = draw.choices([*WRITERS], k=2) if draw.random() < 0.2 else ["streamxf"] * 2
+    writers = draw.choices([*WRITERS][:4], k=2) if draw.random() < 0.2 else ["streamxf"] * 2
     planner = PLANNERS[draw.choice([*PLANNERS])]()
     differ = {name for name in states[0].keys() & states[1].keys() if not is_same(states[0][name], states[1][name])}
     failures, warned = told(
