@@ -9,12 +9,12 @@ from streamxf.cli import show
 from streamxf.cli.show import say
 from streamxf.format.items import Item, TensorItem
 from streamxf.formats.contents import Format
-from streamxf.tools.inspect.inspect import ItemTotals, Summary, TensorStatistics, chain_text, ratio_of, ratio_text
+from streamxf.tools.inspect.inspect import ItemTotals, chain_text, memory_of, ratio_of, ratio_text
 from streamxf.tools.inspect.tree import Module, walk
 from streamxf.wording import ACCESS, SALVAGE_DATA, many, printable, size_text
 
 if TYPE_CHECKING:
-    from streamxf.tools.inspect.inspect import PlainSummary
+    from streamxf.tools.inspect.inspect import PlainSummary, Summary, TensorStatistics
     from streamxf.tools.values.statistics import Histogram, Statistics
 
 HEADINGS = ("zeros", "min", "max", "mean", "std")
@@ -113,7 +113,7 @@ def items(summary: Summary) -> None:
     numbers = (*_SIZES, "NaN", "Inf", *HEADINGS) if values is not None else _SIZES
     table = show.TextTable("dtype", "shape", *numbers, "name", right=numbers)
     for item in summary.contents.items.values():
-        raw = size_text(item.size) if isinstance(item, TensorItem) else "-"
+        raw = size_text(memory_of(item)) if isinstance(item, TensorItem) else "-"
         stored, ratio = size_text(item.stored_bytes), ratio_text(ratio_of(item))
         found = values.statistics.get(item.name) if values is not None else None
         counts = (f"{found.nan:,}", f"{found.inf:,}") if found is not None else ("-", "-")

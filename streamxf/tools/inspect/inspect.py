@@ -39,6 +39,11 @@ _WIDTHS: dict[str, float] = {**dict.fromkeys(WITHOUT_ELEMENTS, 1), "qint32": 4, 
 _WIDTHS |= {"quint4x2": 0.5, "quint2x4": 0.25, **ITEMSIZES}  # several of these share a byte
 
 
+def memory_of(item: TensorItem, elements: int | None = None) -> int:
+    """Bytes of a tensor in memory, or of some of its elements; 0 for a dtype that is not known."""
+    return math.ceil((math.prod(item.shape) if elements is None else elements) * _WIDTHS.get(item.dtype, 0))
+
+
 @dataclass(slots=True)
 class ItemTotals:
     """Sums over some items.
@@ -81,7 +86,7 @@ class ItemTotals:
         elements = sum(math.prod(chunk.shape) for chunk in chunks)
         self.tensors += 1
         self.elements += elements
-        self.raw_bytes += math.ceil(elements * _WIDTHS.get(item.dtype, 0))
+        self.raw_bytes += memory_of(item, elements)
         self.stored_bytes += sum(chunk.place.size for chunk in chunks)
 
     def merge(self, other: ItemTotals) -> None:
@@ -189,7 +194,7 @@ class Summary:
 
     def largest(self, count: int = LARGEST) -> list[TensorItem]:
         """The tensors with the most stored bytes, the largest first."""
-        return nlargest(count, self.contents.tensors.values(), key=lambda item: (item.stored_bytes, item.size))
+        return nlargest(count, self.contents.tensors.values(), key=lambda item: (item.stored_bytes, memory_of(item)))
 
     def as_dict(self, *, largest: int = LARGEST, items: bool = False) -> dict[str, Any]:
         """For JSON: with this number of the `largest` tensors, and every item if `items`."""
@@ -227,7 +232,7 @@ class Summary:
             "name": item.name,
             "dtype": tensor.dtype if tensor else None,
             "shape": list(tensor.shape) if tensor else None,
-            "raw_bytes": tensor.size if tensor else None,
+            "raw_bytes": memory_of(tensor) if tensor else None,
             "stored_bytes": item.stored_bytes,
             "ratio": ratio_of(item),
             "shards": len(item.places),
@@ -241,7 +246,8 @@ class Summary:
 
 def ratio_of(item: Item) -> float | None:
     """Stored over raw bytes; None for an object, and for a tensor without elements."""
-    return None if isinstance(item, ObjectItem) or not item.size else item.stored_bytes / item.size
+    raw = 0 if isinstance(item, ObjectItem) else memory_of(item)
+    return item.stored_bytes / raw if raw else None
 
 
 def _chains_of(item: Item) -> dict[tuple[str, ...], None]:

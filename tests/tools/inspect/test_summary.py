@@ -41,10 +41,9 @@ def test_totals_and_dtypes() -> None:
 
 @pytest.mark.parametrize(("dtype", "size"), [("qint8", 4), ("quint8", 4), ("qint32", 16), ("quint4x2", 2)])
 def test_quantized_tensors_have_the_size_of_their_codes(dtype: str, size: int) -> None:
-    assert (
-        Summary.of(contents([TensorItem("w", dtype, (1, 4), (chunk((0, 0), (1, 4), 9, CHAIN),))])).total.raw_bytes
-        == size
-    )
+    found = Summary.of(contents([TensorItem("w", dtype, (1, 4), (chunk((0, 0), (1, 4), 8, CHAIN),))]))
+    (entry,) = found.as_dict(items=True)["entries"]
+    assert (found.total.raw_bytes, entry["raw_bytes"], entry["ratio"]) == (size, size, 8 / size)
 
 
 def test_a_tensor_in_parts_of_several_chains() -> None:

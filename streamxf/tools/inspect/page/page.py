@@ -18,15 +18,18 @@ from html import escape
 from importlib.resources import files
 from itertools import accumulate
 from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from streamxf.buffers import collector_paused
 from streamxf.format.items import Item, TensorItem
-from streamxf.tools.inspect.inspect import ItemTotals, Summary, TensorStatistics, chain_text, ratio_of, ratio_text
+from streamxf.tools.inspect.inspect import ItemTotals, chain_text, memory_of, ratio_of, ratio_text
 from streamxf.tools.inspect.tree import MAX_DEPTH, Stack, stacks_of
 from streamxf.tools.values.statistics import Moments, Statistics
 from streamxf.version import __version__
 from streamxf.wording import many, printable, size_text
+
+if TYPE_CHECKING:
+    from streamxf.tools.inspect.inspect import Summary, TensorStatistics
 
 MAX_ITEMS = 20_000
 MAX_NAME = 300
@@ -55,7 +58,7 @@ def page_data(summary: Summary, max_items: int = MAX_ITEMS) -> dict[str, Any]:
         "chains": [printable(chain_text(chain), MAX_NAME) for chain in summary.chains],
         "tree": _Tree(summary).of(items, {item.name for item in shown}),
         "left_out": len(items) - len(shown),
-        "scale": scale_of((ratio_of(item), item.size) for item in contents.tensors.values()),
+        "scale": scale_of((ratio_of(item), memory_of(item)) for item in contents.tensors.values()),
         "values": summary.values is not None,
         "stacks": [_stack(stack, summary.values) for stack in stacks_of(items)[:MAX_STACKS]],
     }
@@ -119,7 +122,7 @@ class _Tree:
         """Name, dtype (-1: an object), shape, raw bytes, stored bytes, parts, chain; and its values, if it has any."""
         about: list[Any] = [-1, [], 0]
         if isinstance(item, TensorItem):
-            about = [self._dtypes[item.dtype], list(item.shape), item.size]
+            about = [self._dtypes[item.dtype], list(item.shape), memory_of(item)]
         chain = self._chains[item.places[0].chain] if item.places else -1
         found = [printable(name, MAX_NAME), *about, item.stored_bytes, len(item.places), chain]
         statistics = self._values.statistics.get(item.name) if self._values is not None else None
@@ -163,7 +166,7 @@ def _rows(stack: Stack) -> list[str]:
     """The roles that get a row each: biases and gains, which are mostly framing, would take half of the picture."""
     sizes: dict[str, int] = dict.fromkeys(stack.roles, 0)
     for (_, role), items in stack.cells.items():
-        sizes[role] += sum(item.size for item in items)
+        sizes[role] += sum(map(memory_of, items))
     least = SMALL_ROLE * sum(sizes.values())
     small = {role for role, size in sizes.items() if size < least}
     kept = set(nlargest(MAX_ROLES, sizes, key=lambda role: sizes[role])) - (small if len(small) > 1 else set())
