@@ -338,7 +338,7 @@ def _is_under_way(storage: Storage, data: Mapping[str, int | None]) -> bool:
     """
     young = [LOCK, *(name for name, size in data.items() if size == 0)]
     with suppress(FileNotFoundError):  # the folder was removed
-        if any(at is not None and time() - at < HOUR for at in storage.written(young).values()):
+        if any(at is not None and abs(time() - at) < HOUR for at in storage.written(young).values()):
             return True
     return under_way(storage, data)
 
