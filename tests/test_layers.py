@@ -274,12 +274,12 @@ LINES = {
     "formats": 1_053,
     "integrations": 786,
     "keys": 2_112,
-    "manager": 4_428,
+    "manager": 4_429,
     "storage": 3_697,
     "stream": 1_367,
     "testing": 870,
-    "tools": 9_283,
-    "torchsave": 2_204,
+    "tools": 9_292,
+    "torchsave": 2_205,
 }
 
 

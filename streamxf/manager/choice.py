@@ -23,6 +23,7 @@ from streamxf.errors import (
     UnsupportedError,
     escaped,
     is_damage,
+    is_exhausted,
 )
 from streamxf.format.names import GLOBAL, is_metadata_name, metadata_among, rank_of
 from streamxf.formats.opening import contents_of
@@ -278,7 +279,7 @@ def damage_of(run: Run, record: Record, check: Verify, part: Part = ALL, *, rank
             _check_published(folder.place, run.authority, check, part)
     except Exception as error:
         if not is_damage(error):
-            if isinstance(error, OSError):
+            if isinstance(error, OSError) and not is_exhausted(error):  # which fails at another checkpoint, too
                 error.add_note(escaped(f"next: if that stays so, {SKIP}={record.name} passes this checkpoint over"))
             raise
         text = str(error)

@@ -8,6 +8,7 @@ read them.
 
 from __future__ import annotations
 
+import errno
 import io
 import sys
 from collections.abc import Collection, Sequence
@@ -277,7 +278,7 @@ def refusal(error: Exception, data: bytes) -> Exception:
 def _refusal(error: Exception, archive: Archive, code: str) -> Exception:
     """What it means that an object could not be made by the `code` of others; without any, what is stored is wrong."""
     text = f"{type(error).__name__}: {errors.shorten(errors.text_of(error), 300)}"
-    if errors.is_exhausted(error):
+    if errors.is_exhausted(error) and getattr(error, "errno", None) != errno.EOPNOTSUPP:  # which is of a place alone
         return MemoryError(f"there is no room to make the object: {text}")
     try:
         archive.check_crcs()

@@ -21,6 +21,7 @@ FAILS: dict[str, Callable[[], object]] = {
     "an import": lambda: __import__("a_package_that_is_not_here"),
     "a file of its own": Path("/a/file/that/is/not/here").read_bytes,
     "a file that cannot be read": lambda: (_ for _ in ()).throw(OSError(errno.EIO, "a bad sector")),
+    "what its file system lacks": lambda: (_ for _ in ()).throw(OSError(errno.EOPNOTSUPP, "no such call")),
 }
 
 

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
 from streamxf.cli.exits import USAGE, exit_code
-from streamxf.errors import ForeignError, NoCheckpointError, is_damage
+from streamxf.errors import ForeignError, NoCheckpointError, is_damage, notes_of
 from streamxf.storage import fetch
 from streamxf.storage.opening import open_storage
 from streamxf.testing import FILES, check_storage
@@ -105,6 +105,7 @@ def test_large_files_are_not_sent_whole_for_each_part(run: Path, monkeypatch: py
             with pytest.raises(OSError, match="knows no ranges of HTTP") as error:
                 act()
             assert not is_damage(error.value)
+            assert "STREAMXF_SKIP" not in str(notes_of(error.value))
             assert exit_code(error.value, "streamxf") == USAGE
 
 
