@@ -265,11 +265,11 @@ def test_other_names_do_not():
 
 LINES = {
     # the modules at the top
-    ".": 3_178,
+    ".": 3_213,
     "checkpoint": 4_775,
     "cli": 2_732,
     "codecs": 1_626,
-    "dcp": 5_684,
+    "dcp": 5_728,
     "format": 3_386,
     "formats": 1_053,
     "integrations": 786,

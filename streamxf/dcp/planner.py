@@ -11,20 +11,21 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan
+from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
 from streamxf.checkpoint import metadata as stored_metadata
 from streamxf.dcp.columns import Merged, PlannedItems, ReadItems, Shared
 from streamxf.dcp.metadata import FOUND, LazyTensor, PlannedTensor, planned_entries, torch_chunks
 from streamxf.dcp.plans import is_caching, is_flattened, is_usable
-from streamxf.dcp.targets import ObjectPlaces
+from streamxf.dcp.targets import ObjectPlaces, chunks_here
 from streamxf.errors import MetadataError
 from streamxf.format.extra import nesting_of
 from streamxf.format.items import Item, TensorItem
 from streamxf.format.tiling import check_apart, check_tiles
-from streamxf.torch_private import create_chunk_list, state_of_the_save
+from streamxf.torch_private import state_of_the_save
 from streamxf.wording import some
 
 
@@ -58,11 +59,15 @@ class LoadPlanner(DefaultLoadPlanner):
         if isinstance(found := getattr(whole, FOUND, None), stored_metadata.Metadata):
             self._look_for_shard(found.items)
         near = _Near(self, whole.state_dict_metadata)
-        self.metadata = Metadata(near)
+        self.metadata, state = Metadata(near), self.state_dict
+        stood_for = {name: _Stood(value) if isinstance(value, DTensor) else value for name, value in state.items()}
+        self.state_dict = stood_for
         try:
             plan = super().create_local_plan()
         finally:
             self.metadata = whole
+            if self.state_dict is stood_for:  # which torch replaces for names of its versions before 2.4
+                self.state_dict = state
         items: Any = ReadItems([near.numbered(item) for item in plan.items])
         return replace(plan, items=items)
 
@@ -161,7 +166,19 @@ def _check_plan(entries: dict[str, Any], ranks: int) -> None:
 
 def _boxes(value: Any) -> list[Any]:
     """Offset and shape of what a rank has of a tensor; raises ValueError for another object."""
-    return [(chunk.offsets, chunk.sizes) for chunk in create_chunk_list(value)]
+    return [(chunk.offsets, chunk.sizes) for chunk in chunks_here(value)]
+
+
+class _Stood:
+    """What torch's planner is shown of a DTensor, of which it would make an integer for each row of this rank's."""
+
+    def __init__(self, value: DTensor) -> None:
+        self.size = value.size
+        self._value = value
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        on_others = self._value.device_mesh.get_coordinate() is None
+        return [] if on_others else chunks_here(self._value)
 
 
 class _Near(dict[str, Any]):

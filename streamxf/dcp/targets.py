@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -24,6 +25,8 @@ from streamxf.errors import MetadataError, UnsupportedError
 from streamxf.format.items import TensorItem
 from streamxf.format.limits import MAX_NDIM
 from streamxf.format.tiling import Span, check_tiles, overlap
+
+_MANY = 2**16  # rows of a shard, for each of which torch makes eight bytes to find where the first one is
 
 
 @dataclass(slots=True, eq=False)
@@ -289,6 +292,30 @@ def check_box(name: str, value: DTensor, count: int) -> None:
         )
 
 
+def chunks_here(tensor: Any) -> list[ChunkStorageMetadata]:
+    """What this rank has of a tensor, as torch finds it, and of a large shard of a DTensor by arithmetic; ValueError
+    for another object.
+    """
+    box = _box_of(tensor) if isinstance(tensor, DTensor) else None
+    return torch_private.create_chunk_list(tensor) if box is None else [ChunkStorageMetadata(*box)]
+
+
+def _box_of(tensor: DTensor) -> tuple[torch.Size, torch.Size] | None:
+    """Offset and shape of what this rank has of a DTensor; None of little, and where only torch can tell."""
+    local, at = tensor.to_local(), tensor.device_mesh.get_coordinate()
+    plain = all(type(each) in (Shard, Replicate) for each in tensor.placements)
+    if at is None or not plain or hasattr(local, "__create_chunk_list__") or max(local.shape, default=0) < _MANY:
+        return None
+    offset, shape = [0] * tensor.dim(), list(tensor.shape)
+    for placement, count, number in zip(tensor.placements, tensor.device_mesh.shape, at, strict=True):
+        if isinstance(placement, Shard):
+            whole, each = shape[placement.dim], -(-shape[placement.dim] // count)  # as torch.chunk cuts it
+            begin = min(whole, each * number)
+            shape[placement.dim] = min(each, whole - begin)
+            offset[placement.dim] += begin
+    return None if 0 in shape else (torch.Size(offset), torch.Size(shape))
+
+
 def whole_size(target: torch.Tensor) -> tuple[int, ...]:
     """The size of the tensor that a target is, or is a part of; from torch 2.14.1 on plain tensors may say that."""
     part = getattr(torch.distributed.checkpoint, "CheckpointableTensor", None)
@@ -351,7 +378,7 @@ def _wanted(planner: LoadPlanner, items: Mapping[str, Any]) -> dict[_Part, torch
             continue
         if isinstance(value, DTensor) and value.device_mesh.get_coordinate() is None:
             continue  # it lies on other ranks
-        for chunk in torch_private.create_chunk_list(value):
+        for chunk in chunks_here(value):
             sizes[name, chunk.offsets] = chunk.sizes
     return sizes
 

@@ -54,7 +54,7 @@ from streamxf.dcp.plans import (
     unstored_text,
 )
 from streamxf.dcp.saver import check_parent, settle_in
-from streamxf.dcp.targets import whole_size
+from streamxf.dcp.targets import chunks_here, whole_size
 from streamxf.errors import AbortedError, ChainError, ParameterError, UnsupportedError, escaped, notes_of, text_of
 from streamxf.format.extra import merged, nesting_of
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
@@ -503,7 +503,7 @@ def check_copies(state: Any, copied: Any = None, name: str = "") -> None:
     elif isinstance(state, torch.Tensor) and _says_more(state.to_local() if isinstance(state, DTensor) else state):
         copied = state.detach() if copied is None else copied
         foreign = type(state) not in _PLAIN and type(state) is not type(copied) and vars(state)
-        alike = all(of(state) == of(copied) for of in (whole_size, torch_private.create_chunk_list))
+        alike = all(of(state) == of(copied) for of in (whole_size, chunks_here))
         if foreign or not alike:  # also on ranks whose part is the first one: all raise, or others would wait for them
             raise UnsupportedError(
                 f"{', '.join(vars(state)) or type(state).__name__} of this tensor would be lost: torch's copy for a "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,11 +27,14 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import streamxf
+from streamxf import torch_private
 from streamxf.checkpoint import metadata as stored
 from streamxf.checkpoint.opening import ItemPart
+from streamxf.dcp import targets
 from streamxf.dcp.columns import ReadItems
 from streamxf.dcp.metadata import StoredMetadata
 from streamxf.dcp.reader import NOTES
+from streamxf.dcp.targets import check_filled, check_placed
 from streamxf.errors import MetadataError, UnsupportedError
 from streamxf.format.index import File, Index
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
@@ -330,6 +334,44 @@ MESHES = {
     "2-D, one dimension": ((2, 3), [Shard(0), Shard(0)]),
     "HSDP": ((2, 4), [Replicate(), Shard(0)]),
 }
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_where_a_shard_begins_is_found_as_torch_finds_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By arithmetic, for shapes that no mesh divides, and shards without elements."""
+    monkeypatch.setattr(targets, "_MANY", 0)
+    mesh_shape, placements = MESHES[name]
+    ranks = math.prod(mesh_shape)
+    for rank in range(ranks):
+        with as_rank(rank, ranks):
+            mesh = init_device_mesh("cpu", mesh_shape)
+            for shape in (16, 6), (7, 5), (3, 3), (1, 1), (0, 4), (41, 2):
+                value = distribute_tensor(torch.empty(shape), mesh, placements, src_data_rank=None)
+                (found,), (wanted,) = targets.chunks_here(value), torch_private.create_chunk_list(value)
+                assert found == wanted
+                assert value.to_local().shape == wanted.sizes
+
+
+def test_a_large_shard_takes_no_integer_for_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, arange = 2**20, torch.arange
+
+    def counted(*args: Any, **options: Any) -> torch.Tensor:
+        made = arange(*args, **options)
+        assert made.numel() < rows
+        return made
+
+    with as_rank(1, 2):
+        mesh = init_device_mesh("cpu", (2,))
+        local = torch.empty(rows, dtype=torch.uint8)
+        state = {"a": DTensor.from_local(local, mesh, [Shard(0)]), "b": torch.empty(3)}
+        content = [tensor("a", (2 * rows,), [((0,), (2 * rows,))]), tensor("b", (3,), [((0,), (3,))])]
+        wanted = requests(planned(DefaultLoadPlanner(), state, content_of(content)))
+        monkeypatch.setattr(torch, "arange", counted)
+        planner = streamxf.LoadPlanner()
+        assert requests(planned(planner, state, content_of(content))) == wanted
+        assert planner.state_dict == state
+        check_filled(planned(planner, state, content_of(content)), planner, {item.name: item for item in content})
+        check_placed(planned(planner, state, content_of(content)), planner, {item.name: item for item in content})
 
 
 @pytest.mark.parametrize("name", MESHES)

@@ -232,13 +232,12 @@ class Filler:
         from torch.distributed.checkpoint.metadata import MetadataIndex
         from torch.distributed.tensor import DTensor
 
-        from streamxf.dcp.targets import check_box, check_dtype, check_kind, whole_size
-        from streamxf.torch_private import create_chunk_list
+        from streamxf.dcp.targets import check_box, check_dtype, check_kind, chunks_here, whole_size
 
         if isinstance(target, DTensor) and target.device_mesh.get_coordinate() is None:
             raise Noted  # it lies on other ranks
         try:
-            boxes = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in create_chunk_list(target)]
+            boxes = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in chunks_here(target)]
         except ValueError:
             raise UnsupportedError(f"the checkpoint has a tensor, the state dict a {type(target).__name__}") from None
         if item.shape != (size := whole_size(target)):
