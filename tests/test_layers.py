@@ -269,7 +269,7 @@ LINES = {
     "checkpoint": 4_775,
     "cli": 2_732,
     "codecs": 1_626,
-    "dcp": 5_728,
+    "dcp": 5_753,
     "format": 3_386,
     "formats": 1_053,
     "integrations": 786,

@@ -11,8 +11,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex
-from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    ReadItem,
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
 from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
@@ -20,7 +27,7 @@ from streamxf.checkpoint import metadata as stored_metadata
 from streamxf.dcp.columns import Merged, PlannedItems, ReadItems, Shared
 from streamxf.dcp.metadata import FOUND, LazyTensor, PlannedTensor, planned_entries, torch_chunks
 from streamxf.dcp.plans import is_caching, is_flattened, is_usable
-from streamxf.dcp.targets import ObjectPlaces, chunks_here
+from streamxf.dcp.targets import ObjectPlaces, box_of, chunks_here
 from streamxf.errors import MetadataError
 from streamxf.format.extra import nesting_of
 from streamxf.format.items import Item, TensorItem
@@ -60,8 +67,7 @@ class LoadPlanner(DefaultLoadPlanner):
             self._look_for_shard(found.items)
         near = _Near(self, whole.state_dict_metadata)
         self.metadata, state = Metadata(near), self.state_dict
-        stood_for = {name: _Stood(value) if isinstance(value, DTensor) else value for name, value in state.items()}
-        self.state_dict = stood_for
+        self.state_dict = stood_for = _stood_for(state)
         try:
             plan = super().create_local_plan()
         finally:
@@ -101,7 +107,12 @@ class SavePlanner(DefaultSavePlanner):
 
     def create_local_plan(self) -> SavePlan:
         """As torch's planner makes it; of a plan that is cached all of it, if something has changed."""
-        plan = super().create_local_plan()
+        state = self.state_dict
+        self.state_dict = _stood_for(state)
+        try:
+            plan = super().create_local_plan()
+        finally:
+            self.state_dict = state
         self._about = self._beside_shapes()
         if not is_usable(plan) and self._about != self._sent.get(type(self).__name__):
             plan = self.plan
@@ -169,8 +180,12 @@ def _boxes(value: Any) -> list[Any]:
     return [(chunk.offsets, chunk.sizes) for chunk in chunks_here(value)]
 
 
+def _stood_for(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: _Stood(value) if isinstance(value, DTensor) else value for name, value in state.items()}
+
+
 class _Stood:
-    """What torch's planner is shown of a DTensor, of which it would make an integer for each row of this rank's."""
+    """What torch's planners are shown of a DTensor, of which they would make an integer for each row of this rank's."""
 
     def __init__(self, value: DTensor) -> None:
         self.size = value.size
@@ -179,6 +194,16 @@ class _Stood:
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
         on_others = self._value.device_mesh.get_coordinate() is None
         return [] if on_others else chunks_here(self._value)
+
+    def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
+        value: Any = self._value
+        if value.device_mesh.get_coordinate() is None:
+            return []
+        if (box := box_of(value)) is None:
+            return value.__create_write_items__(name, value)  # type: ignore[no-any-return]
+        properties = TensorProperties.create_from_tensor(value.to_local())
+        data = TensorWriteData(ChunkStorageMetadata(*box), properties, value.size())
+        return [WriteItem(MetadataIndex(name, box[0]), WriteItemType.SHARD, tensor_data=data)]
 
 
 class _Near(dict[str, Any]):

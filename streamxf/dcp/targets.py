@@ -296,11 +296,11 @@ def chunks_here(tensor: Any) -> list[ChunkStorageMetadata]:
     """What this rank has of a tensor, as torch finds it, and of a large shard of a DTensor by arithmetic; ValueError
     for another object.
     """
-    box = _box_of(tensor) if isinstance(tensor, DTensor) else None
+    box = box_of(tensor) if isinstance(tensor, DTensor) else None
     return torch_private.create_chunk_list(tensor) if box is None else [ChunkStorageMetadata(*box)]
 
 
-def _box_of(tensor: DTensor) -> tuple[torch.Size, torch.Size] | None:
+def box_of(tensor: DTensor) -> tuple[torch.Size, torch.Size] | None:
     """Offset and shape of what this rank has of a DTensor; None of little, and where only torch can tell."""
     local, at = tensor.to_local(), tensor.device_mesh.get_coordinate()
     plain = all(type(each) in (Shard, Replicate) for each in tensor.placements)

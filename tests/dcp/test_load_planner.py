@@ -19,7 +19,7 @@ import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan
 from torch.distributed.device_mesh import init_device_mesh
@@ -372,6 +372,15 @@ def test_a_large_shard_takes_no_integer_for_each_row(monkeypatch: pytest.MonkeyP
         assert planner.state_dict == state
         check_filled(planned(planner, state, content_of(content)), planner, {item.name: item for item in content})
         check_placed(planned(planner, state, content_of(content)), planner, {item.name: item for item in content})
+        monkeypatch.undo()
+        plans = []
+        for planner in DefaultSavePlanner(), streamxf.SavePlanner():
+            planner.set_up_planner(state, is_coordinator=True)
+            plans.append(planner.create_local_plan())
+            assert planner.state_dict == state
+            monkeypatch.setattr(torch, "arange", counted)
+        assert [*plans[0].items] == [*plans[1].items]
+        assert plans[0].planner_data == plans[1].planner_data
 
 
 @pytest.mark.parametrize("name", MESHES)
