@@ -109,8 +109,8 @@ class StreamxfError(Exception):
 
 
 class located:
-    """Fill in the place of every `StreamxfError` that passes through; with `doing`, a note has it for other errors, if
-    none has one that is nearer.
+    """Fill in the place of every `StreamxfError` that passes through, and an OSError's path; with `doing`, a note has
+    it for other errors, if none has one that is nearer.
     """
 
     __slots__ = ("_doing", "_file", "_item")
@@ -132,6 +132,8 @@ class located:
         if isinstance(error, StreamxfError):
             error.locate(file=self._file, item=self._item)
             return
+        if isinstance(error, OSError) and self._file and self._file.endswith(f"/{error.filename}"):
+            error.filename = self._file  # of an open folder the system knows the name alone
         if self._doing and error is not None:
             place = escaped(f"file {self._file}")
             if not any(note.startswith("while ") and note.endswith(place) for note in notes_of(error)):

@@ -192,11 +192,11 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
         """The stream of an item or a tensor's chunk, opened with all checks. Raises StreamxfError, with its place."""
         wanted = ItemPart(item, chunk)
         name = wanted.place.file
-        try:
-            file = self._files[name]
-        except FileNotFoundError as error:
-            raise no_file(self.storage, name, self._of_file[name]) from error
-        with located(file=file.name, item=item.name):
+        with located(file=self.label(name), item=item.name):
+            try:
+                file = self._files[name]
+            except FileNotFoundError as error:
+                raise no_file(self.storage, name, self._of_file[name]) from error
             return self.opener(self._of_file[name]).open(file, wanted)
 
     def opener(self, metadata: Metadata) -> ItemOpener:

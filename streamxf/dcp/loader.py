@@ -161,7 +161,7 @@ class Loader:
         """A file of the checkpoint, whose reads are timed; raises MetadataError if it is missing."""
         found = False
         try:
-            with storage.open(name) as file:
+            with located(file=storage.label(name)), storage.open(name) as file:
                 found, file.access = True, Timed(file.access, self.meter.io)
                 yield file
         except FileNotFoundError as error:  # of a key, say; or another save has removed it from its store by now

@@ -100,6 +100,21 @@ def test_what_may_not_be_read_is_told_from_damage(world: Path, damaged: bool):
             assert bool(facts["unreadable" if number == 4 else "damaged"]) == damaged
 
 
+@pytest.mark.parametrize("name", [".metadata", "*.distcp"])
+def test_what_may_not_be_read_has_its_whole_path(world: Path, name: str):
+    run = world / f"run {name[-3:]}"
+    with streamxf.CheckpointManager(run) as manager:
+        for step in (1, 2):
+            manager.save(step, {"w": torch.ones(10)})
+    (file,) = (run / "step-2").glob(name)
+    file.chmod(0)
+    commands = [f"latest  {run}", f"list  {run}", *(f"{each}  {run}/step-2" for each in ("inspect", "verify"))]
+    commands += [f"diff  {run}/step-2  {run}/step-1", f"unpack  {run}/step-2  {run}/w.safetensors"]
+    for command, done in zip(commands, run_all(world, without_rights(), commands), strict=True):
+        if name == ".metadata" or command.split()[0] not in ("list", "inspect"):
+            assert f"{file}" in done.out + done.err, (command, done)
+
+
 def test_without_permission(world: Path):
     before = without_rights()
     unreadable = ["locked", "locked file", "none.key", "good.safetensors", "good.pt"]

@@ -89,8 +89,8 @@ class Verification:
         for `share`, by default a new one. Of what the storage has of the file, `held` bytes are to be read.
         """
         with ExitStack() as stack:
-            with self.noting_unread():
-                place, name = (self.storage, label) if storage is None else (storage, "")
+            place, name = (self.storage, label) if storage is None else (storage, "")
+            with self.noting_unread(), errors.located(file=place.label(name)):
                 file = stack.enter_context(place.open(name, step=_REMOTE_STEP))
             share = share or Share.announced(self.progress, file.size)
             held = held_bytes(file.raw, file.size) if held is None else held
