@@ -22,7 +22,7 @@ SMALL = 2**16
 """Bytes up to which a tensor is compared as a whole, and an object at all."""
 _SAMPLE = 2**12  # of a larger one, from its beginning
 _MOST = 2**24  # of all tensors of a rank
-_NOTHING = bytes(8)
+_NOTHING = bytes(4)
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Values:
     """What one rank has.
 
     - `about`: by name, dtype and whole shape of a tensor, and None for an object; those that ranks have alike are one.
-    - `digests`: 8 bytes for each name, zeros where nothing can be compared; None if the planner cannot be asked.
+    - `digests`: 4 bytes for each name, zeros where nothing can be compared; None if the planner cannot be asked.
     """
 
     about: Shared
@@ -69,7 +69,7 @@ def _digests(items: Iterable[WriteItem], planner: Any) -> Iterator[tuple[str, by
             left -= len(sample)
             data = sample.cpu().numpy().data
         if 0 < len(data) <= SMALL:
-            yield item.index.fqn, blake2b(data, digest_size=8).digest()
+            yield item.index.fqn, blake2b(data, digest_size=len(_NOTHING)).digest()
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -102,6 +102,21 @@ def values(folder: Path) -> Any:
     return found
 
 
+def cached_values(folder: Path) -> Any:
+    """Saves by planners that keep plans, of other values, another value alone, and another dtype."""
+    found = {}
+    for kind, planner in PLANNERS.items():
+        cached = partial(type(f"Caching {kind}", (planner,), {}), enable_plan_caching=True)
+        writer = streamxf.FileSystemWriter(folder / "cached", sync_files=False)
+        for number, dtype in enumerate([torch.float32, torch.float32, torch.float64]):
+            state = {"it": torch.full((3,), dist.get_rank() + number, dtype=dtype), 7: {"other": torch.ones(3)}}
+            failures, warned = told(lambda: dcp.save(state, storage_writer=writer, planner=cached()))  # noqa: B023
+            nested = failures is None and 7 in streamxf.load_intact(folder / "cached").state_dict
+            found[f"{kind} {number}"] = failures, len(warned), writer.report and writer.report.compared, nested
+            dist.barrier()
+    return found
+
+
 KINDS: list[Callable[[random.Random], Any]] = [
     lambda draw: torch.full((draw.randrange(1, 4),), draw.random()),
     lambda draw: torch.full((draw.randrange(1, 4), 2), draw.randrange(9), dtype=torch.int32),

@@ -63,6 +63,17 @@ def test_other_shapes_and_dtypes_fail_the_save_and_other_values_are_warned_of_on
             assert all("it.is" in text and "other" not in text.partition(".")[0] for text in warned), case
 
 
+def test_what_a_cache_of_plans_leaves_out_is_reported_as_not_compared(tmp_path: Path) -> None:
+    first, second = (each["cached_values"] for each in run_ranks(2, tmp_path, "cached_values", module=MODULE))
+    for kind in ("torch", "own"):
+        assert first[f"{kind} 0"] == [None, 1, True, True]
+        assert first[f"{kind} 1"] == [None, 0, False, True]
+    assert first["own 2"] == [None, 0, True, True]  # the warning is the same
+    assert [failures for failures, *_ in second.values()] == [failures for failures, *_ in first.values()]
+    assert first["torch 2"][0]
+    assert all("enable_plan_caching" in text for text in first["torch 2"][0].values())
+
+
 def test_random_differences_are_named_and_what_is_equal_loads(tmp_path: Path) -> None:
     assert [report["random_differences"] for report in run_ranks(2, tmp_path, "random_differences", module=MODULE)] == [
         [],
