@@ -17,7 +17,6 @@ from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import ContainerError, DescriptorError, shorten
 from streamxf.format import limits
 from streamxf.format.items import ITEMSIZES, is_dtype_name
-from streamxf.wording import many
 
 KEYED, BOUND, PUBLISHED, HASHED = 1, 2, 4, 8
 
@@ -70,13 +69,12 @@ class Identity(NamedTuple):
             raise ContainerError("the item's name is not valid Unicode", item=ascii(self.name)) from None
         ndim = len(self.offset)
         width, geometry = self._geometry()
-        size = _IDENTITY.size + len(geometry) + len(name)
-        if not name or size > limits.MAX_IDENTITY or ndim > limits.MAX_NDIM:
-            most = f"at most {limits.MAX_NDIM} dimensions, and both take at most {limits.MAX_IDENTITY} bytes"
-            raise ContainerError(
-                f"an item has a name, {most}; this one has {many(ndim, 'dimension')} and takes {size} bytes",
-                item=shorten(self.name),
-            )
+        spare = limits.MAX_IDENTITY - _IDENTITY.size - len(geometry)
+        if not 0 < len(name) <= spare or ndim > limits.MAX_NDIM:
+            text = f"a name of {len(name):,} bytes, and 1 to {spare:,} fit beside its dtype and shape. Rename it"
+            if ndim > limits.MAX_NDIM:
+                text = f"{ndim} dimensions, and {limits.MAX_NDIM} are the most. Reshape it"
+            raise ContainerError(f"the item has {text}", item=shorten(self.name))
         start = _IDENTITY.pack(self.writer_id, self.number, self.kind, ndim, len(self.dtype), width)
         return start + geometry + name
 

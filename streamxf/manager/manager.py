@@ -742,8 +742,15 @@ def _check_name(name: str, storage: Storage) -> None:
         longest = name.format(10**MAX_DIGITS - 1)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         fits, longest = False, ""
-    if not fits or "/" in name or not is_numbered(longest) or not name.isprintable():
-        raise ParameterError(f"name={name!r:.80}: it is printable, with {{}} for the step as its last number")
+    faults = {
+        "it has a `/`, and checkpoints lie in the run's own folder": "/" in str(name),
+        "it begins with a dot, and so would be hidden": str(name).startswith("."),
+        "`{}` stands in it once, for the step as its last number": not fits,
+        "it is not printable": not str(name).isprintable(),
+        f"it has a number of more than {MAX_DIGITS} digits": not is_numbered(longest),
+    }
+    if fault := next((text for text, found in faults.items() if found), ""):
+        raise ParameterError(f"name={name!r:.80}: {fault}. Name it as in 'step-{{}}'")
     if (size := len(longest.encode())) > MAX_NAME_BYTES:
         text = f"with {MAX_DIGITS} digits in place of {{}} it has {size} bytes, {MAX_NAME_BYTES} are allowed"
         raise ParameterError(f"name={name!r:.80}: {text}, since the names of small files contain it")

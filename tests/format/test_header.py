@@ -160,12 +160,17 @@ def test_a_newer_version_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"),
-    [("", ()), ("x" * 4100, ()), ("x", (0,) * 65), ("\ud800", ())],
+    ("name", "shape", "says"),
+    [
+        ("", (), "a name of 0 bytes"),
+        ("x" * 4062, (), "a name of 4,062 bytes, and 1 to 4,061 fit"),
+        ("x", (0,) * 65, "65 dimensions, and 64 are the most"),
+        ("\ud800", (), "not valid Unicode"),
+    ],
     ids=["none", "long", "dims", "half"],
 )
-def test_identities_that_cannot_be_written(name: str, shape: tuple[int, ...]) -> None:
-    with pytest.raises(ContainerError):
+def test_identities_that_cannot_be_written(name: str, shape: tuple[int, ...], says: str) -> None:
+    with pytest.raises(ContainerError, match=says):
         Identity(bytes(16), Kind.FRAMED, name, "float32", shape, shape, shape).pack()
 
 

@@ -103,11 +103,19 @@ def test_integers_of_numpy_will_do(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "name", ["step", "step-{:,}", "{:g}", "{}-of-8", "{}/x", ".{}", "{0.foo}", "{x}", None], ids=repr
+    ("fault", "names"),
+    {
+        "for the step as its last number": ["step", "step-{:,}", "{:g}", "{}-of-8", "{0.foo}", "step-{}-{}", None],
+        "it has a `/`": ["{}/x", "runs/step-{}"],
+        "it begins with a dot": [".{}", "..{}"],
+        "not printable": ["step\n{}"],
+        "a number of more than": ["1" * 30 + "-{}"],
+    }.items(),
 )
-def test_a_name_has_the_step_as_its_last_number(tmp_path: Path, name: Any):
-    with pytest.raises(ParameterError, match="for the step as its last number"):
-        CheckpointManager(tmp_path, name=name)
+def test_a_name_has_the_step_as_its_last_number(tmp_path: Path, fault: str, names: list[Any]):
+    for name in names:
+        with pytest.raises(ParameterError, match=fault):
+            CheckpointManager(tmp_path, name=name)
 
 
 @pytest.mark.parametrize("metrics", [{"loss": None}, {"loss": "x"}, {"loss": torch.ones(2)}, [0.5]], ids=repr)
