@@ -266,11 +266,11 @@ def test_other_names_do_not():
 LINES = {
     # the modules at the top
     ".": 3_213,
-    "checkpoint": 4_775,
+    "checkpoint": 4_777,
     "cli": 2_732,
     "codecs": 1_626,
-    "dcp": 5_753,
-    "format": 3_386,
+    "dcp": 5_759,
+    "format": 3_414,
     "formats": 1_053,
     "integrations": 786,
     "keys": 2_112,
@@ -278,7 +278,7 @@ LINES = {
     "storage": 3_697,
     "stream": 1_367,
     "testing": 870,
-    "tools": 9_292,
+    "tools": 9_307,
     "torchsave": 2_205,
 }
 

@@ -20,6 +20,7 @@ from streamxf.checkpoint.saving import Save, Stock
 from streamxf.checkpoint.sources import Content, Given, tensor_in, tensor_of
 from streamxf.checkpoint.staging import Staging
 from streamxf.errors import AbortedError, MetadataError, ParameterError, UnsupportedError, located
+from streamxf.format.extra import with_order
 from streamxf.format.header import Identity, Kind
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, check_limits, check_name, is_path
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
@@ -265,7 +266,8 @@ class CheckpointWriter:
             raise
         save_id = os.urandom(16).hex()
         try:
-            publish(save, items, [file.record for file in files], save_id, extra=self._extra)
+            extra = with_order(self._extra, self._items)
+            publish(save, items, [file.record for file in files], save_id, extra=extra)
         except BaseException:
             self._remove_folders()
             raise

@@ -108,8 +108,10 @@ def is_caching(planner: Any) -> bool:
     return bool(getattr(planner, "_enable_plan_caching", False))
 
 
-def check_index(plans: Sequence[SavePlan], in_containers: bool = True) -> None:
-    """Refuse a save that its index cannot hold; raises MetadataError. What planners add later is not known yet."""
+def check_index(plans: Sequence[SavePlan], in_containers: bool = True) -> list[str]:
+    """Refuse a save that its index cannot hold; raises MetadataError. What planners add later is not known yet. Returns
+    names in the order of the ranks' states, as far as planners say it.
+    """
     paths: dict[str, Any] = {}
     for data in {id(plan.planner_data): plan.planner_data for plan in plans}.values():
         paths |= data if isinstance(data, dict) else {}
@@ -145,6 +147,7 @@ def check_index(plans: Sequence[SavePlan], in_containers: bool = True) -> None:
         if len(parts) > MAX_GROUP and not Boxes.of([part[4:6] for part in parts], len(shape)).is_grid(shape):
             text = f"its {len(parts):,} shards are no grid, {MAX_GROUP:,} of others are allowed; nothing was written"
             raise MetadataError(text, item=name)
+    return [*paths]
 
 
 _EXTRA = limits.MAX_ROOT // 2

@@ -56,7 +56,7 @@ from streamxf.dcp.plans import (
 from streamxf.dcp.saver import check_parent, settle_in
 from streamxf.dcp.targets import chunks_here, whole_size
 from streamxf.errors import AbortedError, ChainError, ParameterError, UnsupportedError, escaped, notes_of, text_of
-from streamxf.format.extra import merged, nesting_of
+from streamxf.format.extra import merged, nesting_of, with_order
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.format.names import GLOBAL, metadata_name
 from streamxf.format.run import RunFacts
@@ -75,7 +75,7 @@ class _RankSave(Save):
     - `report`: what it wrote, once it has.
     - `begun`: taken when writing begins.
     - `alone`: whether no other rank writes to the save.
-    - `nesting`: what it adds to the index's `extra`.
+    - `nesting`, `names`: what it adds to the index's `extra`; names of items in their order.
     - `compared`: as in its report.
     - `unpublished`: where the save is to be published, removes what all ranks wrote if this object goes before.
     """
@@ -84,6 +84,7 @@ class _RankSave(Save):
     begun: threading.Lock = field(default_factory=threading.Lock)
     alone: bool = False
     nesting: dict[str, Any] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
     compared: bool | None = None
     unpublished: finalize[..., Save] | None = None
 
@@ -244,7 +245,7 @@ class ChainWriterMixin(StorageMixin):
             if not save.alone:
                 save.compared, text = compare_ranks(kept)
                 self._warn(text)
-        check_index(plans, bool(len(save.extensions.chain)))
+        save.names = check_index(plans, bool(len(save.extensions.chain)))
         save.unpublished = finalize(save, remove_unpublished, save.storage, own, others, rank, os.getpid())
         return share_room(plans)
 
@@ -313,7 +314,9 @@ class ChainWriterMixin(StorageMixin):
             try:
                 save.enter()
                 paths = paths_of(metadata)
-                items, extra = items_of(metadata, paths, results), extra_of(metadata, paths) | save.nesting
+                items = items_of(metadata, paths, results)
+                order = filter(items.__contains__, dict.fromkeys((*save.names, *items)))
+                extra = with_order(extra_of(metadata, paths) | save.nesting, order)
             except BaseException as error:
                 save.discard({record.path for record in records}, error)
                 raise

@@ -6,6 +6,7 @@ of items do not say: docs/format.md, "Nesting". It is for nesting items alone; o
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -111,6 +112,35 @@ def merged(records: Iterable[Mapping[str, list[Any]]]) -> dict[str, Any]:
         for kind, entries in record.items():
             found.setdefault(kind, {}).update((json.dumps(entry), entry) for entry in entries)
     return {NESTING: {kind: [*entries.values()] for kind, entries in found.items()}} if found else {}
+
+
+def with_order(extra: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """`extra` and the order in which items are saved, unless that is the order of their names, or takes too much."""
+    given = [*names]
+    ranked, width = sorted(given), len(f"{len(given):x}")
+    if ranked == given or width * len(given) > _MOST_NESTING:
+        return dict(extra)
+    places = {name: place for place, name in enumerate(given)}
+    order = [_digest(ranked), "".join(f"{places[name]:0{width}x}" for name in ranked)]
+    return {**extra, NESTING: {**extra.get(NESTING, {}), "order": order}}
+
+
+def in_saved_order(names: Iterable[str], record: Any) -> list[str]:
+    """The names of all items of an index in the order of the save, if its record says that; else as they are."""
+    given = [*names]
+    ranked, order = sorted(given), record.get("order") if isinstance(record, dict) else None
+    match order:
+        case [str(digest), str(text)] if text and digest == _digest(ranked):
+            width = max(1, len(text) // len(ranked))
+            with suppress(ValueError):
+                places = [int(text[at : at + width], 16) for at in range(0, len(text), width)]
+                if sorted(places) == [*range(len(ranked))]:
+                    return [name for _, name in sorted(zip(places, ranked, strict=True))]
+    return given
+
+
+def _digest(names: Iterable[str]) -> str:
+    return hashlib.sha256("\0".join(names).encode()).hexdigest()
 
 
 def _visit(path: Path, value: Any, is_flattened: Callable[[list[Any]], bool]) -> Iterator[tuple[str, Any]]:

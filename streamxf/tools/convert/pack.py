@@ -24,7 +24,7 @@ from streamxf.checkpoint.publish import made_by_writers
 from streamxf.checkpoint.saving import Save
 from streamxf.checkpoint.sources import Content
 from streamxf.errors import ChecksumError, MetadataError, ParameterError, UnsupportedError, located
-from streamxf.format.extra import UNRECORDED
+from streamxf.format.extra import UNRECORDED, with_order
 from streamxf.format.header import Kind
 from streamxf.format.items import ITEMSIZES, TensorItem, check_name, elements_size
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
@@ -314,7 +314,8 @@ def pack(
         def check() -> None:
             check_same(storage, before, FileTree.of(storage).identity())
 
-        contents = Conversion(tuple(whole.stored.values()), None, before, whole, _packed, whole.nesting, check)
+        extra = with_order(whole.nesting, whole.stored)
+        contents = Conversion(tuple(whole.stored.values()), None, before, whole, _packed, extra, check)
         made = convert(to, contents, file_size, progress, fleet)
         return replace(made, notes=(*whole.contents.notes, *made.notes))
 

@@ -17,9 +17,10 @@ import numpy as np
 from streamxf.checkpoint.bare import LENGTH_BYTES, MAX_HEADER, METADATA
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.elements import Array
+from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
 from streamxf.errors import MetadataError, NotAllowedError, ObjectError, ParameterError, UnsupportedError, shorten
-from streamxf.format.extra import NESTING, UNRECORDED, moved
+from streamxf.format.extra import NESTING, UNRECORDED, in_saved_order, moved
 from streamxf.format.items import Item, Path, TensorItem
 from streamxf.formats.contents import OF_TORCH, SUFFIXES, FileReader, Format, chosen
 from streamxf.formats.huggingface import INDEX
@@ -137,7 +138,10 @@ def fresh(
 
     Raises ParameterError if no item is chosen, and UnsupportedError if the format has no place for one.
     """
-    found = chosen(reader.stored, only, prefix)
+    stored = reader.stored
+    if isinstance(reader, Checkpoint):
+        stored = {name: stored[name] for each in reader.metadata for name in _names(each)}
+    found = chosen(stored, only, prefix)
     items = {shown: item for shown, item in found.items() if not is_kept(item.name)}
     left_out: tuple[str, ...] = ()
     if manifest is not None and manifest.is_folder:
@@ -170,6 +174,11 @@ def fresh(
     folder = format is Format.HUGGING_FACE
     files = _shards(tensors, metadata, shard_size) if folder else [_safetensors_file(name, tensors, metadata)]
     return Plan(files, folder, tensors.values(), left_out=(*objects, *left_out), notes=notes)
+
+
+def _names(metadata: Metadata) -> list[str]:
+    """The names of its items in the order of the save."""
+    return in_saved_order(metadata.items, metadata.index.extra.get(NESTING) if metadata.index is not None else None)
 
 
 def _model_of(manifest: PackManifest, items: Mapping[str, Item]) -> tuple[dict[str, Item], tuple[str, ...]]:

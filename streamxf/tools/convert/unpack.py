@@ -112,10 +112,10 @@ def unpack(
     Tensors are read and written box by box, so that memory does not depend on the size of the model. A packed file or
     folder becomes the same file or folder again, byte for byte, unless another format is requested. Otherwise
     ``.safetensors`` files are written as the safetensors library writes them, ``torch.save`` files have the state dict
-    nested as it was saved, and of a packed folder with a model only the model is written. DCP makes strings of the keys
-    of dicts and drops empty dicts; streamxf's writers and `pack` record integers, None, truth values, fractions and
-    empty dicts, and here they come back; `notes` names other keys. Of a checkpoint that stock DCP saved, what torch's
-    optimizers need does, and `notes` says so.
+    nested as it was saved, with its names in that order, and of a packed folder with a model only the model is written.
+    DCP makes strings of the keys of dicts and drops empty dicts; streamxf's writers and `pack` record integers, None,
+    truth values, fractions and empty dicts, and here they come back; `notes` names other keys. Of a checkpoint that
+    stock DCP saved, what torch's optimizers need does, and `notes` says so.
 
     A local target appears when all of it is written; until then it is in a hidden folder next to it, which only you
     can read. When the call fails or the process is killed, the same call starts over.

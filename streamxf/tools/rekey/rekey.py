@@ -16,7 +16,7 @@ from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import Access, Names, Renaming, SaveIds, check_nesting, renamed
 from streamxf.codecs.encrypt import as_recipients
 from streamxf.errors import KeyMissingError, KeyServiceError, ParameterError, PolicyError, StreamxfError, escaped
-from streamxf.format.extra import NESTING
+from streamxf.format.extra import NESTING, in_saved_order, with_order
 from streamxf.format.extra import moved as moved_record
 from streamxf.format.items import Item
 from streamxf.keys import KeyLike, KeyProvider, KeyRing, KeysLike, SignerLike, SigningKey, TrustLike
@@ -335,8 +335,10 @@ def rename(
         moved = {old: new for old, new in renaming.of(items).items() if old != new}
         renamed_items, extra = _renamed(items, renaming), {**file.index.extra}
         if record := extra.pop(NESTING, None):
-            paths = ((items[old].path, renamed_items[moved_to].path) for old, moved_to in renaming.of(items).items())
+            names_now = renaming.of(items)
+            paths = ((items[old].path, renamed_items[moved_to].path) for old, moved_to in names_now.items())
             extra[NESTING] = moved_record(record, ((old, new) for old, new in paths if old and new))
+            extra = with_order(extra, map(names_now.__getitem__, in_saved_order(items, record)))
         index = replace(file.index, items=renamed_items, extra=extra)
         changed.update(moved)
         seen.update(items)

@@ -25,7 +25,7 @@ from streamxf.errors import (
     is_exhausted,
     located,
 )
-from streamxf.format.extra import NESTING
+from streamxf.format.extra import NESTING, in_saved_order
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem, check_limits
 from streamxf.format.tiling import check_tiles
 from streamxf.progress import Progress
@@ -171,6 +171,8 @@ class Filler:
         loaded = self._each(self._checkpoint.stored, load)
         indexes = [each.index for each in self._checkpoint.metadata if each.index is not None]
         record = indexes[0].extra.get(NESTING) if indexes else None
+        order = in_saved_order(self._checkpoint.stored, record)
+        loaded = {name: loaded[name] for name in order if name in loaded}
         return self._result(nested(loaded, self._checkpoint.paths, record), loaded)
 
     def into(self, state_dict: dict[str, Any]) -> Salvaged:

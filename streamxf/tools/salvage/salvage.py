@@ -17,7 +17,7 @@ from streamxf.checkpoint.saving import Save
 from streamxf.checkpoint.sources import Content
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import MetadataError
-from streamxf.format.extra import UNRECORDED
+from streamxf.format.extra import NESTING, UNRECORDED, in_saved_order, with_order
 from streamxf.format.items import Chunk, Item, Place, TensorItem
 from streamxf.format.run import RunFacts
 from streamxf.keys import KeysLike, SignerLike, TrustLike
@@ -233,6 +233,8 @@ def _conversion(
 
     items = [_in_one_piece(checkpoint, name, opaque) for name in found.loaded]
     extra = next((each.index.extra for each in checkpoint.metadata if each.index is not None), UNRECORDED)
+    loaded = {*found.loaded}
+    extra = with_order(extra, filter(loaded.__contains__, in_saved_order(checkpoint.stored, extra.get(NESTING))))
     return Conversion(items, None, identity.hexdigest(), checkpoint, read, extra, run=_run_of(checkpoint))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf.format import extra
+from streamxf.format.extra import NESTING, in_saved_order, with_order
 from streamxf.tools.nesting import nested
 from tests.dcp.rank_scenarios import run_ranks
 
@@ -184,3 +186,105 @@ def test_a_record_of_another_form_changes_nothing(record: Any) -> None:
     flat = {"w": 1, "d.1": 2, "d.2": 3, "d.l.0": 4}
     paths: Any = {"w": ("w",), "d.1": ("d", "1"), "d.2": ("d", "2"), "d.l.0": ("d", "l", 0)}
     assert nested(flat, paths, record) == {"w": 1, "d": {"1": 2, "2": 3, "l": [4]}}
+
+
+# -- the order of names --------------------------------------------------------------------------
+
+
+def ordered() -> dict[str, Any]:
+    model = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(12)))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    return {
+        "z": 1,
+        "model": {**model.state_dict()},
+        "optimizer": optimizer.state_dict(),
+        "a": [torch.ones(1), {"c": 1}],
+    }
+
+
+def names_in(value: Any) -> Any:
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [(str(key), names_in(each)) for key, each in pairs]
+
+
+def made_by(how: str, state: dict[str, Any], folder: Path) -> Path:
+    made = folder / how
+    if how == "stock":
+        dcp.save(state, checkpoint_id=made)
+        return made
+    if how == "pack":
+        torch.save(state, folder / "file.pt")
+        streamxf.pack(folder / "file.pt", made, "zstd")
+        return made
+    planner = streamxf.SavePlanner() if how == "planner" else None
+    dcp.save(state, storage_writer=streamxf.FileSystemWriter(made, chain="zstd", sync_files=False), planner=planner)
+    if how == "transcode":
+        streamxf.transcode(made, folder / "copy", "checksum")
+        return folder / "copy"
+    if how == "salvage":
+        streamxf.salvage(made, folder / "copy", "checksum")
+        return folder / "copy"
+    if how == "rename":
+        streamxf.rename(made, {"model.*": "b.*"})
+    return made
+
+
+@pytest.mark.parametrize("how", ["save", "planner", "transcode", "salvage", "rename", "stock", "pack"])
+def test_names_keep_the_order_of_the_save(tmp_path: Path, how: str) -> None:
+    """As ``vector_to_parameters`` goes through them, for one."""
+    state = ordered()
+    path = made_by(how, state, tmp_path)
+    if how == "rename":
+        state = {{"model": "b"}.get(name, name): value for name, value in state.items()}
+    patterns = ["z", "model*", "b.*", "optimizer*", "a.*"]  # all, since what was packed would come back as it was
+    streamxf.unpack(path, tmp_path / "out.pt", only=patterns if how == "pack" else ())
+    assert names_in(torch.load(tmp_path / "out.pt")) == names_in(state)
+    streamxf.unpack(path, tmp_path / "some.pt", only=["optimizer.state.*", "z"])
+    found = torch.load(tmp_path / "some.pt")
+    assert names_in(found["optimizer"]["state"]) == names_in(state["optimizer"]["state"])
+    if how != "rename":
+        assert names_in(streamxf.load_intact(path).state_dict["model"]) == names_in(state["model"])
+
+
+def test_items_of_a_checkpoint_writer_keep_their_order(tmp_path: Path) -> None:
+    with streamxf.CheckpointWriter(tmp_path / "made", "zstd") as writer:
+        for name in ("z", "b.10", "b.2"):
+            writer[name] = torch.ones(2)
+    streamxf.unpack(tmp_path / "made", tmp_path / "out.pt")
+    assert [*torch.load(tmp_path / "out.pt")] == ["z", "b.10", "b.2"]
+
+
+NAMES = ["z", "b.10", "b.2", "a"]
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        None,
+        1,
+        [],
+        ["", ""],
+        ["7d5d", "0123"],
+        lambda digest, places: [digest, places[:-1]],
+        lambda digest, places: [digest, "0" * len(places)],
+        lambda digest, places: [digest, places.replace("0", "9")],
+        lambda digest, places: [digest, "wxyz"],
+        lambda digest, places: ["0" * 64, places],
+    ],
+)
+def test_an_order_that_is_none_is_passed_over(order: Any) -> None:
+    record = with_order({}, NAMES)[NESTING]
+    assert in_saved_order(sorted(NAMES), record) == NAMES
+    assert in_saved_order([*sorted(NAMES), "more"], record) == [*sorted(NAMES), "more"]
+    order = order(*record["order"]) if callable(order) else order
+    assert in_saved_order(sorted(NAMES), {"order": order}) == sorted(NAMES)
+
+
+def test_no_order_is_recorded_where_names_have_it() -> None:
+    assert with_order({"a": 1}, sorted(NAMES)) == {"a": 1}
+    assert with_order({}, []) == {}
+    assert in_saved_order([], {"order": ["", "0"]}) == []
+    with mock.patch("streamxf.format.extra._MOST_NESTING", 3):
+        assert with_order({}, NAMES) == {}
