@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import os
 import shutil
 import subprocess
@@ -10,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -114,8 +117,8 @@ def test_a_job_that_runs_is_seen_by_another_process(tmp_path: Path, copied: bool
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
-@pytest.mark.parametrize("mask", [0o002, 0o027])
-def test_another_user_s_job_is_seen(mask: int, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("mask", [0o002, 0o022, 0o027, 0o077])
+def test_another_user_s_job_is_seen_if_its_files_may_be_read(mask: int, request: pytest.FixtureRequest) -> None:
     run = Path(tempfile.mkdtemp())  # pytest's own are closed to others
     request.addfinalizer(lambda: shutil.rmtree(run))
     for folder in (run, run / ".streamxf"):
@@ -125,11 +128,18 @@ def test_another_user_s_job_is_seen(mask: int, request: pytest.FixtureRequest) -
     running = session(run, "1")
     running.begin()
 
-    def begin() -> None:
+    def begin() -> str:
         os.setuid(65534)
-        session(run, "2").begin()
+        with redirect_stderr(io.StringIO()) as said:
+            logging.basicConfig(force=True)
+            session(run, "2").begin()
+        return said.getvalue()
 
     outcome = run_one(begin)
+    if mask == 0o077:
+        assert "is ignored: PermissionError" in outcome.value
+        running.close()
+        return
     assert f"process {running.own.pid} on" in outcome.error, outcome
     running.close()
     assert run_one(begin).how == "returned"
