@@ -26,6 +26,7 @@ from streamxf.checkpoint.pickled import OWN, PLANNER_DATA, members_of, plain_mem
 from streamxf.checkpoint.sources import dtype_name
 from streamxf.dcp.columns import Merged, PlannedItems, StoredResults
 from streamxf.errors import UnsupportedError, redacted
+from streamxf.format.extra import NESTING
 from streamxf.format.header import Kind
 from streamxf.format.index import ChunkColumns, Index
 from streamxf.format.items import Chunk, Item, ObjectItem, Path, TensorItem, is_path
@@ -265,7 +266,8 @@ class StoredMetadata(metadata.Metadata):
 
 
 def _extra(found: stored_metadata.Metadata) -> dict[str, Any]:
-    return members_of(found.index.extra) if found.index is not None and found.index.extra else {}
+    extra = found.index.extra if found.index is not None else {}
+    return members_of(extra) if extra.keys() - {NESTING} else {}
 
 
 class LazyTensor(metadata.TensorStorageMetadata):
