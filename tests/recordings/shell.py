@@ -36,11 +36,9 @@ class Shell:
     ----------
     folder : Path
         Not there yet.
-    colours : bool
-        Whether the terminal has colours.
     """
 
-    def __init__(self, folder: Path, colours: bool = False) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder / "work"
         self.folder.mkdir(parents=True)
         command = folder / "bin" / "streamxf"
@@ -51,7 +49,6 @@ class Shell:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("STREAMXF_")}
         self._environment = kept | {
             "PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}",
-            "TERM": "xterm-256color" if colours else "dumb",
             "COLUMNS": str(COLUMNS),
             "LANG": "C.UTF-8",
         }
@@ -59,8 +56,8 @@ class Shell:
         self._descriptor, variables = preloaded.inherited()
         self._environment |= variables
 
-    def run(self, line: str) -> Typed:
-        """Run a line to its end."""
+    def run(self, line: str, colours: bool = False) -> Typed:
+        """Run a line to its end, in a terminal that has `colours` or none."""
         ours, theirs = pty.openpty()
         try:
             fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
@@ -70,7 +67,7 @@ class Shell:
                 stdout=theirs,
                 stderr=theirs,
                 cwd=self.folder,
-                env=self._environment,
+                env=self._environment | {"TERM": "xterm-256color" if colours else "dumb"},
                 start_new_session=True,
                 pass_fds=[self._descriptor],
             )
