@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import streamxf
 from streamxf.dcp.differences import SMALL
@@ -99,6 +101,22 @@ def values(folder: Path) -> Any:
                 told_now = told(lambda: dcp.save(state, storage_writer=writer, planner=planner()))  # noqa: B023
                 found.setdefault(f"{kind} {name}", (*told_now, writer.report and writer.report.compared))
             assert not told_now[1]
+    return found
+
+
+def dtensors(folder: Path) -> Any:
+    """Shards, which differ by rank; replicas that do; and shards of two dtypes."""
+    rank, mesh = dist.get_rank(), init_device_mesh("cpu", (2,))
+    cases = {
+        "shards": DTensor.from_local(torch.full((2, 3), float(rank)), mesh, [Shard(0)]),
+        "replicas": DTensor.from_local(torch.full((2, 3), float(rank)), mesh, [Replicate()], run_check=False),
+        "dtypes": DTensor.from_local(torch.zeros(2, 3).to([torch.int8, torch.int16][rank]), mesh, [Shard(0)]),
+    }
+    found = {}
+    for kind, planner in PLANNERS.items():
+        for name, tensor in cases.items():
+            writer = streamxf.FileSystemWriter(folder / f"{kind} {name}")
+            found[f"{kind} {name}"] = told(lambda: dcp.save({name: tensor}, storage_writer=writer, planner=planner()))  # noqa: B023
     return found
 
 

@@ -53,6 +53,8 @@ def test_other_shapes_and_dtypes_fail_the_save_and_other_values_are_warned_of_on
                 wanted = "MetadataError: it is float32 (3,) on rank 0, and "
                 assert failures["0"].startswith(wanted), case
                 assert "[item it.is]" in failures["0"]
+            else:
+                assert failures == {"0": "AssertionError: item.index.fqn not in md"}, case
     first, second = (report["values"] for report in reports)
     assert not any(warned for _, warned, _ in second.values())
     for case, (failures, warned, compared) in first.items():
@@ -61,6 +63,19 @@ def test_other_shapes_and_dtypes_fail_the_save_and_other_values_are_warned_of_on
             equal = case.partition(" ")[2] in ("equal", "parts", "sets")
             assert len(warned) == (0 if equal else 1), case
             assert all("it.is" in text and "other" not in text.partition(".")[0] for text in warned), case
+
+
+def test_replicas_are_compared_and_shards_by_their_dtypes_alone(tmp_path: Path) -> None:
+    first, _ = (each["dtensors"] for each in run_ranks(2, tmp_path, "dtensors", module=MODULE))
+    for kind in ("torch", "own"):
+        assert first[f"{kind} shards"] == [None, []]
+        failures, warned = first[f"{kind} replicas"]
+        assert failures is None
+        assert len(warned) == 1
+        assert "same names: replicas. " in warned[0]
+        (text,) = first[f"{kind} dtypes"][0].values()
+        assert "int8 (4, 3) on " in text
+        assert "int16 (4, 3) on " in text
 
 
 def test_what_a_cache_of_plans_leaves_out_is_reported_as_not_compared(tmp_path: Path) -> None:
