@@ -265,7 +265,7 @@ def test_other_names_do_not():
 
 LINES = {
     # the modules at the top
-    ".": 3_213,
+    ".": 3_180,
     "checkpoint": 4_777,
     "cli": 2_732,
     "codecs": 1_626,
@@ -274,7 +274,7 @@ LINES = {
     "formats": 1_053,
     "integrations": 786,
     "keys": 2_112,
-    "manager": 4_436,
+    "manager": 4_532,
     "storage": 3_697,
     "stream": 1_367,
     "testing": 870,

@@ -21,9 +21,11 @@ from streamxf.errors import (
     NoCheckpointError,
     ParameterError,
     UnsupportedError,
+    add_note,
     escaped,
     is_damage,
     is_exhausted,
+    notes_of,
 )
 from streamxf.format.names import GLOBAL, is_metadata_name, metadata_among, rank_of
 from streamxf.formats.opening import contents_of
@@ -93,12 +95,14 @@ def choose(
     *,
     foreign: bool = False,
     best: tuple[str, str] | None = None,
+    passed: Collection[str] = (),
 ) -> Choice:
     """The first checkpoint of a series that may be resumed from, and was not `skipped` before: the newest, or that with
     the `best` value of a metric, ``"min"`` or ``"max"``. It stays until `holds` is closed, unless the run's folder is
     read-only.
 
-    Raises NoCheckpointError if there are complete checkpoints, and none of them will do; ParameterError if they are of
+    Raises NoCheckpointError if there are complete checkpoints, and none of them will do, or one that was not `passed`
+    over by the caller may belong to another line, as `check_later`; ParameterError if they are of
     several runs; KeyMissingError if the job holds no key that reads them.
     """
     while True:
@@ -121,9 +125,8 @@ def choose(
         choice.run_id = run.run_id
         wanted = [each for each in reversed(complete) if name in (None, each.name)]
         wanted = wanted if best is None else by_metric(wanted, *best)
-        fit = _fit(
-            run, wanted, verify, choice.skipped, foreign=foreign and name is not None, abandoned=name is not None
-        )
+        how = {"foreign": foreign and name is not None, "abandoned": name is not None, "ranked": best is not None}
+        fit = _fit(run, wanted, verify, choice.skipped, **how)
         choice.record, choice.check = next(fit, (None, "none"))
         if choice.record is None:
             if best is not None and not choice.skipped:
@@ -144,7 +147,7 @@ def choose(
             _log.warning("nothing keeps %s from being removed while it is read: %s", choice.record.name, error)
         choice.line = continued(records, choice.record)
         if name is None and best is None:
-            warn_of_later(run, records, choice)
+            check_later(run, records, choice, passed)
         return choice
 
 
@@ -164,18 +167,44 @@ def check_copied(run: Run, records: Collection[Record], others: Iterable[str] = 
         )
 
 
-def warn_of_later(run: Run, records: Iterable[Record], choice: Choice) -> None:
-    """Say what seems to have been saved later, and whose metadata is lost or cannot be read: it decides nothing."""
-    assert choice.record is not None
+def check_later(run: Run, records: Sequence[Record], choice: Choice, passed: Collection[str] = ()) -> None:
+    """Say what may have been saved later than the chosen one, and whose metadata is lost or cannot be read. Raises
+    NoCheckpointError where that may be the last of another line, so that nobody can tell from where training went on:
+    if it was written later and has a lower step, or an abandoned checkpoint lies between the two.
+    """
     chosen = choice.record
+    assert chosen is not None
+    known = [each for each in records if each.series == chosen.series and each.counts and not each.damaged]
     for each in records:
-        later = each.order > chosen.order or (each.time or 0.0) > (chosen.time or 0.0)
-        if not later or each.series != chosen.series or each.name in choice.skipped:
+        if each.series != chosen.series or each.name in (chosen.name, *_named_to_skip(), *passed):
             continue
         why = each.note if each.damaged else f"it has data, and no {GLOBAL}; perhaps a copy left out hidden files"
-        if each.damaged or (each.kind == "unfinished" and _is_bare(run.folder(each.name))):
+        if not each.damaged and not (each.kind == "unfinished" and _is_bare(run.folder(each.name))):
+            continue
+        others = [chosen] if each.order < chosen.order else []
+        others += [one for one in known if one.abandoned and chosen.order < one.order < each.order]
+        if any(_written(run, each) > _written(run, one) for one in others):
+            raise NoCheckpointError(
+                f"{each.name} was saved after {others[0].name}, and cannot be read: {why}. Perhaps training had gone "
+                "back to an earlier step before it. Nothing was loaded or removed; say from where training goes on: "
+                f"resume(state, step=N), or {SKIP}={each.name}, which passes it over for {chosen.name}",
+                file=run.storage.label(each.name),
+            )
+        if each.order > chosen.order and each.name not in choice.skipped:
             text = "%s is chosen, though %s may have been saved later: %s"
             _log.warning(text, chosen.name, escaped(run.storage.label(each.name)), escaped(why))
+
+
+def _named_to_skip() -> list[str]:
+    skip = os.environ.get(SKIP, "")
+    return [skip, *skip.split(",")]
+
+
+def _written(run: Run, record: Record) -> float:
+    """When the data of a checkpoint was last written to; what damaged its metadata may have written to that."""
+    files = run.folder(record.name).files.items()
+    data = [file for path, file in files if not is_metadata_name(path) and path[0] != "."]
+    return max((file.written or 0.0 for file in data), default=0.0)
 
 
 def _is_bare(folder: Folder) -> bool:
@@ -209,13 +238,19 @@ def by_metric(records: Sequence[Record], metric: str, mode: str) -> list[Record]
 
 
 def newest(
-    run: Run, records: Iterable[Record], verify: Verify, *, thorough: bool = False, ranks: int | None = ANY
+    run: Run,
+    records: Iterable[Record],
+    verify: Verify,
+    *,
+    thorough: bool = False,
+    ranks: int | None = ANY,
+    ranked: bool = False,
 ) -> Choice:
     """The first of these that is as it was saved. Raises what is not damage: that a key or a codec is missing, or that
     the storage cannot be reached. Only a `thorough` search reads all of what is small.
     """
     choice = Choice()
-    for record, check in _fit(run, records, verify, choice.skipped, thorough=thorough):
+    for record, check in _fit(run, records, verify, choice.skipped, thorough=thorough, ranked=ranked):
         reason = damage_of(run, record, check, ranks=ranks)
         if reason is None:
             choice.record = record
@@ -235,18 +270,22 @@ def _fit(
     foreign: bool = False,
     thorough: bool = True,
     abandoned: bool = False,
+    ranked: bool = False,
 ) -> Iterator[tuple[Record, Verify]]:
-    """Those that nothing speaks against, and how to check each. The others, with reasons, come to those `skipped`. A
+    """Those that nothing speaks against, and how to check each. The others, with reasons, come to those `skipped`.
+    Raises why one cannot be read for now, unless they are `ranked`: nobody knows then which of them it would be. A
     sample of little is all of it if the search is `thorough`, and so is one of what a reader has found damage in.
     """
     suspected = suspects(run.storage)
     for record in records:
         if record.name in skipped:
             continue
-        if record.name in ((skip := os.environ.get(SKIP, "")), *skip.split(",")):
+        if record.name in _named_to_skip():
             skipped[record.name] = f"{SKIP} names it"
+        elif not ranked and (error := run.unread.get(record.name)) is not None:
+            raise _advised(error, record)
         elif record.newer:
-            raise UnsupportedError(record.note, file=run.storage.label(record.name))
+            raise _advised(UnsupportedError(record.note, file=run.storage.label(record.name)), record)
         elif not record.verified:
             skipped[record.name] = f"not verified: {record.note}"
         elif record.kind == "foreign" and not foreign:
@@ -279,12 +318,20 @@ def damage_of(run: Run, record: Record, check: Verify, part: Part = ALL, *, rank
             _check_published(folder.place, run.authority, check, part)
     except Exception as error:
         if not is_damage(error):
-            if isinstance(error, OSError) and not is_exhausted(error):  # which fails at another checkpoint, too
-                error.add_note(escaped(f"next: if that stays so, {SKIP}={record.name} passes this checkpoint over"))
+            _advised(error, record)
             raise
         text = str(error)
         return (text if text.startswith(_DAMAGE) else f"{type(error).__name__}: {text}")[:_TEXT]
     return None
+
+
+def _advised(error: Exception, record: Record) -> Exception:
+    """An error of a place, or of a newer version, with what to do if nothing else helps."""
+    text = escaped(f"next: if that stays so, {SKIP}={record.name} passes this checkpoint over")
+    passing = isinstance(error, OSError | ForeignError | UnsupportedError) and not is_exhausted(error)
+    if passing and text not in notes_of(error):
+        add_note(error, text)
+    return error
 
 
 def suspects(storage: Storage) -> set[str]:

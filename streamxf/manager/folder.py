@@ -15,6 +15,7 @@ from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT, Commi
 from streamxf.checkpoint.publish import made_by_writers
 from streamxf.errors import (
     ContainerError,
+    ForeignError,
     KeyServiceError,
     MetadataError,
     ReplacedError,
@@ -29,7 +30,8 @@ from streamxf.manager.record import Record, numbers_in
 from streamxf.storage.storage import Entries, Storage, StorageEntry
 
 T = TypeVar("T")
-_OF_COMMITS = (KeyServiceError, UnsupportedError)  # a record of a newer version is not a damaged one
+_ELSEWHERE = (KeyServiceError, ForeignError)  # errors of services and servers, which say nothing of what is stored
+_OF_COMMITS = (*_ELSEWHERE, UnsupportedError)  # a record of a newer version is not a damaged one
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +53,7 @@ class Folder:
         self.metadata = metadata_among(self.top)
 
     def note(
-        self, file: str, make: Callable[[Any], T], raises: tuple[type[StreamxfError], ...] = (KeyServiceError,)
+        self, file: str, make: Callable[[Any], T], raises: tuple[type[StreamxfError], ...] = _ELSEWHERE
     ) -> tuple[T | None, str]:
         """What a note there says, if it can be read, and why it does not count, if it does not."""
         try:
@@ -170,7 +172,7 @@ class Folder:
         record = Record(self.name, self._written(self.metadata[0]), sum(self.files[path].size or 0 for path in ours))
         try:
             said, doubts = zip(*map(self._read, self.metadata), strict=True)
-        except KeyServiceError:
+        except _ELSEWHERE:
             raise
         except UnsupportedError as error:  # no job may remove it, or go on from before it
             return self._doubted(replace(record, kind="foreign", newer=True), error.message)
@@ -214,7 +216,8 @@ class Folder:
         try:
             commit, doubt = self.note(file, Commit.of_json, _OF_COMMITS)
         except UnsupportedError as error:
-            return self._doubted(replace(record, kind="foreign", newer=True), error.message)
+            newer = file == COMMIT  # what is being removed by one is gone
+            return self._doubted(replace(record, kind="foreign" if newer else "removing", newer=newer), error.message)
         going = file == REMOVED
         if commit is not None:
             # which takes metadata away first

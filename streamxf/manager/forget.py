@@ -17,7 +17,7 @@ from streamxf.errors import ParameterError, StreamxfError, escaped
 from streamxf.format.limits import MAX_NOTE
 from streamxf.format.names import is_metadata_name, made_by_saves
 from streamxf.keys import KeysLike, TrustLike
-from streamxf.manager.choice import ABANDONED, Verify, check_verify, newest
+from streamxf.manager.choice import ABANDONED, Choice, Verify, check_later, check_verify, newest
 from streamxf.manager.folder import Folder
 from streamxf.manager.holds import going, has_no_place, held, is_over, removing
 from streamxf.manager.listing import Run, records_of
@@ -183,6 +183,8 @@ def forget_in(
         part = part if line is None else lined(part, line)
         reasons |= {one.name: (f"{ABANDONED}{one.abandoned}",) for one in part if one.abandoned}
         own = [record for record in part if not record.abandoned]
+        if line is None and (known := [record for record in own if not record.damaged]):
+            check_later(run, records, Choice(known[-1]))  # or the rules of the wrong line might remove the other
         ranked = own
         if coming is not None and coming.series == each:
             ranked = [*(record for record in own if record.name != coming.name), coming]

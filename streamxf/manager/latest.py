@@ -16,11 +16,11 @@ from streamxf.manager.choice import (
     Verify,
     by_metric,
     check_copied,
+    check_later,
     check_ranks,
     check_verify,
     damage_of,
     newest,
-    warn_of_later,
 )
 from streamxf.manager.listing import Run, check_folder, of_other_formats, records_of, run_of
 from streamxf.manager.record import Record
@@ -113,12 +113,12 @@ def latest_in(run: Run, verify: Verify, *, best: tuple[str, str] | None = None, 
     records = records_of(run, sure=best is not None)
     complete = [each for each in records if each.complete]
     ranked = complete[::-1] if best is None else by_metric(complete[::-1], *best)
-    choice = newest(run, ranked, verify, thorough=True, ranks=ranks)
+    choice = newest(run, ranked, verify, thorough=True, ranks=ranks, ranked=best is not None)
     if choice.record is not None:
         series = choice.record.series
         choice.run_id = run.settle_id([each for each in complete if each.series == series])
         if best is None:
-            warn_of_later(run, records, choice)
+            check_later(run, records, choice)
     elif not complete and best is None and not run.authority.strict:
         choice = _of_other_formats(run, records, verify)
     if not complete and choice.record is None:

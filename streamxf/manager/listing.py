@@ -15,7 +15,7 @@ from typing import Any
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT
-from streamxf.errors import DAMAGE, NoCheckpointError, ParameterError, UnsupportedError, escaped
+from streamxf.errors import DAMAGE, ForeignError, NoCheckpointError, ParameterError, UnsupportedError, escaped
 from streamxf.format.names import GLOBAL
 from streamxf.formats.opening import contents_of, open_source, parts_of
 from streamxf.manager.folder import Folder, checksum_of
@@ -49,8 +49,9 @@ class Run:
         self.names: list[str] = []
         """The folders that may be checkpoints, when they were listed last."""
         self.linked: dict[str, str] = {}
-        self._unread: dict[str, OSError] = {}
         """Those to which links in the run's folder led then, such as ``best -> step-100``, each with a link."""
+        self.unread: dict[str, Exception] = {}
+        """Those that could not be read when they were looked at last, by no fault of theirs, each with the error."""
         self._rows = RowCache(storage, self.authority)
         self.ids: dict[str, str] = {}
         """Of each series the run that its newest checkpoint names, when they were listed last."""
@@ -107,17 +108,17 @@ class Run:
     def record(self, name: str, folder: Folder | None = None) -> Record | None:
         """One checkpoint as its folder is now, or was listed; None if it holds nothing of one."""
         record = self._look(name, folder)
-        if name in self._unread:
-            raise self._unread[name]
+        if name in self.unread:
+            raise self.unread[name]
         return self._placed(record) if record is not None else None
 
     def _check_unread(self, records: Collection[Record]) -> None:
         """Raise why a checkpoint could not be read, unless a newer one is complete: whoever fell back for it would lose
         work, and an old one must not stop a job.
         """
-        counted = [each for each in records if each.complete and not each.damaged and not each.abandoned]
+        counted = [each for each in records if each.counts and not each.damaged and not each.abandoned]
         for each in records:
-            error = self._unread.get(each.name)
+            error = self.unread.get(each.name)
             if error and not any(newer.series == each.series and newer.order > each.order for newer in counted):
                 raise error
 
@@ -224,7 +225,7 @@ class Run:
                 found[name] = record
 
     def _look(self, name: str, folder: Folder | None = None) -> Record | None:
-        self._unread.pop(name, None)
+        self.unread.pop(name, None)
         try:
             self.storage.check_literal(name)
         except ParameterError as error:  # it cannot be listed, and nobody is to take its run for an empty one
@@ -233,10 +234,10 @@ class Run:
         try:
             folder = folder or self.folder(name)
             record = folder.record()
-        except OSError as error:  # of a bad sector, say
-            if error.errno not in _UNREADABLE:
+        except (OSError, ForeignError) as error:  # of a bad sector, or of a server
+            if isinstance(error, OSError) and error.errno not in _UNREADABLE:
                 raise
-            self._unread[name] = error
+            self.unread[name] = error
             return Record(name, verified=False, note=f"{type(error).__name__}: {error}", damaged=True)
         if not folder.is_link:
             self._rows.note(name, mark if self.storage.near else listing_mark(folder.files), record)

@@ -8,10 +8,11 @@ import operator
 import os
 import re
 import signal
+import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent import futures
 from concurrent.futures import Future
 from contextlib import ExitStack, nullcontext
@@ -55,7 +56,7 @@ P = ParamSpec("P")
 
 _ASYNC = {"thread": AsyncCheckpointerType.THREAD, "process": AsyncCheckpointerType.PROCESS}
 _log = logging.getLogger(__name__)
-_calls: dict[tuple[int, int], str] = {}  # of managers, by their process and thread
+_calls: dict[tuple[int, int], list[tuple[int, str]]] = {}  # under way, by their process and thread
 
 
 @dataclass
@@ -70,28 +71,47 @@ class _Saving:
 
 
 def _alone(method: Callable[Concatenate[CheckpointManager, P], T]) -> Callable[Concatenate[CheckpointManager, P], T]:
-    """Refuse a call by a handler whose thread is inside another one, whose locks it might wait for. What only looks is
-    let through: a Stateful that is saved may ask which checkpoint is the best.
+    """Refuse a call by a handler whose thread is inside a manager's, whose locks, and Python's own, it might wait for.
+    A state that is saved or loaded may call other managers, and ask this one for a path: such a call only looks, and
+    changes nothing of what goes on.
     """
 
     @wraps(method)
     def call(manager: CheckpointManager, /, *arguments: P.args, **options: P.kwargs) -> T:
-        thread, name = this_thread(), f"CheckpointManager.{method.__name__.strip('_')}"
-        if (outer := _calls.get(thread)) is not None and method.__name__ in ("best", "latest"):
-            return method(manager, *arguments, **options)
-        if outer is not None:
-            text = f"this thread is inside {outer}, and {name}, which a handler or a state calls there, might wait for "
-            text += "ever; nothing was done. Set a flag there, and save at the next step, or name its signal in "
+        calls, name = _calls.setdefault(this_thread(), []), f"CheckpointManager.{method.__name__.strip('_')}"
+        inside = any(each == id(manager) for each, _ in calls)
+        asks = bool(calls) and _is_asked_by_a_state() and (not inside or name in _LOOKS)
+        if calls and not asks:
+            text = f"this thread is inside {calls[-1][1]}, and {name}, which a handler or a state calls there, might "
+            text += (
+                "wait for ever; nothing was done. Set a flag there, and save at the next step, or name its signal in "
+            )
             raise AbortedError(f"{text}Schedule(signals=...)")
         if manager._closed and method.__name__ != "_close":
             raise ParameterError("this CheckpointManager is closed; use it inside its with block")
+        depth, before = len(calls), manager._only_looks
         try:
-            _calls[thread] = name  # here, where an interrupt cannot leave it
+            calls.append((id(manager), name))  # here, where an interrupt cannot leave it
+            manager._only_looks = inside
             return method(manager, *arguments, **options)
         finally:
-            _calls.pop(thread, None)
+            del calls[depth:]
+            manager._only_looks = before
+            if not depth:
+                _calls.pop(this_thread(), None)
 
     return call
+
+
+_LOOKS = ("CheckpointManager.best", "CheckpointManager.latest")
+
+
+def _is_asked_by_a_state() -> bool:
+    """Whether a `Stateful` is at work further up, and not a handler that interrupts something else."""
+    frame = sys._getframe(1)
+    while (above := frame.f_back) is not None and frame.f_code.co_name not in ("state_dict", "load_state_dict"):
+        frame = above
+    return above is not None
 
 
 class CheckpointManager:
@@ -228,7 +248,8 @@ class CheckpointManager:
         self._announced: float | None = None  # when a framework's save began
         self._one_folder = False  # whether it is known that all ranks have the same
         self._closed = False
-        self._continues = False  # from what it has loaded itself
+        self._only_looks = False  # as a state asks
+        self._continues = False  # from what was loaded
 
     # -- when ----------------------------------------------------------------------------------------
 
@@ -475,8 +496,9 @@ class CheckpointManager:
         run = self._run
         if plaintext:
             run = Run(self._storage, Authority(run.authority.access.lenient(), unverified=True), run.run_id)
-        self.skipped = {}
-        while (found := self._chosen(run, step=step, foreign=foreign)) is not None:
+        skipped: dict[str, str] = {}
+        self.skipped = skipped
+        while (found := self._chosen(run, skipped, self._holds, step=step, foreign=foreign)) is not None:
             record = found.record
             assert record is not None
             place = self._storage.child(record.name)
@@ -492,7 +514,7 @@ class CheckpointManager:
                 failures = [failure for failure, _ in error.failures.values()]
                 if not all(map(is_damage, failures)):
                     raise
-                self._skip({record.name: f"{type(failures[0]).__name__}: {failures[0]}"})
+                self._skip(skipped, {record.name: f"{type(failures[0]).__name__}: {failures[0]}"})
                 continue
             finally:
                 self._holds.close()
@@ -535,13 +557,20 @@ class CheckpointManager:
         return self._path_of(best=(metric, self._keep.mode)) if metric is not None else None
 
     def _path_of(self, best: tuple[str, str] | None, skip: Mapping[str, str] | None = None) -> str | Storage | None:
+        skipped: dict[str, str] = {}
+        passed = {name: str(reason) for name, reason in _mapping("skip", skip).items()}
+        if self._only_looks:
+            with ExitStack() as holds:
+                looked = self._chosen(self._run, skipped | passed, holds, best=best, passed=passed)
+            return None if looked is None or looked.record is None else self._place(looked.record.name)
         self._finish()
-        self.skipped = {}
-        self._skip({name: str(reason) for name, reason in _mapping("skip", skip).items()})
-        if (found := self._chosen(self._run, best=best)) is None:
+        self.skipped = skipped
+        self._skip(skipped, passed)
+        if (found := self._chosen(self._run, skipped, self._holds, best=best, passed=passed)) is None:
             return None
         assert found.record is not None
-        self._resumed(found.record, found.line if best is None and not self._continues else None)
+        self._resumed(found.record, found.line if best is None and (passed or not self._continues) else None)
+        self._continues |= bool(passed) and best is None
         return self._place(found.record.name)
 
     # -- the end -------------------------------------------------------------------------------------
@@ -583,15 +612,26 @@ class CheckpointManager:
     # -- helpers -------------------------------------------------------------------------------------
 
     def _chosen(
-        self, run: Run, *, step: int | None = None, foreign: bool = False, best: tuple[str, str] | None = None
+        self,
+        run: Run,
+        skipped: dict[str, str],
+        holds: ExitStack,
+        *,
+        step: int | None = None,
+        foreign: bool = False,
+        best: tuple[str, str] | None = None,
+        passed: Collection[str] = (),
     ) -> Choice | None:
-        """What to load, and the line to go on from; None without a record. Rank 0 chooses, and all ranks read it."""
+        """What to load, and the line to go on from; None without a record. Rank 0 chooses, and all ranks read it. What
+        is passed over comes to those `skipped`; what the caller has `passed` over decides nothing.
+        """
         name = None if step is None else _named(self._name, step)
         rank, size = self._agreement.rank, self._agreement.size
         while True:
-            options = (run, self._series, self._verify, self._holds, self.skipped, name)
-            choice = self._agreement.broadcast(partial(choose, *options, foreign=foreign, best=best))
-            self._skip(choice.skipped)
+            options = (run, self._series, self._verify, holds, skipped, name)
+            how: dict[str, Any] = {"foreign": foreign, "best": best, "passed": passed}
+            choice = self._agreement.broadcast(partial(choose, *options, **how))
+            self._skip(skipped, choice.skipped)
             record, check = choice.record, choice.check
             if record is None:
                 return None
@@ -602,15 +642,15 @@ class CheckpointManager:
                 if rank == 0 and check == "whole":
                     clear(self._storage, record)
                 return choice
-            self._holds.close()
-            self._skip({record.name: reason})
+            holds.close()
+            self._skip(skipped, {record.name: reason})
 
-    def _skip(self, reasons: Mapping[str, str]) -> None:
+    def _skip(self, skipped: dict[str, str], reasons: Mapping[str, str]) -> None:
         """Pass these over, and say so once."""
         for name, reason in reasons.items():
-            if name not in self.skipped and self._agreement.rank == 0:
+            if name not in skipped and self._agreement.rank == 0:
                 _log.warning("%s is passed over: %s", escaped(self._storage.label(name)), escaped(reason))
-            self.skipped[name] = reason
+            skipped[name] = reason
 
     def _resumed(self, record: Record, line: Line | None = None) -> None:
         """What saves on, or, without a `line`, only looks at it."""

@@ -21,6 +21,7 @@ from streamxf.checkpoint.notes import parse_note, seal_note
 from streamxf.checkpoint.publish import RUN_FILE
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.errors import (
+    ForeignError,
     KeyMissingError,
     KeyServiceError,
     MetadataError,
@@ -103,7 +104,7 @@ class Authority:
                 return BLIND
             elif not signed_by(self._trust):
                 return "it is not signed by this job's signer"
-        except KeyServiceError:
+        except (KeyServiceError, ForeignError):  # of a service or a server, which says nothing of what is stored
             raise
         except StreamxfError as error:
             return error.message

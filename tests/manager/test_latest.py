@@ -29,7 +29,7 @@ from streamxf.storage.storage import Storage, StorageEntry
 from tests.altered import flip
 from tests.storage.stores import MemoryStorage
 
-from .runs import resumed, saved_run, state_at
+from .runs import damage, resumed, saved_run, state_at
 
 KEY = streamxf.Key(bytes(range(32)))
 STATE = {"weight": torch.arange(5000.0), "step": 7}
@@ -402,6 +402,53 @@ def test_an_old_checkpoint_that_cannot_be_read_stops_nothing(tmp_path: Path, mon
     bad.add("step-3")
     with pytest.raises(OSError, match="Input/output error"):
         resumed(tmp_path)
+
+
+@pytest.mark.parametrize("above", ["damaged", "skipped", "foreign"])
+def test_one_that_cannot_be_read_is_not_passed_over_with_what_lies_above(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, above: str
+) -> None:
+    saved_run(tmp_path, 1, 2, *((3,) if above != "foreign" else ()))
+    shutil.rmtree(tmp_path / ".streamxf")
+    if above == "damaged":
+        damage(tmp_path / "step-3")
+    elif above == "skipped":
+        monkeypatch.setenv("STREAMXF_SKIP", "step-3")
+    else:
+        shutil.copytree(tmp_path / "step-1", tmp_path / "step-3")
+    fail_to_read(monkeypatch, {"step-2"})
+    for call in (resumed, streamxf.latest):
+        with pytest.raises(OSError, match="Input/output error"):
+            call(tmp_path)
+
+
+@pytest.mark.parametrize("options", [{}, {"keys": KEY, "chain": "encrypt"}], ids=["plain", "keyed"])
+@pytest.mark.parametrize("file", [".metadata", ".streamxf-commit"])
+def test_a_server_that_refuses_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], file: str
+) -> None:
+    saved_run(tmp_path, 1, 2, **options)
+    if file != ".metadata":
+        with streamxf.CheckpointManager(tmp_path, **options) as manager:
+            (Path(str(manager.begin(2))) / "model.bin").write_bytes(b"data")
+            manager.commit(2)
+    shutil.rmtree(tmp_path / ".streamxf")
+
+    def refuse(method: str) -> None:
+        original = getattr(LocalStorage, method)
+
+        def call(place: LocalStorage, name: str = "", *given: Any, **how: Any) -> Any:
+            if f"{place.name}/{name}".endswith(f"step-2/{file}"):
+                raise ForeignError("the storage failed: ClientResponseError: 403")
+            return original(place, name, *given, **how)
+
+        monkeypatch.setattr(LocalStorage, method, call)
+
+    refuse("open")
+    refuse("read")
+    for call in (resumed, lambda run, **_: streamxf.latest(run, keys=options.get("keys"))):
+        with pytest.raises(ForeignError, match="403"):
+            call(tmp_path, **options)
 
 
 @pytest.mark.parametrize("later", ["a killed save", "abandoned"])

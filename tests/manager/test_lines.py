@@ -97,6 +97,42 @@ def test_who_looks_for_the_newest_after_a_resume_goes_on_from_what_was_loaded(ru
     assert resumed(run) == 310
 
 
+def test_who_passes_one_over_after_a_resume_has_gone_back(tmp_path: Path) -> None:
+    saved_run(tmp_path, 10, 20, 30)
+    with CheckpointManager(tmp_path) as manager:
+        assert manager.resume(blank()) == 30
+        assert manager.latest({"step-30": "it diverged"}) == str(tmp_path / "step-20")
+        manager.save(25, state_at(25))
+    assert resumed(tmp_path) == 25
+
+
+@pytest.mark.parametrize("what", ["cut", "lost"])
+@pytest.mark.parametrize(("steps", "last", "chosen"), [((400, 410), 410, 600), ((400, 410, 420, 600, 610), 610, 420)])
+def test_nobody_guesses_the_line_of_one_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, steps: tuple[int, ...], last: int, chosen: int
+) -> None:
+    """Whoever took the abandoned line for the last one would train on from there, and its rules remove the other."""
+    saved_run(tmp_path, 300, 400, 500, 600)
+    goes_back(tmp_path, 400, *steps[1:3])
+    if last == 610:
+        goes_back(tmp_path, 600, 610)
+    metadata = tmp_path / f"step-{last}" / ".metadata"
+    metadata.write_bytes(b"") if what == "cut" else metadata.unlink()
+    before = sorted(tmp_path.iterdir())
+    for call in (lambda: resumed(tmp_path), lambda: streamxf.latest(tmp_path), lambda: forget(tmp_path, 1)):
+        with pytest.raises(NoCheckpointError, match=f"step-{last} was saved after step-.* resume.state, step=N"):
+            call()
+    assert sorted(tmp_path.iterdir()) == before
+    assert not any(each.abandoned for each in list_checkpoints(tmp_path) if each.damaged)
+    with CheckpointManager(tmp_path) as manager:
+        assert manager.latest({f"step-{last}": "I know"}) == str(tmp_path / f"step-{chosen}")
+    monkeypatch.setenv("STREAMXF_SKIP", f"step-{last}")
+    assert resumed(tmp_path) == chosen
+    goes_back(tmp_path, 400, 700)
+    monkeypatch.delenv("STREAMXF_SKIP")
+    assert resumed(tmp_path) == 700
+
+
 def test_a_run_goes_on_from_a_foreign_checkpoint_as_itself(run: Path, tmp_path: Path) -> None:
     saved_run(tmp_path / "other", 7)
     shutil.copytree(tmp_path / "other" / "step-7", run / "step-5")

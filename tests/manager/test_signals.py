@@ -20,7 +20,7 @@ from streamxf.errors import AbortedError
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.signals import StopSignals
 
-from .runs import complete, state_at
+from .runs import blank, complete, damage, state_at
 
 USR1, USR2 = signal.SIGUSR1, signal.SIGUSR2
 
@@ -183,7 +183,7 @@ def test_a_handler_calls_no_manager_while_its_thread_is_inside_one(tmp_path: Pat
     signal.signal(USR1, handler)
     with CheckpointManager(tmp_path, async_save=moment == "stage") as one, CheckpointManager(tmp_path / "b") as other:
         calls += [lambda: one.begin(9), lambda: one.commit(9), one.wait, one.close]
-        calls += [lambda: one.resume(state), lambda: one.should_save(9), lambda: other.save(9, state)]
+        calls += [lambda: one.resume(state), lambda: one.should_save(9), lambda: other.save(9, state), one.latest]
         sys.setprofile(note)
         one.save(1, state)
         sys.setprofile(None)
@@ -210,6 +210,38 @@ def test_what_is_saved_may_ask_for_the_best(tmp_path: Path) -> None:
         manager.save(2, state_at(2) | {"asking": Asking(manager)}, metrics={"loss": 2.0})
         with streamxf.Checkpoint(tmp_path / "step-2") as saved:
             assert saved["asking.best"].read() == str(tmp_path / "step-1")
+
+
+def test_what_a_state_asks_changes_nothing_of_what_goes_on(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, state_at(step) | {"asking": Asking(manager)})
+        assert manager.latest({"step-3": "it diverged"}) == str(tmp_path / "step-2")
+        for step in (4, 5):
+            manager.save(step, state_at(step) | {"asking": Asking(manager)})
+    assert [each.name for each in streamxf.list_checkpoints(tmp_path) if each.abandoned] == ["step-3"]
+    for step in (4, 5):
+        damage(tmp_path / f"step-{step}")
+    with CheckpointManager(tmp_path, verify="none") as manager:
+        assert manager.resume({**blank(), "asking": Asking(manager)}) == 2
+        assert manager.skipped.keys() == {"step-3", "step-4", "step-5"}
+
+
+class Teaching(Asking):
+    """What is saved saves, and resumes, by the manager of another run."""
+
+    def state_dict(self) -> dict[str, Any]:
+        self.manager.save(1, state_at(1))
+        return {"step": self.manager.resume(blank())}
+
+
+def test_what_is_saved_may_use_the_manager_of_another_run(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path / "teacher") as teacher, CheckpointManager(tmp_path / "student") as student:
+        student.save(7, {"teaching": Teaching(teacher)})
+        with pytest.raises(AbortedError, match="Set a flag"):
+            student.save(8, {"teaching": Teaching(student)})
+        student.save(9, {"teaching": Teaching(teacher)})
+    assert complete(tmp_path / "student") == ["step-7", "step-9"]
 
 
 def test_saves_end_whenever_a_handler_saves(tmp_path: Path) -> None:
