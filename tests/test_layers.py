@@ -269,7 +269,7 @@ LINES = {
     "checkpoint": 4_777,
     "cli": 2_732,
     "codecs": 1_626,
-    "dcp": 5_761,
+    "dcp": 5_769,
     "format": 3_414,
     "formats": 1_053,
     "integrations": 786,

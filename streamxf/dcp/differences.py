@@ -25,7 +25,7 @@ _MOST = 2**24  # of all tensors of a rank
 _NOTHING = bytes(4)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Values:
     """What one rank has.
 

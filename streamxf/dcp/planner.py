@@ -26,7 +26,7 @@ from torch.nn import Parameter
 from streamxf.checkpoint import metadata as stored_metadata
 from streamxf.dcp.columns import Merged, PlannedItems, ReadItems, Shared
 from streamxf.dcp.metadata import FOUND, LazyTensor, PlannedTensor, planned_entries, torch_chunks
-from streamxf.dcp.plans import is_caching, is_flattened, is_usable
+from streamxf.dcp.plans import is_caching, is_flattened, is_usable, kept_plans
 from streamxf.dcp.targets import ObjectPlaces, box_of, chunks_here
 from streamxf.errors import MetadataError
 from streamxf.format.extra import nesting_of
@@ -125,7 +125,7 @@ class SavePlanner(DefaultSavePlanner):
         if is_caching(self):
             changed, metadata = super().create_global_plan(all_plans)
             # who sent a plan has a reason: what torch compares of it is not all
-            triples = zip(all_plans, changed, self.global_plan, strict=True)
+            triples = zip(all_plans, changed, kept_plans(self, all_plans), strict=True)
             return [whole if sent.usable else plan for sent, plan, whole in triples], metadata
         self.global_plan, self.metadata = self._create_global_plan(all_plans)
         return self.global_plan, self.metadata

@@ -167,7 +167,7 @@ class RoomNote:
     - `ranks`, `planned`: how many write to it, and the bytes of all their tensors; 0 until the coordinator knows.
     - `nesting`: what names and paths do not say of the rank's state dict.
     - `seen`: whether a coordinator has read it, as torch's own writers do not.
-    - `values`: at most one, whose digests are gone once they were compared: a planner may keep the note.
+    - `values`: what it has, for the coordinator to compare; None if no other rank saves.
     """
 
     save: bytes
@@ -176,7 +176,7 @@ class RoomNote:
     planned: int = 0
     nesting: Mapping[str, list[Any]] = field(default_factory=dict)
     seen: bool = False
-    values: list[Values] = field(default_factory=list)
+    values: Values | None = None
 
 
 _ENDLESS = Volume((), sys.maxsize, plain=False)  # for all that cannot tell its room
@@ -186,10 +186,9 @@ def note_room(plan: SavePlan, folder: Storage, save: bytes, nesting: Any = None)
     """Put a note into a rank's plan, if the plan has nothing there."""
     if plan.storage_data is not None:
         return plan
-    values = []
+    values, planner = None, planner_of_the_save()
     if ranks_here() > 1 and is_usable(plan):
-        planner = planner_of_the_save()
-        values.append(Values.of(plan, planner if _gives_data_again(planner) else None))
+        values = Values.of(plan, planner if _gives_data_again(planner) else None)
     note = RoomNote(save, folder.volume() or _ENDLESS, nesting=nesting or {}, values=values)
     return replace(plan, storage_data=note)
 
@@ -199,24 +198,33 @@ def is_usable(plan: SavePlan) -> bool:
     return getattr(plan, "usable", True)  # which torch before 2.8 has not
 
 
+def kept_plans(planner: Any, plans: Sequence[SavePlan]) -> Sequence[SavePlan]:
+    """The whole plans of all ranks, where `plans` may stand for these; UnsupportedError if they are of other ranks."""
+    kept: Sequence[SavePlan] = getattr(planner, "global_plan", plans) if is_caching(planner) else plans
+    if len(kept) != len(plans):
+        raise UnsupportedError(
+            f"the planner has kept plans of ranks (enable_plan_caching) whose number is {len(kept)}, and {len(plans)} "
+            "is that of those that save: save with as many, or by a planner without the cache"
+        )
+    return kept
+
+
 def all_notes(plans: Sequence[SavePlan]) -> list[RoomNote | None]:
     """Each rank's note, also of a plan that was kept."""
-    kept = getattr(planner_of_the_save(), "global_plan", None) or plans
-    whole = (plan if is_usable(plan) else old for plan, old in zip(plans, kept, strict=False))
-    return [plan.storage_data if isinstance(plan.storage_data, RoomNote) else None for plan in whole]
+    pairs = zip(plans, kept_plans(planner_of_the_save(), plans), strict=True)
+    found = (plan.storage_data if is_usable(plan) else old.storage_data for plan, old in pairs)
+    return [note if isinstance(note, RoomNote) else None for note in found]
 
 
 def compare_ranks(notes: Sequence[RoomNote | None]) -> tuple[bool, str]:
     """Whether the values of all ranks were compared, and a warning of those that differ; raises as `check_alike`."""
-    values = [note.values[0] if note is not None and note.values else None for note in notes]
+    values = [None if note is None else note.values for note in notes]
     check_alike(values)
-    for note, own in zip(notes, values, strict=True):
-        if note is not None and own is not None:
-            note.values[0] = replace(own, digests=None)
     known = [each for each in values if each is not None and each.digests is not None]
-    if len(known) < len(notes):
-        return False, ""
-    return True, differing_text(names) if (names := differing(known)) else ""
+    names = differing(known) if len(known) == len(notes) else []
+    for each in known:
+        each.digests = None  # or a note that a planner keeps would be compared with values of later saves
+    return len(known) == len(notes), differing_text(names) if names else ""
 
 
 def share_room(plans: list[SavePlan]) -> list[SavePlan]:
