@@ -410,8 +410,6 @@ static size_t put_literals(const u8 *data, size_t size, const u64 *table, const 
     if (stored + head + 4 >= size)
         return 0;
     u64 kind = tree_size ? 2 : 3;
-    if (head == 3 && stored >= 1024)
-        return 0;
     u64 format = head == 3 ? 1 : head == 4 ? 2 : 3;
     int wide = head == 3 ? 10 : head == 4 ? 14 : 18;
     u64 word = kind | format << 2 | (u64)size << 4 | (u64)stored << (4 + wide);
@@ -994,39 +992,35 @@ static int read_frame(const u8 *in, size_t size, u8 *out, size_t out_size, Reade
 
 enum { CHUNK = 2048 /* elements that are handled at a time, so that they stay in the first-level cache */ };
 
-/* Write `lane` bytes of each element of `y`, from bit `shift` of it on, to `out`. */
-#define LANES(TYPE) \
+/* Elements of 2, 4 or 8 bytes. What is done with them has a function for each width, by one macro. */
+typedef union {
+    u16 by2[CHUNK];
+    u32 by4[CHUNK];
+    u64 by8[CHUNK];
+} Elements;
+
+#define OF_WIDTH(NAME) (width == 2 ? NAME##16 : width == 4 ? NAME##32 : NAME##64)
+
+/* Turn each element of `x` left by a bit, into `to`. */
+#define TURN(TYPE, READ, to) \
+    for (size_t i = 0; i < n; i++) { \
+        TYPE v = READ(x + sizeof v * i); \
+        to[i] = (TYPE)(v << 1 | v >> (8 * sizeof v - 1)); \
+    }
+HOT static void turn16(const u8 *RESTRICT x, size_t n, Elements *RESTRICT y) { TURN(u16, rd16, y->by2) }
+HOT static void turn32(const u8 *RESTRICT x, size_t n, Elements *RESTRICT y) { TURN(u32, rd32, y->by4) }
+HOT static void turn64(const u8 *RESTRICT x, size_t n, Elements *RESTRICT y) { TURN(u64, rd64, y->by8) }
+
+/* Write `lane` bytes of each element, from bit `shift` of it on, to `out`. */
+#define CUT(from) \
     switch (lane) { \
-    case 1: for (size_t i = 0; i < n; i++) out[i] = (u8)(y[i] >> shift); break; \
-    case 2: for (size_t i = 0; i < n; i++) wr16(out + 2 * i, (u16)(y[i] >> shift)); break; \
-    default: for (size_t i = 0; i < n; i++) wr32(out + 4 * i, (u32)(y[i] >> shift)); break; \
+    case 1: for (size_t i = 0; i < n; i++) out[i] = (u8)(from[i] >> shift); break; \
+    case 2: for (size_t i = 0; i < n; i++) wr16(out + 2 * i, (u16)(from[i] >> shift)); break; \
+    default: for (size_t i = 0; i < n; i++) wr32(out + 4 * i, (u32)(from[i] >> shift)); break; \
     }
-
-HOT static void cut16(const u16 *RESTRICT y, size_t n, int shift, int lane, u8 *RESTRICT out) { LANES(u16) }
-HOT static void cut32(const u32 *RESTRICT y, size_t n, int shift, int lane, u8 *RESTRICT out) { LANES(u32) }
-HOT static void cut64(const u64 *RESTRICT y, size_t n, int shift, int lane, u8 *RESTRICT out) { LANES(u64) }
-
-HOT static void turn16(const u8 *RESTRICT x, size_t n, u16 *RESTRICT y)
-{
-    for (size_t i = 0; i < n; i++) {
-        u16 v = rd16(x + 2 * i);
-        y[i] = (u16)(v << 1 | v >> 15);
-    }
-}
-HOT static void turn32(const u8 *RESTRICT x, size_t n, u32 *RESTRICT y)
-{
-    for (size_t i = 0; i < n; i++) {
-        u32 v = rd32(x + 4 * i);
-        y[i] = v << 1 | v >> 31;
-    }
-}
-HOT static void turn64(const u8 *RESTRICT x, size_t n, u64 *RESTRICT y)
-{
-    for (size_t i = 0; i < n; i++) {
-        u64 v = rd64(x + 8 * i);
-        y[i] = v << 1 | v >> 63;
-    }
-}
+HOT static void cut16(const Elements *RESTRICT y, size_t n, int shift, int lane, u8 *RESTRICT out) { CUT(y->by2) }
+HOT static void cut32(const Elements *RESTRICT y, size_t n, int shift, int lane, u8 *RESTRICT out) { CUT(y->by4) }
+HOT static void cut64(const Elements *RESTRICT y, size_t n, int shift, int lane, u8 *RESTRICT out) { CUT(y->by8) }
 
 /* The common case, bf16 and fp16 with two planes of single bytes, in one pass. */
 HOT static void split16(const u8 *RESTRICT x, size_t n, u8 *RESTRICT low, u8 *RESTRICT high)
@@ -1036,32 +1030,6 @@ HOT static void split16(const u8 *RESTRICT x, size_t n, u8 *RESTRICT low, u8 *RE
         low[i] = (u8)(v << 1 | v >> 15);
         high[i] = (u8)(v >> 7);
     }
-}
-
-typedef union {
-    u16 by2[CHUNK];
-    u32 by4[CHUNK];
-    u64 by8[CHUNK];
-} Elements;
-
-static void turn(const u8 *x, size_t n, int width, Elements *y)
-{
-    if (width == 2)
-        turn16(x, n, y->by2);
-    else if (width == 4)
-        turn32(x, n, y->by4);
-    else
-        turn64(x, n, y->by8);
-}
-
-static void cut(const Elements *y, size_t n, int width, int low, int lane, u8 *out)
-{
-    if (width == 2)
-        cut16(y->by2, n, 8 * low, lane, out);
-    else if (width == 4)
-        cut32(y->by4, n, 8 * low, lane, out);
-    else
-        cut64(y->by8, n, 8 * low, lane, out);
 }
 
 /* -- sixteen neighbouring values, two to a byte ------------------------------------------------------------------- */
@@ -1443,7 +1411,7 @@ static u32 take_sample(const u8 *data, size_t n, int width, u32 counts[8][256], 
             at = (size_t)r * step + (size_t)((jitter - (double)(long)jitter) * (double)(step - RUN));
         }
         if (width > 1)
-            turn(data + at * (size_t)width, run, width, &y);
+            OF_WIDTH(turn)(data + at * (size_t)width, run, &y);
         const u8 *bytes = width > 1 ? (const u8 *)&y : data + at;
         count_places(bytes, run * (size_t)width, counts);
         size_t some = step <= RUN ? run : smaller(run, 32);
@@ -1563,10 +1531,10 @@ static int split(const u8 *data, size_t n, int width, Plane *planes, int number)
         if (in_one_pass)
             split16(data + 2 * start, count, to[0], to[1]);
         else
-            turn(data + start * (size_t)width, count, width, &y);
+            OF_WIDTH(turn)(data + start * (size_t)width, count, &y);
         for (int p = 0; p < number; p++) {
             if (!in_one_pass)
-                cut(&y, count, width, planes[p].low, planes[p].lane, to[p]);
+                OF_WIDTH(cut)(&y, count, 8 * planes[p].low, planes[p].lane, to[p]);
             if (packs_early(&planes[p]) && !pack(&planes[p].packer, to[p], start, count)) {
                 planes[p].coding = ZSTD;
                 return 0;
@@ -1585,16 +1553,15 @@ static long encode_block(const u8 *data, size_t size, int width, size_t row, u8 
     size_t n = size / (size_t)width, edges = size - n * (size_t)width;
     u32 counts[8][256];
     Plane planes[8];
-    int number = 0, coded = 0, noise = 0, maybe_constant[8] = {0};
+    int number = 0, coded = 0, noise = 0;
     if (!n)
         return -1;
     u32 repeated, tested, total = take_sample(data, n, width, counts, &repeated, &tested);
-    int same = 1;
+    int same = 1, alike[8] = {0}; /* whether the sample has one value alone, and at which places */
     for (int k = 0; k < width; k++) {
-        int all = 0;
         for (int s = 0; s < 256; s++)
-            all |= counts[k][s] == total;
-        same &= all;
+            alike[k] |= counts[k][s] == total;
+        same &= alike[k];
     }
     /* runs are for the reference, unless the whole block is one; elements of one byte often repeat by chance */
     if (!same && repeated > tested / 16 + 1 + (width == 1 ? by_chance(counts[0], total, tested) : 0))
@@ -1617,8 +1584,6 @@ static long encode_block(const u8 *data, size_t size, int width, size_t row, u8 
         if (k == width)
             break;
         plane.low = k;
-        for (int s = 0; s < 256; s++)
-            maybe_constant[number] |= counts[k][s] == total;
         plane.values = width == 1 ? (u8 *)(uintptr_t)data : work;
         work += width == 1 ? 0 : n;
         planes[number++] = plane;
@@ -1638,7 +1603,7 @@ static long encode_block(const u8 *data, size_t size, int width, size_t row, u8 
     for (int p = 0; p < number; p++) {
         if (planes[p].coding == RAW)
             continue;
-        if (maybe_constant[p] && !constant(planes[p].values, n))
+        if (alike[planes[p].low] && !constant(planes[p].values, n))
             return -1;
         planes[p].size = put_plane(&planes[p], n, width, row, out + position, work);
         position += planes[p].size;
@@ -1659,20 +1624,21 @@ static long encode_block(const u8 *data, size_t size, int width, size_t row, u8 
     return (long)position;
 }
 
-/* Add a plane to the elements in `y`, from bit `shift` on; the `first` one sets them. */
-#define JOIN(TYPE, READ, STEP) \
-    if (first) for (size_t i = 0; i < n; i++) y[i] = (TYPE)((TYPE)READ(in + STEP * i) << shift); \
-    else for (size_t i = 0; i < n; i++) y[i] |= (TYPE)((TYPE)READ(in + STEP * i) << shift);
+/* Add a plane to the elements, from bit `shift` on; the `first` one sets them. */
+#define ADD(TYPE, READ, STEP, to) \
+    if (first) for (size_t i = 0; i < n; i++) to[i] = (TYPE)((TYPE)READ(in + STEP * i) << shift); \
+    else for (size_t i = 0; i < n; i++) to[i] |= (TYPE)((TYPE)READ(in + STEP * i) << shift);
 #define rd8(p) (*(p))
-#define JOINS(TYPE) \
+#define JOIN(TYPE, to) \
     switch (lane) { \
-    case 1: JOIN(TYPE, rd8, 1) break; \
-    case 2: JOIN(TYPE, rd16, 2) break; \
-    default: JOIN(TYPE, rd32, 4) break; \
+    case 1: ADD(TYPE, rd8, 1, to) break; \
+    case 2: ADD(TYPE, rd16, 2, to) break; \
+    default: ADD(TYPE, rd32, 4, to) break; \
     }
-HOT static void join16(const u8 *RESTRICT in, size_t n, int first, int shift, int lane, u16 *RESTRICT y) { JOINS(u16) }
-HOT static void join32(const u8 *RESTRICT in, size_t n, int first, int shift, int lane, u32 *RESTRICT y) { JOINS(u32) }
-HOT static void join64(const u8 *RESTRICT in, size_t n, int first, int shift, int lane, u64 *RESTRICT y) { JOINS(u64) }
+typedef const u8 *RESTRICT Bytes;
+HOT static void join16(Bytes in, size_t n, int first, int shift, int lane, Elements *RESTRICT y) { JOIN(u16, y->by2) }
+HOT static void join32(Bytes in, size_t n, int first, int shift, int lane, Elements *RESTRICT y) { JOIN(u32, y->by4) }
+HOT static void join64(Bytes in, size_t n, int first, int shift, int lane, Elements *RESTRICT y) { JOIN(u64, y->by8) }
 
 /* The inverse of split16. */
 HOT static void merge16(const u8 *RESTRICT low, const u8 *RESTRICT high, size_t n, u8 *RESTRICT out)
@@ -1683,21 +1649,15 @@ HOT static void merge16(const u8 *RESTRICT low, const u8 *RESTRICT high, size_t 
     }
 }
 
-HOT static void back16(const u16 *RESTRICT y, size_t n, int by, u8 *RESTRICT x)
-{
-    for (size_t i = 0; i < n; i++)
-        wr16(x + 2 * i, (u16)(by ? y[i] >> 1 | y[i] << 15 : y[i]));
-}
-HOT static void back32(const u32 *RESTRICT y, size_t n, int by, u8 *RESTRICT x)
-{
-    for (size_t i = 0; i < n; i++)
-        wr32(x + 4 * i, by ? y[i] >> 1 | y[i] << 31 : y[i]);
-}
-HOT static void back64(const u64 *RESTRICT y, size_t n, int by, u8 *RESTRICT x)
-{
-    for (size_t i = 0; i < n; i++)
-        wr64(x + 8 * i, by ? y[i] >> 1 | y[i] << 63 : y[i]);
-}
+/* The inverse of TURN, if they were turned. */
+#define BACK(TYPE, WRITE, from) \
+    for (size_t i = 0; i < n; i++) { \
+        TYPE v = from[i]; \
+        WRITE(x + sizeof v * i, turned ? (TYPE)(v >> 1 | v << (8 * sizeof v - 1)) : v); \
+    }
+HOT static void back16(const Elements *RESTRICT y, size_t n, int turned, u8 *RESTRICT x) { BACK(u16, wr16, y->by2) }
+HOT static void back32(const Elements *RESTRICT y, size_t n, int turned, u8 *RESTRICT x) { BACK(u32, wr32, y->by4) }
+HOT static void back64(const Elements *RESTRICT y, size_t n, int turned, u8 *RESTRICT x) { BACK(u64, wr64, y->by8) }
 
 static int decode_block(const u8 *in, size_t size, u8 *out, size_t out_size, u8 *work)
 {
@@ -1781,26 +1741,13 @@ static int decode_block(const u8 *in, size_t size, u8 *out, size_t out_size, u8 
                 from[p] = values[p] + start * (size_t)planes[p].lane;
             else if (!unpack(&packed[p], start, count, taken_apart[p % 2]))
                 return 0;
-            if (in_one_pass)
-                continue;
-            int shift = 8 * planes[p].low, lane = planes[p].lane;
-            if (width == 2)
-                join16(from[p], count, !p, shift, lane, y.by2);
-            else if (width == 4)
-                join32(from[p], count, !p, shift, lane, y.by4);
-            else
-                join64(from[p], count, !p, shift, lane, y.by8);
+            if (!in_one_pass)
+                OF_WIDTH(join)(from[p], count, !p, 8 * planes[p].low, planes[p].lane, &y);
         }
-        if (in_one_pass) {
+        if (in_one_pass)
             merge16(from[0], from[1], count, x + 2 * start);
-            continue;
-        }
-        if (width == 2)
-            back16(y.by2, count, rotated, x + 2 * start);
-        else if (width == 4)
-            back32(y.by4, count, rotated, x + 4 * start);
         else
-            back64(y.by8, count, rotated, x + 8 * start);
+            OF_WIDTH(back)(&y, count, rotated, x + start * (size_t)width);
     }
     return 1;
 }
