@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from itertools import pairwise
 from typing import Any
 
 from streamxf.errors import MetadataError, shorten
@@ -35,7 +34,9 @@ def nested(flat: Mapping[str, Any], paths: Mapping[str, Path], record: Any = Non
     root: dict[str, Any] = {}
     made: dict[int, Any] = {id(root): root}
     for name, value in flat.items():
-        if not _put(root, paths.get(name) or (name,), value, made):
+        path = paths.get(name) or (name,)
+        node = _container(root, path[:-1], made, path[-1], sparse=True)
+        if node is None or not _put(node, path[-1], value, sparse=True):
             root[name] = value
     if isinstance(record, dict):
         _restore(root, record, made)
@@ -44,11 +45,8 @@ def nested(flat: Mapping[str, Any], paths: Mapping[str, Path], record: Any = Non
 
 def _restore(root: dict[Any, Any], record: Any, made: dict[int, Any]) -> None:
     empty, keys, integers, _ = entries_in(record)
-    for path in filter(None, empty):
-        node = _container(root, path[:-1], made, path[-1])
-        if _has_room(node, path[-1]) and _set(node, path[-1], {}):
-            inner = _get(node, path[-1])
-            made[id(inner)] = inner
+    for path in empty:
+        _container(root, path, made, beyond="")
     changes: dict[Path, dict[Any, Any]] = {}
     for path, value in keys:
         with suppress(MetadataError):
@@ -72,25 +70,41 @@ def _rename_keys(node: dict[Any, Any], names: Mapping[str, Any]) -> None:
         node.update(renamed)
 
 
-def _container(root: dict[Any, Any], path: Path, made: dict[int, Any], beyond: str | int | None = None) -> Any:
+def _container(
+    root: dict[Any, Any], path: Path, made: dict[int, Any], beyond: str | int | None = None, sparse: bool = False
+) -> Any:
     """The dict or list that was made at a path; those on the way to a step `beyond` it are made."""
     node: Any = root
-    for step, following in zip(path, (*path[1:], beyond), strict=False):
+    for depth, step in enumerate(path, 1):
         inner = _get(node, step)
-        if inner is None and beyond is not None and _has_room(node, step):
-            inner = {} if isinstance(following, str) else []
-            _set(node, step, inner)
-            made[id(inner)] = inner
-        if id(inner) not in made:
+        if inner is None and beyond is not None:
+            inner = {} if isinstance((*path, beyond)[depth], str) else []
+            if _put(node, step, inner, sparse):
+                made[id(inner)] = inner
+        if id(inner) not in made:  # a value; DCP would write into it
             return None
         node = inner
     return node
 
 
-def _has_room(node: Any, step: str | int) -> bool:
-    """Whether nothing is there; lists grow by one, however large a number is."""
-    fits = isinstance(node, list) and step <= len(node) if isinstance(step, int) else isinstance(node, dict)
-    return fits and _get(node, step) is None
+def _get(node: Any, step: str | int) -> Any:
+    if isinstance(node, dict):
+        return node.get(step)
+    return node[step] if isinstance(step, int) and step < len(node) else None
+
+
+def _put(node: Any, step: str | int, value: Any, sparse: bool) -> bool:
+    """Put a value where nothing is. Lists grow by one, however large a number is, unless they may be `sparse`."""
+    if isinstance(node, dict):
+        fits = sparse or isinstance(step, str)
+    else:
+        fits = isinstance(step, int) and (sparse or step <= len(node))
+    if not fits or _get(node, step) is not None:
+        return False
+    if isinstance(node, list):
+        node.extend([None] * (int(step) + 1 - len(node)))
+    node[step] = value
+    return True
 
 
 def say_lost(record: Any) -> Iterator[str]:
@@ -126,35 +140,3 @@ def restore_optimizers(node: Any, whole: bool, path: str = "") -> Iterator[str]:
     elif type(state) is dict and state and state.keys() <= ids.keys():
         _rename_keys(state, ids)
         yield f"made integers of the keys of {path}.state".replace(" .", " ")
-
-
-def _put(root: dict[str, Any], path: Path, value: Any, made: dict[int, Any]) -> bool:
-    node: Any = root
-    for step, following in pairwise(path):
-        inner = _get(node, step)
-        if inner is None:
-            inner = {} if isinstance(following, str) else []
-            if not _set(node, step, inner):
-                return False
-            made[id(inner)] = inner
-        if id(inner) not in made:  # a value; DCP would write into it
-            return False
-        node = inner
-    return _get(node, path[-1]) is None and _set(node, path[-1], value)
-
-
-def _get(node: Any, step: str | int) -> Any:
-    if isinstance(node, dict):
-        return node.get(step)
-    return node[step] if isinstance(step, int) and step < len(node) else None
-
-
-def _set(node: Any, step: str | int, value: Any) -> bool:
-    if isinstance(node, dict):
-        node[step] = value
-        return True
-    if not isinstance(step, int):
-        return False
-    node.extend([None] * (step + 1 - len(node)))
-    node[step] = value
-    return True
