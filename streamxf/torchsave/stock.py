@@ -15,6 +15,7 @@ from streamxf.budget import Steps
 from streamxf.buffers import collector_paused
 from streamxf.descriptor import Descriptor
 from streamxf.errors import DescriptorError, MetadataError, UnsupportedError
+from streamxf.format.fields import array, bad, integer, mapping
 from streamxf.format.items import (
     ITEMSIZES,
     WITHOUT_ELEMENTS,
@@ -97,11 +98,11 @@ _CLASSES = {
 
 
 def _size(numbers: object = ()) -> Size:
-    return Size(numbers) if type(numbers) in (tuple, list) else _bad("a Size")  # type: ignore[arg-type]
+    return Size(numbers) if type(numbers) in (tuple, list) else bad("a Size")  # type: ignore[arg-type]
 
 
 def _valued(kind: type) -> Callable[[object], _Value]:
-    return lambda value: _Value(value) if type(value) is kind else _bad(f"something is not called with {kind.__name__}")
+    return lambda value: _Value(value) if type(value) is kind else bad(f"something is not called with {kind.__name__}")
 
 
 _CALLS: dict[tuple[str, str], Callable[..., Any]] = {
@@ -135,7 +136,7 @@ class _StockUnpickler(Unpickler):
         if _MODULES.get(name) == module or (module, name) == (_SHARDED, "TensorProperties"):
             return Name(name, _CLASSES[name])
         if not self.read(1):  # a name is never the last thing in a pickle, and what is left of it means nothing
-            _bad("it ends with a name, so it was cut")
+            bad("it ends with a name, so it was cut")
         wanted = ascii(f"{module:.200}.{name:.200}")[1:-1]
         raise MetadataError(f"the metadata wants {wanted}, which does not belong there: refused, and nothing was run")
 
@@ -143,47 +144,35 @@ class _StockUnpickler(Unpickler):
         raise MetadataError("the metadata refers to something outside itself")
 
 
-def _bad(what: str) -> NoReturn:
-    raise MetadataError(f"the metadata is malformed: {what}")
-
-
 def _state(record: object, name: str) -> Any:
     if type(record) is not _CLASSES[name]:
-        _bad(f"there is no {name} where one belongs")
+        bad(f"there is no {name} where one belongs")
     return getattr(record, "state", None)
 
 
 def _members(record: object, name: str) -> dict[str, Any]:
     state = _state(record, name)
-    return state if type(state) is dict else _bad(f"a {name} has no attributes")
-
-
-def _number(value: object, what: str) -> int:
-    return value if type(value) is int and 0 <= value <= MAX_INT else _bad(what)
+    return state if type(state) is dict else bad(f"a {name} has no attributes")
 
 
 def _numbers(value: object, what: str) -> tuple[int, ...]:
     if type(value) is not Size:
-        _bad(what)
+        bad(what)
     if len(value) > _MAX_NDIM:
         text = f"a tensor has {len(value):,} dimensions, and checkpoints with tensors of at most {_MAX_NDIM} are read"
         raise UnsupportedError(f"{text}: load it with torch's own reader")
-    return tuple(_number(each, what) for each in value)
+    return tuple(integer(each, what, MAX_INT) for each in value)
 
 
 class _Items:
     def __init__(self, content: Any, rank: int | None, steps: Steps) -> None:
-        if type(content) is not dict:
-            _bad("Metadata has no attributes")
-        self._content = content
+        self._content = mapping(content, "Metadata has no attributes")
         self._check, self._steps = check_tiles if rank is None else check_apart, steps
         self._checked: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._known: set[str] = set()
 
     def convert(self) -> StockMetadata:
-        entries = self._content.get("state_dict_metadata")
-        if type(entries) is not dict:
-            _bad("state_dict_metadata")
+        entries = mapping(self._content.get("state_dict_metadata"), "state_dict_metadata")
         if "" in entries:  # said before its place is found to have no name
             check_name("")
         self._places = self._read_places()
@@ -203,17 +192,15 @@ class _Items:
         return tuple(each for each in modules if type(each) is str) if isinstance(modules, list) else ()
 
     def _read_places(self) -> dict[tuple[str, str], Place]:
-        stored = self._content.get("storage_data")
-        if type(stored) is not dict:
-            _bad("storage_data")
+        stored = mapping(self._content.get("storage_data"), "storage_data")
         places: dict[tuple[str, str], Place] = {}
         for record, info in stored.items():
             index = _members(record, "MetadataIndex")
             offset = index.get("offset")
-            name = check_name(index.get("fqn") or _bad("a chunk's place is of no item"))
+            name = check_name(index.get("fqn") or bad("a chunk's place is of no item"))
             where = name, str(None if offset is None else _numbers(offset, "an offset"))
             if where in places:
-                _bad("a chunk has two places")
+                bad("a chunk has two places")
             places[where] = self._place(_members(info, "_StorageInfo"))
         return places
 
@@ -221,11 +208,12 @@ class _Items:
         path = info.get("relative_path")
         if type(path) is not str or path not in self._known:
             self._known.add(check_path(path))
-        at, size = _number(info.get("offset"), "an item's offset"), _number(info.get("length"), "an item's length")
+        at = integer(info.get("offset"), "an item's offset", MAX_INT)
+        size = integer(info.get("length"), "an item's length", MAX_INT)
         texts = info.get("transform_descriptors")
         texts = [] if texts is None else texts
         if type(texts) is not list or len(texts) > MAX_CODECS or not all(type(text) is str for text in texts):
-            _bad("transform_descriptors")
+            bad("transform_descriptors")
         return Place(str(path), at, size, self._descriptors(tuple(texts)))
 
     def _descriptors(self, texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -236,7 +224,7 @@ class _Items:
                 try:
                     Descriptor.parse(text)
                 except DescriptorError as error:
-                    _bad(f"a descriptor: {error.message}")
+                    bad(f"a descriptor: {error.message}")
             known = self._checked[texts] = texts[::-1]
         return known
 
@@ -247,11 +235,8 @@ class _Items:
         tensor = _members(entry, "TensorStorageMetadata")
         dtype, properties = _properties(tensor.get("properties"))
         shape = _numbers(tensor.get("size"), "a tensor's size")
-        records = tensor.get("chunks")
-        if type(records) is not list:
-            _bad("chunks")
         chunks = []
-        for record in records:
+        for record in array(tensor.get("chunks"), "chunks"):
             chunk = _members(record, "ChunkStorageMetadata")
             offset = _numbers(chunk.get("offsets"), "a chunk's offsets")
             sizes = _numbers(chunk.get("sizes"), "a chunk's sizes")
@@ -262,7 +247,7 @@ class _Items:
 
     def _place_of(self, name: str, offset: tuple[int, ...] | None) -> Place:
         place = self._places.get((name, str(offset)))  # a string: numbers can be chosen so that all have one hash
-        return place if place is not None else _bad("it does not say where the item is stored")
+        return place if place is not None else bad("it does not say where the item is stored")
 
     def _path(self, name: str) -> Path | None:
         path = self._paths.get(name)
@@ -272,7 +257,7 @@ class _Items:
 def _properties(record: object) -> tuple[str, dict[str, bool | str]]:
     state = _state(record, "TensorProperties")
     if type(state) is not tuple or len(state) < 5 or type(state[0]) is not Name or state[0].name not in _DTYPES:
-        _bad("a tensor's properties")
+        bad("a tensor's properties")
     dtype, layout, requires_grad, memory_format, pin_memory = state[:5]
     properties: dict[str, bool | str] = {}
     if type(layout) is _Value:
