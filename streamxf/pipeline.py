@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 from weakref import ref
 
 from streamxf.engine import Job, in_worker, shared
@@ -21,7 +21,8 @@ _IN_A_ROW = 64  # results that a worker gives a sink before it looks for other j
 
 
 class Pipeline(Generic[T]):
-    """One stream's jobs: run in parallel, their results handed out in the order of submission.
+    """One stream's jobs: run in parallel, their results handed out in the order of submission. A context manager, which
+    cancels what is left.
 
     - `peak_jobs`: the most jobs that this stream had in flight: submitted and not handed out.
     """
@@ -83,6 +84,12 @@ class Pipeline(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._flying)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
 
     def cancel(self) -> None:
         """Drop all jobs. Returns, also after an interrupt, once none is running and the memory they work on may go."""

@@ -265,8 +265,8 @@ def test_other_names_do_not():
 
 LINES = {
     # the modules at the top
-    ".": 3_180,
-    "checkpoint": 4_777,
+    ".": 3_187,
+    "checkpoint": 4_765,
     "cli": 2_732,
     "codecs": 1_626,
     "dcp": 5_769,
@@ -276,9 +276,9 @@ LINES = {
     "keys": 2_112,
     "manager": 4_532,
     "storage": 3_697,
-    "stream": 1_367,
+    "stream": 1_363,
     "testing": 870,
-    "tools": 9_289,
+    "tools": 9_278,
     "torchsave": 2_190,
 }
 

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import repeat
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from streamxf.budget import Budget
@@ -86,10 +85,9 @@ class BoxReader(abc.ABC):
         complex ones) of the item's element size: ``.view`` restores their dtype. Boxes are taken from the iterable as
         they are needed; a few of `BOX_BYTES` are in memory at a time.
         """
-        pipeline: Pipeline[None] = Pipeline()
         waiting: deque[tuple[Array, int]] = deque()  # each with the number of the last job that fills it
         submitted = held = 0
-        try:
+        with Pipeline[None]() as pipeline:
             for box in boxes:
                 check_box(box)
                 array = empty_array(box.item, box.lengths)
@@ -106,8 +104,6 @@ class BoxReader(abc.ABC):
                     yield _first(pipeline, waiting, submitted)
             while waiting:
                 yield _first(pipeline, waiting, submitted)
-        finally:
-            pipeline.cancel()
 
     def read_into(self, box: Box, out: Array) -> None:
         """Fill `out`, an array of the box's shape with elements of the item's size, in any strides."""
@@ -143,9 +139,7 @@ class BoxReader(abc.ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -157,14 +151,11 @@ def _first(pipeline: Pipeline[None], waiting: deque[tuple[Array, int]], submitte
 
 def run_jobs(jobs: Iterable[tuple[Callable[[], None], int]]) -> None:
     """Make the calls that `Elements.jobs` gives, in workers."""
-    pipeline: Pipeline[None] = Pipeline()
-    try:
+    with Pipeline[None]() as pipeline:
         for job, size in jobs:
             pipeline.submit(job, size)
         for _ in pipeline.results():
             """Blocks are decoded into their place."""
-    finally:
-        pipeline.cancel()
 
 
 def empty_array(item: TensorItem, lengths: Ints) -> Array:

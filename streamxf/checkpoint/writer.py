@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from time import perf_counter
-from types import TracebackType
 from typing import Any, Self
 
 from streamxf.chain import ChainLike
@@ -229,9 +228,7 @@ class CheckpointWriter:
         if copy:
             self._file.settle()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         failed, self._state = self._state == "failed", "over"
         if self._pid != os.getpid():  # the parent goes on
             if error is None:

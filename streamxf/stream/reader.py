@@ -247,9 +247,8 @@ class StreamReader(CheckedReader):
         if first == last:
             self._copy_part(out, start, first)
             return
-        pipeline: Pipeline[None] = Pipeline()
         self._blocks.expect((first, last + 1))
-        try:
+        with Pipeline[None]() as pipeline:  # which no worker outlives that writes into the caller's buffer
             for index in range(first, last + 1):
                 begin = index * self._block_size
                 end = begin + self._blocks.size_of(index)
@@ -261,9 +260,6 @@ class StreamReader(CheckedReader):
                     pipeline.submit(decode, self._block_size)
             for _ in pipeline.results():
                 """Blocks are decoded into their place."""
-        except BaseException:
-            pipeline.cancel()  # workers may still write into the caller's buffer
-            raise
         if self._meter is not None:
             self._meter.blocks(pipeline.peak_jobs)
 

@@ -387,7 +387,6 @@ def _statistics(readers: Sequence[BoxReader], counted: Items, progress: Progress
 
 def _count_boxes(reader: BoxReader, counted: Items, found: dict[str, _Result], progress: Share) -> None:
     whole: dict[str, ValueCounter] = {}
-    pipeline: Pipeline[_Part] = Pipeline()
 
     def take_in(parts: Iterable[_Part]) -> None:
         for name, box, counter in parts:
@@ -400,13 +399,11 @@ def _count_boxes(reader: BoxReader, counted: Items, found: dict[str, _Result], p
             progress.advance(box.size)
 
     named, wanted = tee((name, box) for name, (item,) in counted.items() for box in boxes_of(item, BOX_BYTES))
-    try:
+    with Pipeline[_Part]() as pipeline:
         for (name, box), elements in zip(named, reader.read_boxes(box for _, box in wanted), strict=True):
             count = partial(_counted, name, box, elements)
             take_in(pipeline.submit(count, box.size) if box.size >= _INLINE else pipeline.put(count(), 0))
         take_in(pipeline.results())
-    finally:
-        pipeline.cancel()
 
 
 def _counted(name: str, box: Box, elements: Array) -> _Part:

@@ -141,12 +141,9 @@ def _check_plain(file: StoredFile, access: Access, findings: Findings) -> None:
             """The table is damaged, which is found again where it is read for the blocks."""
         except (errors.StreamxfError, OSError) as error:
             notes.error(error)
-    pipeline: Pipeline[Outcome] = Pipeline()
-    try:
+    with Pipeline[Outcome]() as pipeline:
         check_blocks(parts.container, parts.header, coder, notes, pipeline)
         note(pipeline.results())
-    finally:
-        pipeline.cancel()
 
 
 def _check_safetensors(file: StoredFile, access: Access, findings: Findings) -> None:

@@ -120,15 +120,12 @@ class GuardedAccess(Counted):
 
 def pieces_of(source: FileSlice) -> Iterator[bytes]:
     """A part of a file, piece by piece and in order, which workers read where several threads can."""
-    pipeline: Pipeline[bytes] = Pipeline()
     source.expect((0, source.length))
-    try:
+    with Pipeline[bytes]() as pipeline:
         for at in range(0, source.length, _STEP):
             read = partial(source.read_at, at, min(_STEP, source.length - at))
             yield from pipeline.submit(read, _STEP) if source.parallel else [read()]
         yield from pipeline.results()
-    finally:
-        pipeline.cancel()
 
 
 class Outcome(NamedTuple):
@@ -306,10 +303,8 @@ class FileCheck(AnyCheck):
         try:
             with self.call.open(findings.file, share=self.share, held=only.held if only else None) as file:
                 findings.files = 1
-                try:
+                with self._pipeline:
                     self._scan(file) if self._metadata is None else self._check(file, only)
-                finally:
-                    self._pipeline.cancel()
         except FileNotFoundError:
             self._lose_all("the file is missing from the checkpoint")
         except errors.UnsupportedError as error:
