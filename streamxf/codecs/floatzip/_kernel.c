@@ -1843,17 +1843,18 @@ static u32 crc32c(u32 before, const u8 *p, size_t size)
 
 static const char TOO_SMALL[] = "a buffer is too small", TOO_LARGE[] = "a block has at most 128 MiB";
 
-static void release(Py_buffer *buffers, int count)
+/* Release a call's buffers, and give what it returns. */
+static PyObject *done(Py_buffer *buffers, int count, PyObject *made)
 {
     for (int k = 0; k < count; k++)
         PyBuffer_Release(&buffers[k]);
+    return made;
 }
 
 static PyObject *refuse(Py_buffer *buffers, int count, const char *why)
 {
-    release(buffers, count);
     PyErr_SetString(PyExc_ValueError, why);
-    return NULL;
+    return done(buffers, count, NULL);
 }
 
 static PyObject *py_encode(PyObject *module, PyObject *args)
@@ -1875,8 +1876,7 @@ static PyObject *py_encode(PyObject *module, PyObject *args)
     Py_BEGIN_ALLOW_THREADS
     made = encode_block(b[0].buf, size, width, (size_t)row, b[1].buf, b[2].buf);
     Py_END_ALLOW_THREADS
-    release(b, 3);
-    return PyLong_FromLong(made);
+    return done(b, 3, PyLong_FromLong(made));
 }
 
 static PyObject *py_decode(PyObject *module, PyObject *args)
@@ -1900,8 +1900,7 @@ static PyObject *py_decode(PyObject *module, PyObject *args)
     }
     good = good && decode_block(in, size, b[1].buf, (size_t)b[1].len, b[2].buf);
     Py_END_ALLOW_THREADS
-    release(b, 3);
-    return PyBool_FromLong(good);
+    return done(b, 3, PyBool_FromLong(good));
 }
 
 static PyObject *py_crc32c(PyObject *module, PyObject *args)
@@ -1911,15 +1910,12 @@ static PyObject *py_crc32c(PyObject *module, PyObject *args)
     (void)module;
     if (!PyArg_ParseTuple(args, "y*I", &data, &crc))
         return NULL;
-    if (!FOLDS()) {
-        PyBuffer_Release(&data);
-        Py_RETURN_NONE;
-    }
+    if (!FOLDS())
+        return done(&data, 1, Py_NewRef(Py_None));
     Py_BEGIN_ALLOW_THREADS
     crc = crc32c(crc, data.buf, (size_t)data.len);
     Py_END_ALLOW_THREADS
-    PyBuffer_Release(&data);
-    return PyLong_FromUnsignedLong(crc);
+    return done(&data, 1, PyLong_FromUnsignedLong(crc));
 }
 
 static PyObject *py_compress(PyObject *module, PyObject *args)
@@ -1936,8 +1932,7 @@ static PyObject *py_compress(PyObject *module, PyObject *args)
     Py_BEGIN_ALLOW_THREADS
     made = put_frame(b[0].buf, (size_t)b[0].len, b[1].buf);
     Py_END_ALLOW_THREADS
-    release(b, 2);
-    return PyLong_FromSize_t(made);
+    return done(b, 2, PyLong_FromSize_t(made));
 }
 
 static PyObject *py_decompress(PyObject *module, PyObject *args)
@@ -1954,23 +1949,17 @@ static PyObject *py_decompress(PyObject *module, PyObject *args)
     reader.target = reader.target_end = b[1].buf;
     good = read_frame(b[0].buf, (size_t)b[0].len, b[1].buf, (size_t)b[1].len, &reader);
     Py_END_ALLOW_THREADS
-    release(b, 2);
-    return PyBool_FromLong(good);
+    return done(b, 2, PyBool_FromLong(good));
 }
 
-static PyObject *py_encode_bound(PyObject *module, PyObject *size)
+static PyObject *of_size(PyObject *size, size_t (*bytes)(size_t))
 {
-    (void)module;
     size_t value = PyLong_AsSize_t(size);
-    return value == (size_t)-1 && PyErr_Occurred() ? NULL : PyLong_FromSize_t(encode_bound(value));
+    return value == (size_t)-1 && PyErr_Occurred() ? NULL : PyLong_FromSize_t(bytes(value));
 }
 
-static PyObject *py_work_size(PyObject *module, PyObject *size)
-{
-    (void)module;
-    size_t value = PyLong_AsSize_t(size);
-    return value == (size_t)-1 && PyErr_Occurred() ? NULL : PyLong_FromSize_t(work_size(value));
-}
+static PyObject *py_encode_bound(PyObject *module, PyObject *size) { (void)module; return of_size(size, encode_bound); }
+static PyObject *py_work_size(PyObject *module, PyObject *size) { (void)module; return of_size(size, work_size); }
 
 static PyMethodDef methods[] = {
     {"encode", py_encode, METH_VARARGS, "encode(block, out, work, width, row) -> int"},
