@@ -211,7 +211,11 @@ class Header:
             raise ContainerError("the header's CRC does not match: it is damaged")
         _, (_, _, flags, informative), block_log2, chain_len, ident_len, salt = _FIXED.unpack_from(data)
         identity_at = limits.HEADER_FIXED_BYTES + chain_len
-        chain = _parse_chain(data[limits.HEADER_FIXED_BYTES : identity_at])
+        try:
+            text = data[limits.HEADER_FIXED_BYTES : identity_at].decode("ascii")
+        except UnicodeDecodeError:
+            raise ContainerError("the header's chain is not ASCII") from None
+        chain = tuple(text.split("\n")) if text else ()
         identity = Identity.parse(data[identity_at : identity_at + ident_len]) if ident_len else None
         published, hashed = bool(flags & PUBLISHED), bool(flags & HASHED)
         header = cls(block_log2, chain, salt, identity, published, hashed, informative, _seal_in(data, flags))
@@ -264,21 +268,9 @@ def header_size(start: bytes) -> int:
     contradicts = bool(flags & BOUND) != bool(ident_len) or (flags & PUBLISHED and not ident_len)
     if chain_len > limits.MAX_CHAIN or ident_len > limits.MAX_IDENTITY or contradicts:
         raise ContainerError("the header is malformed: lengths and flags contradict each other or the format's limits")
-    return (
-        limits.HEADER_FIXED_BYTES
-        + int(chain_len)
-        + int(ident_len)
-        + (limits.SEAL_BYTES if flags & KEYED else 0)
-        + _CRC.size
-    )
+    seal_len = limits.SEAL_BYTES if flags & KEYED else 0
+    return int(limits.HEADER_FIXED_BYTES + chain_len + ident_len + seal_len + _CRC.size)
 
 
 def _seal_in(data: bytes, flags: int) -> bytes | None:
     return data[-_CRC.size - limits.SEAL_BYTES : -_CRC.size] if flags & KEYED else None
-
-
-def _parse_chain(data: bytes) -> tuple[str, ...]:
-    try:
-        return tuple(data.decode("ascii").split("\n")) if data else ()
-    except UnicodeDecodeError:
-        raise ContainerError("the header's chain is not ASCII") from None
