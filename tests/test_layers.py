@@ -270,7 +270,7 @@ LINES = {
     "cli": 2_732,
     "codecs": 1_626,
     "dcp": 5_769,
-    "format": 3_406,
+    "format": 3_403,
     "formats": 1_053,
     "integrations": 786,
     "keys": 2_112,

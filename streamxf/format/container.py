@@ -86,9 +86,6 @@ class Footer(NamedTuple):
     def blocks(self, header: Header) -> int:
         return max(1, -(-self.raw_size // header.block_size))
 
-    def tail_size(self, header: Header) -> int:
-        return tail_size(header, self.blocks(header))
-
 
 def tail_size(header: Header, blocks: int) -> int:
     """Bytes of table and footer."""

@@ -12,7 +12,7 @@ from streamxf.codec import Codec, StreamInfo
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import CodecError, ContainerError, IdentityError, StreamxfError
-from streamxf.format.container import Footer, Table, check_stored, lone_block
+from streamxf.format.container import Footer, Table, check_stored, lone_block, tail_size
 from streamxf.format.header import Header, Kind, header_size
 from streamxf.format.items import elements_size
 from streamxf.format.limits import FOOTER_BYTES, HEADER_FIXED_BYTES
@@ -51,15 +51,15 @@ def read_tail(source: FileSlice, header: Header, check_size: CheckSize | None = 
     footer = Footer.parse(end[-FOOTER_BYTES:])
     if check_size is not None:
         check_size(footer.raw_size)
-    tail_size = footer.tail_size(header)
-    if header.size + tail_size > length:
+    size = tail_size(header, footer.blocks(header))
+    if header.size + size > length:
         raise ContainerError(f"the table has no room in a container of {length} bytes: it was truncated or appended to")
     table = Table(header)
-    if tail_size <= len(end):
-        table.feed(end[-tail_size:-FOOTER_BYTES])
+    if size <= len(end):
+        table.feed(end[-size:-FOOTER_BYTES])
     else:
         stop = length - FOOTER_BYTES
-        for at in range(length - tail_size, stop, _TABLE_STEP):
+        for at in range(length - size, stop, _TABLE_STEP):
             table.feed(source.read_at(at, min(_TABLE_STEP, stop - at)))
     table.finish(footer, length)
     return footer, table

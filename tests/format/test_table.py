@@ -40,7 +40,8 @@ def test_round_trip(table: tuple[list[int], list[bytes], int], step: int) -> Non
     ends = [START + 8 * number + length for number, length in enumerate(accumulate(lengths), 1)]
     footer = container.Footer.parse(tail[-20:])
     assert (footer.raw_size, footer.blocks(header)) == (raw_size, len(lengths))
-    assert footer.tail_size(header) == len(tail) == container.entry_size(header) * len(lengths) + 20
+    size = container.tail_size(header, footer.blocks(header))
+    assert size == len(tail) == container.entry_size(header) * len(lengths) + 20
     read = container.Table(header)
     step *= container.entry_size(header)
     for at in range(0, len(tail) - 20, step):
