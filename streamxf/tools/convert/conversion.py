@@ -214,22 +214,19 @@ class _Writing:
         self._access = access_for(self._save.extensions.chain)  # for slips, which must be authentic where it encrypts
 
     def run(self, progress: Progress | None, fleet: Fleet | None) -> Converted:
-        with self._save.beside(self._save.file_name(self._rank, len(self._files))):
-            return self._run(progress, fleet)
-
-    def _run(self, progress: Progress | None, fleet: Fleet | None) -> Converted:
-        storage, save = self._storage, self._save
-        kept, discarded = self._finished()
-        left = {number: parts for number, parts in enumerate(self._files) if number not in kept}
-        expected = sum(planned_size(part.identity(b"")) for parts in left.values() for part in parts)
-        check_space(storage, save.extensions, expected, lambda: expected)
-        if progress is not None:
-            save.progress = progress
-            progress.expect(expected)
-        self._done += [kept[number] for number in sorted(kept)]
-        save_id = os.urandom(16).hex()
-        self._write_all(left, fleet)
-        self._publish(save_id)
+        save = self._save
+        with save.beside(save.file_name(self._rank, len(self._files))):
+            kept, discarded = self._finished()
+            left = {number: parts for number, parts in enumerate(self._files) if number not in kept}
+            expected = sum(planned_size(part.identity(b"")) for parts in left.values() for part in parts)
+            check_space(self._storage, save.extensions, expected, lambda: expected)
+            if progress is not None:
+                save.progress = progress
+                progress.expect(expected)
+            self._done += [kept[number] for number in sorted(kept)]
+            save_id = os.urandom(16).hex()
+            self._write_all(left, fleet)
+            self._publish(save_id)
         items = sum(map(len, self._files))
         stored = sum(chunk.place.size for file in self._done for _, chunk in file.written)
         chain = self._to.extensions.chain
