@@ -36,7 +36,7 @@ from streamxf.progress import Progress
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage, is_url
 from streamxf.stream.encoder import Load, MemorySource
-from streamxf.stream.reader import BareBlocks, Blocks, StreamReader
+from streamxf.stream.reader import BareBlocks, Blocks, MemoryBlocks, StreamReader
 from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Converted, check_same, convert, refuse_same
 from streamxf.tools.convert.manifest import FileTree
 from streamxf.tools.convert.packed import PackedReader, open_packed
@@ -383,7 +383,7 @@ class RangeSource:
                 data = memoryview(bytearray(stop - start))
                 fill(data)
                 self._found = zlib.crc32(data, self._found)
-                fill = partial(_copy, data)
+                fill = MemoryBlocks(data).decoder(0)
             if self._crc and stop == self.size and self._found != self._crc:
                 raise ChecksumError(
                     "the tensor's bytes do not match the CRC-32 that torch saved with them: they were damaged since. "
@@ -400,14 +400,10 @@ class RangeSource:
             return self._blocks.decoder(index)
         data = memoryview(bytearray(stop - first))
         self._reader.readinto_at(first, data)
-        return partial(_copy, data)
+        return MemoryBlocks(data).decoder(0)
 
     def _take(self, fill: Fill, size: int, scratch: Callable[[int], memoryview]) -> memoryview:
         memory = scratch(size)
         with located(**self._place):
             fill(memory)
         return memory
-
-
-def _copy(data: memoryview, out: memoryview) -> None:
-    out[:] = data
