@@ -13,7 +13,7 @@ import math
 import re
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -48,15 +48,13 @@ _VALUES = {*STORAGES, *_DTYPES, *_TENSORS, "torch.per_tensor_affine", *_CHANNELS
 """Names that stand for themselves, and are never called."""
 
 
+@dataclass(slots=True, eq=False)
 class StorageRef(StandIn):
     """Where tensors lie: a record of the archive, of `nbytes`."""
 
-    __slots__ = ("dtype", "nbytes", "record")
-
-    def __init__(self, dtype: str, record: str, nbytes: int) -> None:
-        self.dtype = dtype
-        self.record = record
-        self.nbytes = nbytes
+    dtype: str
+    record: str
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -280,19 +278,14 @@ def _ordered(check: Any, pairs: Any = None) -> OrderedDict[Any, Any] | None:
     return made if pairs is None or type(pairs) is list else None
 
 
+@dataclass(slots=True, eq=False)
 class _FilledOnce(StandIn):
-    __slots__ = ("filled",)
-
-    def __init__(self) -> None:
-        self.filled = False
+    filled: bool = field(default=False, init=False)
 
 
+@dataclass(slots=True, eq=False)
 class _DType(_FilledOnce):
-    __slots__ = ("real",)
-
-    def __init__(self, real: Any) -> None:
-        super().__init__()
-        self.real = real
+    real: Any
 
     def fill(self, unpickler: Unpickler, state: Any) -> None:
         version, order, *rest = state

@@ -78,13 +78,11 @@ class _Stated(StandIn):
         self.state = state
 
 
+@dataclass(slots=True, eq=False)
 class _Value(StandIn):
     """A layout, or a memory format."""
 
-    __slots__ = ("value",)
-
-    def __init__(self, value: object) -> None:
-        self.value = value
+    value: object
 
 
 _CLASSES = {

@@ -11,6 +11,7 @@ import io
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -34,16 +35,14 @@ class StandIn:
         raise NotSavedByTorch("its pickle changes something after it was made, as torch.save never does")
 
 
+@dataclass(slots=True, eq=False)
 class Name(StandIn):
     """A class or function, by its name. `make` gives a record of what it would make of some arguments, and None for
     those that torch.save never calls it with; None in its place is a class of somebody else's.
     """
 
-    __slots__ = ("make", "name")
-
-    def __init__(self, name: str, make: Callable[..., Any] | None = None) -> None:
-        self.name = name
-        self.make = make
+    name: str
+    make: Callable[..., Any] | None = None
 
 
 class Foreign(StandIn):
