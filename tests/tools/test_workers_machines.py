@@ -4,13 +4,13 @@ what was done here names the worker's host.
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,62 +39,43 @@ def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "checkpoint"
 
 
-def no_mount(checkpoint: Path) -> Any:
-    @contextmanager
-    def lacking() -> Iterator[None]:
-        checkpoint.rename(checkpoint.with_name("elsewhere"))
-        try:
-            yield
-        finally:
-            checkpoint.with_name("elsewhere").rename(checkpoint)
+def patched(apply: Callable[[pytest.MonkeyPatch], object]) -> Callable[[], AbstractContextManager[None]]:
+    """What makes a context in which something is patched."""
 
-    return lacking
-
-
-def no_codec(_: Path) -> Any:
-    @contextmanager
-    def lacking() -> Iterator[None]:
-        def coder(*_: Any) -> Any:
-            raise UnknownCodecError("codec acme.x is not installed here")
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ChainOpener, "coder", coder)
-            yield
-
-    return lacking
-
-
-def no_key(_: Path) -> Any:
     @contextmanager
     def lacking() -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.delenv("SOME_KEY")
+            apply(patch)
             yield
 
     return lacking
 
 
-def other_key(_: Path) -> Any:
-    @contextmanager
-    def lacking() -> Iterator[None]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("SOME_KEY", format_key(Key.generate()))
-            yield
-
-    return lacking
+def no_codec(*_: Any) -> Any:
+    raise UnknownCodecError("codec acme.x is not installed here")
 
 
-@pytest.mark.parametrize(
-    ("lacking", "said"),
-    [
-        (no_mount, "missing"),
-        (no_codec, "UnknownCodecError: codec acme.x is not installed here"),
-        (no_key, "SOME_KEY"),
-        (other_key, "KeyMissingError"),
-    ],
-)
-def test_what_a_machine_lacks_is_done_here(checkpoint: Path, lacking: Callable[..., Any], said: str) -> None:
-    executor: Any = Poor(lacking(checkpoint))
+@contextmanager
+def moved_away(checkpoint: Path) -> Iterator[None]:
+    checkpoint.rename(checkpoint.with_name("elsewhere"))
+    try:
+        yield
+    finally:
+        checkpoint.with_name("elsewhere").rename(checkpoint)
+
+
+LACKING: dict[str, tuple[Callable[..., Any] | None, str]] = {
+    "mount": (None, "missing"),
+    "codec": (lambda patch: patch.setattr(ChainOpener, "coder", no_codec), "UnknownCodecError: codec acme.x is not"),
+    "key": (lambda patch: patch.delenv("SOME_KEY"), "SOME_KEY"),
+    "right key": (lambda patch: patch.setenv("SOME_KEY", format_key(Key.generate())), "KeyMissingError"),
+}
+
+
+@pytest.mark.parametrize("what", LACKING)
+def test_what_a_machine_lacks_is_done_here(checkpoint: Path, what: str) -> None:
+    apply, said = LACKING[what]
+    executor: Any = Poor(partial(moved_away, checkpoint) if apply is None else patched(apply))
     how: dict[str, Any] = {"keys": "env:SOME_KEY"}
     report = streamxf.verify(checkpoint, executor=executor, **how)
     assert report.ok
@@ -122,34 +103,16 @@ def test_what_is_lost_here_too_is_damage_and_damage_stays_a_workers_word(checkpo
     assert not report.finished_here
 
 
-def test_an_error_of_a_worker_is_raised_where_its_words_are_true(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for executor in (Elsewhere(), ThreadPoolExecutor(1)):
-        monkeypatch.setattr(ChainOpener, "coder", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError), executor:
-            streamxf.transcode(checkpoint, checkpoint.with_name("copy"), "zstd", keys="env:SOME_KEY", executor=executor)
-
-
 # -- where a key is -------------------------------------------------------------------------------------------------
 
 
 def test_relative_locations_of_keys_are_those_of_the_client(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    @contextmanager
-    def another_folder() -> Iterator[None]:
-        before = os.getcwd()
-        os.chdir("/")
-        try:
-            yield
-        finally:
-            os.chdir(before)
-
     write_key(tmp_path / "team.key", KEY)
     monkeypatch.chdir(tmp_path)
     for location in ("file:team.key", Path("team.key"), f"file:./team.key#{KEY.id}"):
-        report = streamxf.verify(checkpoint, keys=location, executor=Poor(another_folder))
+        report = streamxf.verify(checkpoint, keys=location, executor=Poor(patched(lambda patch: patch.chdir("/"))))
         assert report.ok
         assert not report.finished_here
 
