@@ -283,9 +283,11 @@ def check_box(name: str, value: DTensor, count: int) -> None:
                 "into a DTensor of Shard and Replicate placements (redistribute)",
                 item=name,
             )
-    if value.to_local().numel() != count:
+    local: Any = value.to_local()  # of several shards its own size may be that of columns
+    shards = local.local_shards() if hasattr(local, "local_shards") else [local]
+    if (here := sum(shard.numel() for shard in shards)) != count:
         raise UnsupportedError(
-            f"the DTensor has {value.to_local().numel():,} elements on this rank, where its shape and placements say "
+            f"the DTensor has {here:,} elements on this rank, where its shape and placements say "
             f"{count:,}, which is what DCP reads: it was made with another shape (from_local), and would stay partly "
             "as it was",
             item=name,

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field, replace
 from multiprocessing.resource_sharer import DupFd
@@ -170,7 +170,9 @@ class ChainWriterMixin(StorageMixin):
         self._join_background()
         begin_sharing()
         self._warn(unstored_text(state_dict))  # torch's copy may be a plain dictionary
-        staged = super().stage(state_dict)  # type: ignore[misc]
+        copies = dict(_own_copies(state_dict))
+        staged = super().stage(_replaced(state_dict, dict.fromkeys(copies)))  # type: ignore[misc]
+        staged = _replaced(staged, copies)
         check_copies(state_dict, staged)
         return with_copies(staged)
 
@@ -518,6 +520,52 @@ def check_copies(state: Any, copied: Any = None, name: str = "") -> None:
 
 def _says_more(tensor: torch.Tensor) -> bool:
     return bool(vars(tensor)) or type(tensor) not in _PLAIN
+
+
+def _own_copies(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], torch.Tensor]]:
+    """Copies, by their places, of the tensors whose copy by torch fails, or says less: such as a DTensor that has
+    several shards here.
+    """
+    if isinstance(state, Mapping | list | tuple):
+        for key, value in state.items() if isinstance(state, Mapping) else enumerate(state):
+            yield from _own_copies(value, (*path, key))
+    elif isinstance(state, DTensor):
+        if _says_more(local := state.to_local()) and _is_copied_here(local):
+            shape, stride = state.size(), state.stride()
+            made = _copy_of(local)
+            yield path, DTensor.from_local(made, state.device_mesh, state.placements, shape=shape, stride=stride)
+    elif isinstance(state, torch.Tensor) and _says_more(state) and _is_copied_here(state):
+        yield path, _copy_of(state)
+
+
+def _is_copied_here(local: torch.Tensor) -> bool:
+    if type(local) in _PLAIN:
+        return any(of(local) != of(local.detach()) for of in (whole_size, torch_private.create_chunk_list))
+    torchs = isinstance(local, torch_private.ShardedTensor) or torch_private.is_traceable_wrapper_subclass(local)
+    return not torchs and (bool(vars(local)) or hasattr(local, "__create_chunk_list__"))
+
+
+def _copy_of(local: Any) -> Any:
+    """A copy on the CPU with what the tensor says by its class and attributes."""
+    if hasattr(local, "local_shards"):
+        return type(local)(
+            [shard.detach().to("cpu", copy=True) for shard in local.local_shards()], local.local_offsets()
+        )
+    made = local.detach().to("cpu", copy=True)
+    vars(made).update(copy.deepcopy(vars(local)))
+    return made
+
+
+def _replaced(node: Any, values: Mapping[tuple[Any, ...], Any]) -> Any:
+    """A nested state with other values at some places; what is on the way to these is made anew."""
+    if not values or () in values:
+        return values.get((), node)
+    below: dict[Any, dict[tuple[Any, ...], Any]] = {}
+    for (key, *rest), value in values.items():
+        below.setdefault(key, {})[tuple(rest)] = value
+    if isinstance(node, Mapping):
+        return {key: _replaced(value, below.get(key, {})) for key, value in node.items()}
+    return type(node)([_replaced(value, below.get(key, {})) for key, value in enumerate(node)])
 
 
 def with_copies(staged: Any) -> Any:

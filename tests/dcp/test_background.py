@@ -24,7 +24,7 @@ from torch.distributed.checkpoint import staging
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import streamxf
 from tests.failing import fails_with
@@ -379,3 +379,27 @@ def test_a_failure_does_not_stop_the_next_save(tmp_path: Path, told: Told, asked
             future.result(LIMIT)
     in_background({"w": torch.ones(5)}, storage_writer=writer).result(LIMIT)
     assert load({"w": torch.zeros(5)}, tmp_path)["w"].all()
+
+
+@pytest.mark.usefixtures("group")
+def test_a_table_of_several_local_shards(tmp_path: Path) -> None:
+    """As torchrec has them, which torch's own staging does not copy."""
+    wrapper = pytest.importorskip("torch.distributed.tensor._shards_wrapper").LocalShardsWrapper
+    mesh = init_device_mesh("cpu", (1,))
+
+    def table(value: float) -> DTensor:
+        shards = [torch.full((2, 3), value), torch.full((1, 3), -value)]
+        return DTensor.from_local(
+            wrapper(shards, [(0, 0), (2, 0)]), mesh, [Shard(0)], shape=torch.Size((3, 3)), stride=(3, 1)
+        )
+
+    given, found = {"deep": [table(1.0)], "n": torch.ones(2)}, {"deep": [table(5.0)], "n": torch.zeros(2)}
+    future: Any = dcp.async_save(given, storage_writer=streamxf.FileSystemWriter(tmp_path, chain=[]))
+    for shard in given["deep"][0].to_local().local_shards():
+        shard.zero_()
+    future.result()
+    dcp.load(found, storage_reader=streamxf.FileSystemReader(tmp_path))
+    first, second = found["deep"][0].to_local().local_shards()
+    assert first.eq(1).all()
+    assert second.eq(-1).all()
+    assert found["n"].eq(1).all()

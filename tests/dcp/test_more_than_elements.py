@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import streamxf
+from streamxf import torch_private
 from streamxf.errors import UnsupportedError
 
 from .helpers import KEY, error_of, refused, since
@@ -168,12 +169,19 @@ SAYING = [
 
 
 @pytest.mark.parametrize("tensor", SAYING)
-def test_what_torch_drops_in_the_background_is_refused_there(tmp_path: Path, tensor: Any) -> None:
+def test_what_torch_drops_in_the_background_is_copied_with_what_it_says(tmp_path: Path, tensor: Any) -> None:
     writer = streamxf.FileSystemWriter(tmp_path)
-    for state, name in (({"deep": [{"w": tensor}]}, "deep.0.w"), ({"w": tensor}, "w")):
-        with refused(UnsupportedError, "would be lost", f"[item {name}]"):
-            dcp.async_save(state, storage_writer=writer)
-    assert not [*tmp_path.iterdir()]
+    state = {"deep": [{"w": tensor, 0: torch.ones(2)}, 5], "pair": ("a", tensor), "w": tensor}
+    for _ in range(2):
+        staged = writer.stage(state)
+        assert [*staged["deep"][0]] == ["w", 0]
+        assert (staged["deep"][1], staged["pair"][0]) == (5, "a")
+        for found in (staged["deep"][0]["w"], staged["pair"][1], staged["w"]):
+            assert type(found) is type(tensor)
+            assert torch.equal(found, tensor)
+            assert found.data_ptr() != tensor.data_ptr()
+            assert vars(found) == vars(tensor)
+            assert torch_private.create_chunk_list(found) == torch_private.create_chunk_list(tensor)
 
 
 @BEFORE
