@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from io import BytesIO
@@ -49,10 +49,13 @@ class LoadPlanner(DefaultLoadPlanner):
         As in torch.
     """
 
-    def set_up_planner(self, *args: Any, **kwargs: Any) -> None:
-        """As torch's planner does it."""
-        super().set_up_planner(*args, **kwargs)
+    def set_up_planner(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """As torch's planner does it, which makes None of objects; here they stay until others are loaded."""
+        kept = [*_objects(state_dict, ())]
+        super().set_up_planner(state_dict, *args, **kwargs)
         self._objects = ObjectPlaces(self.original_state_dict)
+        for path, value in kept:
+            self._objects.put(path, value)
 
     def load_bytes(self, read_item: ReadItem, value: BytesIO) -> None:
         """As torch's planner does it, with the keys that the state dict has."""
@@ -204,6 +207,15 @@ class _Stood:
         properties = TensorProperties.create_from_tensor(value.to_local())
         data = TensorWriteData(ChunkStorageMetadata(*box), properties, value.size())
         return [WriteItem(MetadataIndex(name, box[0]), WriteItemType.SHARD, tensor_data=data)]
+
+
+def _objects(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """What a state has, in dicts and lists, that torch has no copy of: objects of other classes than plain ones."""
+    if isinstance(value, dict | list):
+        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _objects(each, (*path, key))
+    elif not isinstance(value, int | float | str | bytes | BytesIO | Tensor | Mapping | None):
+        yield path, value
 
 
 class _Near(dict[str, Any]):

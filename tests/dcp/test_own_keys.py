@@ -6,6 +6,7 @@ import enum
 import warnings
 from collections import OrderedDict, UserDict
 from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -68,6 +69,25 @@ def test_what_is_salvaged_into_a_state_dict(tmp_path: Path) -> None:
     found = blank(keys())
     assert streamxf.load_intact(tmp_path, found).missing == ()
     assert_same(found, keys())
+
+
+@pytest.mark.parametrize("how", ["partial load", "failed load", "load_intact"])
+def test_objects_that_are_not_loaded_stay(tmp_path: Path, how: str) -> None:
+    """torch's planner makes None of them before it reads anything."""
+    save({"a": {"t": torch.ones(1)}}, tmp_path, [])
+    first, second = object(), Fraction(1, 3)
+    found = {"a": {"t": torch.zeros(1), 0: first, "list": [second, {"set": {1}}, (second, 2)]}, "top": first}
+    planner = streamxf.LoadPlanner(allow_partial_load=how == "partial load")
+    if how == "load_intact":
+        assert len(streamxf.load_intact(tmp_path, found).missing) == 5
+    elif how == "failed load":
+        with refused(RuntimeError, "Missing key"):
+            dcp.load(found, storage_reader=streamxf.FileSystemReader(tmp_path), planner=planner)
+    else:
+        dcp.load(found, storage_reader=streamxf.FileSystemReader(tmp_path), planner=planner)
+    kept = {"t": found["a"]["t"], 0: first, "list": [second, {"set": {1}}, (second, 2)]}
+    assert found == {"a": kept, "top": first}
+    assert found["a"]["t"].item() == (how != "failed load")
 
 
 def test_an_optimizer_with_numbers_in_its_state(tmp_path: Path) -> None:

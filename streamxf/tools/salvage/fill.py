@@ -177,14 +177,14 @@ class Filler:
 
     def into(self, state_dict: dict[str, Any]) -> Salvaged:
         """What `state_dict` asks for, in place, as ``dcp.load`` does it; the rest keeps its values."""
-        from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
         from torch.distributed.checkpoint.metadata import Metadata
         from torch.distributed.checkpoint.stateful import Stateful
 
+        from streamxf.dcp.planner import LoadPlanner
         from streamxf.dcp.targets import ObjectPlaces
 
         plain = {name: item.state_dict() if isinstance(item, Stateful) else item for name, item in state_dict.items()}
-        planner = DefaultLoadPlanner(allow_partial_load=True)
+        planner = LoadPlanner(allow_partial_load=True)
         planner.set_up_planner(plain, Metadata({}), True)
         objects = ObjectPlaces(plain)
         items = self._checkpoint.stored
