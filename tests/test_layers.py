@@ -269,7 +269,7 @@ LINES = {
     "checkpoint": 4_765,
     "cli": 2_732,
     "codecs": 1_626,
-    "dcp": 5_831,
+    "dcp": 5_832,
     "format": 3_403,
     "formats": 1_053,
     "integrations": 786,

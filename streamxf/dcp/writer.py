@@ -540,7 +540,7 @@ def _own_copies(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[
 
 def _is_copied_here(local: torch.Tensor) -> bool:
     if type(local) in _PLAIN:
-        return any(of(local) != of(local.detach()) for of in (whole_size, torch_private.create_chunk_list))
+        return any(of(local) != of(local.detach()) for of in (whole_size, chunks_here))
     torchs = isinstance(local, torch_private.ShardedTensor) or torch_private.is_traceable_wrapper_subclass(local)
     return not torchs and (bool(vars(local)) or hasattr(local, "__create_chunk_list__"))
 
@@ -565,7 +565,8 @@ def _replaced(node: Any, values: Mapping[tuple[Any, ...], Any]) -> Any:
         below.setdefault(key, {})[tuple(rest)] = value
     if isinstance(node, Mapping):
         return {key: _replaced(value, below.get(key, {})) for key, value in node.items()}
-    return type(node)([_replaced(value, below.get(key, {})) for key, value in enumerate(node)])
+    made = [_replaced(value, below.get(key, {})) for key, value in enumerate(node)]
+    return made if isinstance(node, list) else tuple(made)
 
 
 def with_copies(staged: Any) -> Any:

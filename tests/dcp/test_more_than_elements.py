@@ -7,7 +7,7 @@ import pickle
 import warnings
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -159,6 +159,11 @@ def rows(first: int, value: float = 0.0) -> Any:
     return tensor
 
 
+class Pair(NamedTuple):
+    name: str
+    tensor: torch.Tensor
+
+
 BEFORE = since("2.14.1", "has no tensors that say by attributes of which they are a part")
 SAYING = [
     pytest.param(torch.ones(4, 6).as_subclass(Part), id="methods"),
@@ -171,7 +176,7 @@ SAYING = [
 @pytest.mark.parametrize("tensor", SAYING)
 def test_what_torch_drops_in_the_background_is_copied_with_what_it_says(tmp_path: Path, tensor: Any) -> None:
     writer = streamxf.FileSystemWriter(tmp_path)
-    state = {"deep": [{"w": tensor, 0: torch.ones(2)}, 5], "pair": ("a", tensor), "w": tensor}
+    state = {"deep": [{"w": tensor, 0: torch.ones(2)}, 5], "pair": Pair("a", tensor), "w": tensor}
     for _ in range(2):
         staged = writer.stage(state)
         assert [*staged["deep"][0]] == ["w", 0]
