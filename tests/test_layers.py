@@ -266,18 +266,18 @@ def test_other_names_do_not():
 LINES = {
     # the modules at the top
     ".": 3_187,
-    "checkpoint": 4_765,
+    "checkpoint": 4_781,
     "cli": 2_732,
     "codecs": 1_626,
-    "dcp": 5_832,
+    "dcp": 5_833,
     "format": 3_403,
     "formats": 1_053,
     "integrations": 786,
     "keys": 2_112,
-    "manager": 4_532,
-    "storage": 3_697,
+    "manager": 4_563,
+    "storage": 4_055,
     "stream": 1_363,
-    "testing": 870,
+    "testing": 872,
     "tools": 9_271,
     "torchsave": 2_180,
 }

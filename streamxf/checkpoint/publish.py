@@ -18,7 +18,7 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.datafile import FileRecord
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.pickled import pickled
-from streamxf.checkpoint.saving import Extensions, Save
+from streamxf.checkpoint.saving import Extensions, Save, check_may_replace
 from streamxf.errors import AbortedError, ChainError, ContainerError, StreamxfError, UnsupportedError
 from streamxf.format.index import File, Index
 from streamxf.format.items import Chunk, Item, ObjectItem
@@ -29,8 +29,8 @@ from streamxf.format.table import ItemTable
 from streamxf.format.tiling import NotTiled
 from streamxf.format.trailer import Sections, pack, pack_keys, slices
 from streamxf.keys.envelope import DataKey
+from streamxf.storage.conditions import ReplacedMeanwhile
 from streamxf.storage.lock import locked
-from streamxf.storage.multipart import ReplacedMeanwhile
 from streamxf.storage.storage import LOCK, Storage
 from streamxf.version import __version__
 
@@ -173,6 +173,8 @@ def publish(
                 stamp = storage.stamp(name)
                 found = storage.names(index.files)
                 check_free(storage.label(), found, name, save.overwrite)
+                if name in found:
+                    check_may_replace(storage)
                 check_present(storage, found, index.files, _elsewhere(storage, records))
                 old = find_leftovers(storage, found, {name, *index.files}, rank, alone)
                 if check is not None:
@@ -264,7 +266,7 @@ def check_present(
         if path not in found:
             continue
         size = found[path]
-        if size != facts.size and (storage.has_links or size is not None):
+        if size != facts.size and (not storage.abilities.flat or size is not None):
             raise ContainerError(
                 f"{facts.size} bytes were written to the file, and now it has {'none' if size is None else size}: the "
                 "storage lost some of them, or another program writes to it. The save was not published, and the "

@@ -20,7 +20,7 @@ from streamxf.cached import cached_property
 from streamxf.chain import DEFAULT_CHAIN, Chain, ChainLike
 from streamxf.checkpoint.sources import Content
 from streamxf.codecs.encrypt import Encrypt
-from streamxf.errors import KeyMissingError, NoSpaceError, ParameterError, add_note, escaped
+from streamxf.errors import KeyMissingError, NoSpaceError, ParameterError, UnsupportedError, add_note, escaped
 from streamxf.format.header import Identity
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2, WRITER_ID_BYTES
 from streamxf.format.names import data_name, is_metadata_name
@@ -213,8 +213,10 @@ class Save:
             if not os.path.exists(storage.path):
                 text = TO_NOTHING
             raise NotADirectoryError(errno.ENOTDIR, text, storage.path)
-        if not overwrite and any(map(is_metadata_name, storage.names())):
-            raise FileExistsError(errno.EEXIST, f"there is a checkpoint already; {cure}", storage.label())
+        if any(map(is_metadata_name, storage.names())):
+            if not overwrite:
+                raise FileExistsError(errno.EEXIST, f"there is a checkpoint already; {cure}", storage.label())
+            check_may_replace(storage)
         return save
 
     def renew(self) -> Self:
@@ -350,9 +352,21 @@ def chain_of(chain: ChainLike | None, recipients: KeysLike, signer: SignerLike |
     return Chain((codec for each in own for codec in each), raw=any(each.raw for each in own))
 
 
+def check_may_replace(storage: Storage) -> None:
+    """Raise UnsupportedError where the checkpoint that is there might be gone before the new one is stored."""
+    if not storage.abilities.keeps_older:
+        raise UnsupportedError(
+            "there is a checkpoint, and this place is not known to store a file by the time that its writer goes on "
+            "(some mounts send it later, and remove the old one at once): a crash might leave neither. Save into a new "
+            "folder, or to an object store by its URL, such as s3://; if you know the place better, say so: "
+            "abilities={'stored': True, 'in_order': True}",
+            file=storage.label(),
+        )
+
+
 def warn_unless_in_one_step(storage: Storage, stacklevel: int) -> None:
     """Warn of storage on which a crash while the metadata is replaced may leave no checkpoint at all."""
-    if not storage.replaces_in_one_step:
+    if not storage.abilities.in_one_step:
         warnings.warn(
             f"{storage.label()} is not known to replace a file in one step: a crash while .metadata is written "
             "may leave neither the old checkpoint nor the new one. Save into a new folder each time, or to a local or "

@@ -389,7 +389,7 @@ def _check_commit(folder: Folder, check: Verify, part: Part) -> None:
 def check_alone(folder: Folder, commit: Commit) -> None:
     """Frameworks take what they find, such as an ``optimizer.pt`` that somebody has put there, or a link."""
     found = set(folder.files)
-    if folder.place.has_links:
+    if not folder.place.abilities.flat:
         found = {each.name for each in folder.place.below() if each.kind != "folder"}
     if others := sorted(path for path in found - commit.files.keys() if is_framework_file(path)):
         text = f"{', '.join(others[:3])} {'is' if len(others) == 1 else 'are'} not among the committed files"

@@ -191,6 +191,8 @@ def forget_in(
         decided = keep.decide(settled(ranked, time.time()))
         for why in (protected or {}, {name: f"link {link}" for name, link in run.linked.items()}):
             decided |= {name: (*decided[name], why[name]) for name in why.keys() & decided.keys()}
+        if not run.storage.abilities.keeps_older:
+            decided |= {record.name: decided[record.name] or (_LATER,) for record in unstored(own, time.time())}
         doomed = [record for record in own if not decided[record.name] and record.name not in readers]
         if doomed:
             good = newest(run, reversed(own), verify, thorough=series is None).record
@@ -209,6 +211,19 @@ def forget_in(
         in_use | read,
         dry_run,
     )
+
+
+_LATER = "this place may store later what was saved since"
+_LONGEST_DELAY = 600.0  # seconds: rclone waits 5, and sends 100 GB within this time
+_OLDER = 2
+
+
+def unstored(records: Sequence[Record], now: float) -> Sequence[Record]:
+    """What stays where nothing tells when a write is stored: all that was saved just now, and two from before, the
+    oldest first.
+    """
+    older = [each for each in records if each.time is not None and now - each.time > _LONGEST_DELAY]
+    return [each for each in records if each not in older[:-_OLDER]]
 
 
 _AT_ONCE = 1000  # checkpoints in an object store between two looks at who reads them

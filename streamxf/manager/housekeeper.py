@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from streamxf.cached import cached_property
 from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING, Commit, CommittedFile, Saving, Supplement
+from streamxf.checkpoint.saving import check_may_replace
 from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, escaped
 from streamxf.format.items import check_literal_path
 from streamxf.format.names import is_metadata_name, made_by_saves
@@ -202,6 +203,8 @@ class Housekeeper:
         old = run.record(name, folder) if self.line and (published or COMMIT in files) else None
         if old is not None and (why := lined([old], self.line)[0].abandoned):
             _log.warning("%s: this save replaces the checkpoint of another line: %s", storage.label(name), why)
+        if published or COMMIT in files:
+            check_may_replace(folder.place)
         if save.framework:
             gone |= published
         record = run.record(name, folder) if save.framework or COMMIT in files else None

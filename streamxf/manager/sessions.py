@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import secrets
@@ -9,12 +10,14 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
+from functools import cache
 from typing import IO, Any
 from weakref import WeakValueDictionary, ref
 
 from streamxf.checkpoint.notes import digits, natural
 from streamxf.errors import AbortedError, escaped
 from streamxf.manager.notes import FOLDER, Authority, notes_in, put_note, remove_notes
+from streamxf.storage.disk import machine
 from streamxf.storage.storage import Storage
 from streamxf.wording import time_text
 
@@ -60,11 +63,13 @@ class Sessions:
         self._storage = storage
         self._authority = authority
         self._lock: IO[bytes] | None = None
-        self._own_disk = False  # where a lock that is held shows that its process runs
+        self._all_hosts = False  # whether a lock that is free shows that its process is gone, wherever it ran
         self._end = threading.Event()
         self._noting = threading.Lock()
         now = time.time()
-        self.own = Session(now, now, False, secrets.token_hex(16), series, socket.gethostname(), os.getpid())
+        self.own = Session(
+            now, now, False, _machine_mark() + secrets.token_hex(10), series, socket.gethostname(), os.getpid()
+        )
 
     def earlier(self) -> list[Session]:
         """The others, the oldest first; what does not count, or cannot be read, is left out."""
@@ -73,8 +78,7 @@ class Sessions:
 
     def begin(self) -> None:
         """Take the lock of this session. Raises AbortedError if another job saves to the same series."""
-        mount = self._storage.mount()
-        self._own_disk = mount is not None and mount.of_one_machine
+        self._all_hosts = self._storage.abilities.locks == "hosts"
         others = self._others()
         for other in others:
             self._check_over(other)
@@ -96,7 +100,7 @@ class Sessions:
             self.seen(ended=True)
             self.close()
             raise
-        if self._lock is None or not self._own_disk:
+        if self._lock is None or not self._all_hosts:
             # the thread holds nothing of a manager that nobody closes, and does not hold up the end of the process
             signs = (ref(self), self._end)
             threading.Thread(target=_give_signs, args=signs, name=SIGNS, daemon=True).start()
@@ -107,7 +111,7 @@ class Sessions:
     def _check_over(self, other: Session) -> None:
         ago = time.time() - other.seen
         late = ago > _ALIVE
-        held = False if other.ended or (late and not self._own_disk) else is_held(self._storage, other.id)
+        held = False if other.ended or (late and not self._all_hosts) else is_held(self._storage, other.id)
         if late and held is None:
             held = False
         who = f"process {other.pid} on {escaped(other.host)}, which was last heard of {time_text(ago)} ago,"
@@ -160,7 +164,9 @@ os.register_at_fork(after_in_child=_own.clear)  # a child is not the job
 
 
 def is_held(storage: Storage, session: str) -> bool | None:
-    """Whether the process of a session runs; None if no lock tells."""
+    """Whether the process of a session runs; None if no lock tells: one that is free says something of another machine
+    only where locks reach that.
+    """
     if session in _own:
         return True
     try:
@@ -170,7 +176,14 @@ def is_held(storage: Storage, session: str) -> bool | None:
     if lock is None:
         return None
     lock.close()
-    return False
+    reaches = session.startswith(_machine_mark()) or storage.abilities.locks == "hosts"
+    return False if reaches else None
+
+
+@cache
+def _machine_mark() -> str:
+    """What the ids of the sessions of this machine, since it was started, begin with."""
+    return hashlib.sha256(machine().encode()).hexdigest()[:12]
 
 
 def _lock_of(session: str) -> str:

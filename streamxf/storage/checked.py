@@ -9,7 +9,7 @@ from functools import wraps
 from typing import IO, Any, cast
 
 from streamxf.errors import ForeignError, StreamxfError, hide_passwords, text_of
-from streamxf.storage.multipart import ReplacedMeanwhile
+from streamxf.storage.conditions import ReplacedMeanwhile
 from streamxf.storage.reading import PositionalFile, StoredFile
 
 

@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+_LOOK = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+
 SHARED = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "gpfs", "beegfs"})
 """Mounted from the same source, they are the same on every host, and number their folders alike."""
 
@@ -17,7 +19,6 @@ _OF_ONE_MACHINE = frozenset(
         *("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "bcachefs", "f2fs", "jfs", "reiserfs", "nilfs2", "udf"),
         *("tmpfs", "ramfs", "overlay", "aufs", "ecryptfs", "vfat", "msdos", "exfat", "ntfs", "ntfs3", "fuseblk"),
         *("hfs", "hfsplus", "apfs"),
-        "",  # where the system does not tell
     }
 )
 
@@ -39,7 +40,7 @@ class Mount:
     @classmethod
     def of(cls, folder: str | os.PathLike[str] | int) -> Mount:
         facts = os.stat(folder)
-        return cls(socket.gethostname(), *mounted(facts.st_dev), facts.st_ino)
+        return cls(socket.gethostname(), *mounted(folder), facts.st_ino)
 
     @property
     def of_one_machine(self) -> bool:
@@ -56,13 +57,20 @@ class Mount:
         return self.kind in SHARED and mount == (other.kind, other.source) and self.inode != other.inode
 
 
-def mounted(device: int) -> tuple[str, str]:
-    """The type of a mounted file system and what it was mounted from, as Linux has it; "" for what is not known."""
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    with suppress(OSError):
+def mounted(folder: str | os.PathLike[str] | int) -> tuple[str, str]:
+    """The type of the mounted file system that has a folder and what it was mounted from, as Linux has it; "" for what
+    is not known. A device would not do: those of Btrfs's subvolumes are in no list.
+    """
+    with suppress(OSError, ValueError):
+        descriptor = os.open(".", _LOOK, dir_fd=folder) if isinstance(folder, int) else os.open(f"{folder}/.", _LOOK)
+        try:
+            facts = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
+        finally:
+            os.close(descriptor)
+        wanted = next(line.split()[1] for line in facts.splitlines() if line.startswith("mnt_id:"))
         for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
             mount, _, system = line.partition(" - ")
-            if mount.split()[2:3] == [wanted] and len(system.split()) > 1:
+            if mount.split()[:1] == [wanted] and len(system.split()) > 1:
                 kind, source = system.split()[:2]
                 return kind, source
     return "", ""
@@ -90,7 +98,7 @@ class Volume:
         if not facts.f_blocks:  # a file system that has no size, and says 0 for all of it
             return None
         blocks = facts.f_bfree if os.geteuid() == 0 else facts.f_bavail  # some are kept for root
-        kind, source = mounted(device)
+        kind, source = mounted(folder)
         name = (kind, source) if kind in SHARED else (machine(), str(device))
         return cls(name, blocks * facts.f_frsize, kind in _PLAIN)
 

@@ -16,7 +16,8 @@ from typing import IO, Any, cast
 from streamxf.buffers import write_all
 from streamxf.errors import AbortedError, MetadataError
 from streamxf.storage import files
-from streamxf.storage.disk import Mount, Volume
+from streamxf.storage.abilities import MOUNTS, UNKNOWN_MOUNT, Abilities
+from streamxf.storage.disk import Mount, Volume, mounted
 from streamxf.storage.lock import acquire, is_still, try_lock_file
 from streamxf.storage.reading import StoredFile, access_to, size_of
 from streamxf.storage.storage import LOCK, NOT_REGULAR, Storage, StorageEntry
@@ -34,7 +35,6 @@ class LocalStorage(Storage, raises_only_known=True):
     """
 
     near = True
-    has_links = True
 
     def __init__(self, path: str | os.PathLike[str], location: str | None = None, folder: int | None = None) -> None:
         super().__init__(os.fspath(path), os.fspath(path) if location is None else location)
@@ -43,7 +43,15 @@ class LocalStorage(Storage, raises_only_known=True):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process may have another working directory, and does not hold the folder."""
-        return LocalStorage, (os.path.abspath(self.path), self._location)
+        return _told, (os.path.abspath(self.path), self._location, self._said)
+
+    @property
+    def own_abilities(self) -> Abilities:  # type: ignore[override]
+        """By the mount that has the folder, or will have it: that of the nearest one above which is there."""
+        place = self.place
+        while isinstance(place, str) and not os.path.isdir(place) and place != os.path.dirname(os.path.abspath(place)):
+            place = os.path.dirname(os.path.abspath(place))
+        return MOUNTS.get(mounted(place)[0], UNKNOWN_MOUNT)
 
     @property
     def place(self) -> str | int:
@@ -55,13 +63,17 @@ class LocalStorage(Storage, raises_only_known=True):
 
     def parent(self) -> tuple[Storage, str]:
         folder, name = os.path.split(os.path.abspath(self.path))
-        return LocalStorage(folder), name
+        return self._with_word(LocalStorage(folder)), name
 
     def real(self, name: str = "") -> str:
         return os.path.realpath(self.path_of(name))
 
     def _at(self, location: str, path: str) -> Storage:
-        return LocalStorage(path, location)
+        return self._with_word(LocalStorage(path, location))
+
+    def _with_word(self, made: LocalStorage) -> LocalStorage:
+        made._said = self._said
+        return made
 
     def is_link(self, name: str) -> bool:
         return os.path.islink(self.path_of(name))
@@ -304,7 +316,7 @@ class LocalStorage(Storage, raises_only_known=True):
                 raise
             text = "a link, or a file, was put in the place of this folder, and nothing was saved: find out by whom"
             raise AbortedError(text, file=self.label()) from error
-        held = LocalStorage(self.path, self._location, descriptor)
+        held = self._with_word(LocalStorage(self.path, self._location, descriptor))
         held._close = close = weakref.finalize(held, os.close, descriptor)
         close.atexit = False  # threads may still be writing there
         return held
@@ -312,7 +324,7 @@ class LocalStorage(Storage, raises_only_known=True):
     def let_go(self) -> LocalStorage:
         if self._close is not None:
             self._close()
-        return LocalStorage(self.path, self._location)
+        return self._with_word(LocalStorage(self.path, self._location))
 
     def was_swapped(self) -> bool:
         return self.folder is not None and not is_still(self.folder, self.path)
@@ -334,6 +346,10 @@ class LocalStorage(Storage, raises_only_known=True):
 
     def volume(self) -> Volume | None:
         return Volume.of(self.path)
+
+
+def _told(path: str, location: str, said: Abilities) -> Storage:
+    return LocalStorage(path, location).told(said)
 
 
 def _entry(name: str, facts: os.stat_result) -> StorageEntry:

@@ -35,11 +35,11 @@ _open: dict[int, ref[IO[bytes]]] = {}
 
 @contextmanager
 def locked(storage: Storage, patience: float | None = None, *, links: bool = True) -> Iterator[bool]:
-    """Hold the folder's advisory lock, once it is free; yields whether no other process can publish to it meanwhile: on
-    a network file system the lock keeps apart the processes of one machine only. Raises AbortedError if another process
-    keeps it for longer than `patience` seconds, by default `PATIENCE`, at once if this thread does, and if the folder
-    is a link, unless `links` are followed: somebody may have put it there just now, and would choose where a file is
-    made.
+    """Hold the folder's advisory lock, once it is free; yields whether no other process can publish to it meanwhile,
+    by its `Abilities`: on a network file system the lock may keep apart the processes of one machine only. Raises
+    AbortedError if another process keeps it for longer than `patience` seconds, by default `PATIENCE`, at once if this
+    thread does, and if the folder is a link, unless `links` are followed: somebody may have put it there just now, and
+    would choose where a file is made.
 
     It is the lock of a file that only those can open who may write to the folder: anybody who may read the folder could
     hold that of the folder itself. The lock ends with the process that holds it, however that ends; the file goes with
@@ -47,8 +47,7 @@ def locked(storage: Storage, patience: float | None = None, *, links: bool = Tru
     """
     release = storage.acquire(PATIENCE if patience is None else patience, links=links)
     try:
-        mount = storage.mount() if release is not None else None
-        yield mount is not None and mount.of_one_machine
+        yield release is not None and storage.abilities.locks == "hosts"
     finally:
         if release is not None:
             release()

@@ -1,4 +1,4 @@
-"""What object stores offer beyond fsspec: uploads in parts, conditional puts. A class for each store, of coroutines."""
+"""What object stores offer beyond fsspec: uploads in parts. A class for each store, of coroutines."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ _LONGER = ((8_000, 64), (5_000, 8))
 """From which part on they are how many times as long, and go one by one. S3 takes 10,000: a terabyte fits. A store that
 wants all of them equal, such as R2, takes 40 GiB."""
 
-ABSENT = ""  # the stamp of an object that is not there
-
 
 class S3Multipart:
     """An upload of one object through s3fs, for S3 and whatever speaks its protocol. The object appears when it is
@@ -40,15 +38,6 @@ class S3Multipart:
     async def put(self, data: bytearray) -> None:
         """Store the whole object in one request."""
         await self._call("put_object", Body=data)
-
-    async def stamp(self) -> str:
-        """What identifies the object that is there now. Raises FileNotFoundError if there is none."""
-        return str((await self._call("head_object"))["ETag"])
-
-    async def put_over(self, data: bytes, stamp: str) -> None:
-        """Store it if the one that is there has that stamp; raises the store's own refusal if not."""
-        condition = {"IfMatch": stamp} if stamp != ABSENT else {"IfNoneMatch": "*"}
-        await self._call("put_object", Body=data, **condition)
 
     async def begin(self) -> None:
         answer = await self._call("create_multipart_upload")
@@ -89,21 +78,6 @@ class AzureMultipart:
 
     async def put(self, data: bytearray) -> None:
         await self._blob.upload_blob(bytes(data), overwrite=True)
-
-    async def stamp(self) -> str:
-        return str((await self._filesystem._info(self._path, refresh=True))["etag"])
-
-    async def put_over(self, data: bytes, stamp: str) -> None:
-        from azure.core import MatchConditions
-        from azure.core.exceptions import ResourceModifiedError
-
-        unchanged = {"etag": stamp, "match_condition": MatchConditions.IfNotModified}
-        try:
-            await self._filesystem._pipe_file(
-                self._path, data, **(unchanged if stamp != ABSENT else {"mode": "create"})
-            )
-        except ResourceModifiedError as error:
-            raise FileExistsError(self._path) from error  # what adlfs raises in place of the other refusal
 
     async def begin(self) -> None:
         """Blocks need no announcement."""
@@ -283,54 +257,3 @@ def pending_uploads(filesystem: Any, folder: str) -> list[PendingUpload]:
         if not answer.get("IsTruncated"):
             return found
         after = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
-
-
-# -- puts on a condition: an object is replaced only if it is still the one that was seen ------------------------
-
-_REPLACED = {"PreconditionFailed", "ConditionalRequestConflict", "412", "409"}
-_UNKNOWN = {"NotImplemented", "501"}
-
-
-class ReplacedMeanwhile(Exception):
-    """Another process has put, replaced or removed the object since its stamp was taken. Nothing was changed."""
-
-
-def stamp_of(filesystem: Any, path: str) -> str | None:
-    """What identifies the object that is at `path` now; None where the store has no such condition for a put."""
-    store = multipart_of(filesystem, path)
-    if store is None:
-        return None
-    try:
-        return made(filesystem, store.stamp)
-    except FileNotFoundError:
-        return ABSENT
-
-
-def put_over(filesystem: Any, path: str, data: bytes, stamp: str) -> None:
-    """Put `data` at `path`, whose `stamp_of` is known, if the object there still has it. Raises ReplacedMeanwhile."""
-    store = multipart_of(filesystem, path)
-    assert store is not None
-    try:
-        made(filesystem, lambda: store.put_over(data, stamp))
-    except (OSError, NotImplementedError) as error:
-        code = _code_of(error)
-        if code in _UNKNOWN:
-            filesystem.pipe_file(path, data)
-            return
-        if code not in _REPLACED and not isinstance(error, FileExistsError):
-            raise
-        # if the answer to an attempt was lost, the next one was refused on account of the first
-        if made(filesystem, lambda: _read(filesystem, path)) != data:
-            raise ReplacedMeanwhile from error
-
-
-async def _read(filesystem: Any, path: str) -> bytes | None:
-    with suppress(FileNotFoundError):
-        return await filesystem._cat_file(path)  # type: ignore[no-any-return]
-    return None
-
-
-def _code_of(error: BaseException) -> str:
-    """The code in the server's answer; s3fs keeps that as the cause of its errors."""
-    answer = getattr(error.__cause__, "response", None)
-    return str(answer.get("Error", {}).get("Code", "")) if isinstance(answer, dict) else ""

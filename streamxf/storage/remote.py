@@ -16,13 +16,12 @@ from typing import IO, Any
 
 from streamxf.errors import ParameterError
 from streamxf.storage import fetch
+from streamxf.storage.abilities import Abilities, of_client
+from streamxf.storage.conditions import can_condition, put_over, stamp_of, tried
 from streamxf.storage.files import check_component, draft_of, noted
-from streamxf.storage.multipart import PendingUpload, creating, multipart_of, pending_uploads, put_over, stamp_of
+from streamxf.storage.multipart import PendingUpload, creating, pending_uploads
 from streamxf.storage.reading import StoredFile, access_to, size_of
 from streamxf.storage.storage import Check, Kind, Storage, StorageEntry
-
-_FLAT = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss", "obs", "memory", "http", "https"})
-"""Object stores, and web servers: a put replaces an object in one step, and there are no links and no folders."""
 
 _SFTP = frozenset({"sftp", "ssh"})  # they rename in one step, by the extension posix-rename@openssh.com
 _CACHES = frozenset({"blockcache", "cached", "filecache", "simplecache"})
@@ -56,16 +55,19 @@ class RemoteStorage(Storage):
             self.protocol = schemes[-1]
         if self.protocol in _WEBDAV:
             self.path = self.path.lstrip("/")  # as it lists them
-        alone = fetch.is_asynchronous(fetch.lowest(filesystem)) or self.protocol == "memory"
-        self.filesystem = filesystem if alone else fetch.in_turns(filesystem)
+        self._known_abilities = _abilities(filesystem, layers)
+        self._client = filesystem
         self._fetches = fetch.fetches_ranges(filesystem)
-        self.has_links = self.protocol not in _FLAT
-        self.is_cached = any(_CACHES.intersection(names) for _, names in layers)
-        self.replaces_in_one_step = self.protocol in _FLAT | _SFTP
 
     @property
-    def conditional(self) -> bool:  # type: ignore[override]
-        return multipart_of(self.filesystem, self.path_of("any")) is not None
+    def own_abilities(self) -> Abilities:  # type: ignore[override]
+        """Of the client, and what the first put on a condition has shown of the store."""
+        return Abilities(**tried(self._client, self.path_of("any"))).over(self._known_abilities)
+
+    @property
+    def filesystem(self) -> Any:
+        """The client, for one thread at a time unless it is known to be fit for several."""
+        return self._client if self.abilities.threads else fetch.in_turns(self._client)
 
     def path_of(self, name: str) -> str:
         if self.protocol in _AZURE and "\\" in f"{self.path}{name}":
@@ -112,7 +114,7 @@ class RemoteStorage(Storage):
                 yield _entry(found.removeprefix(base), entry)
 
     def is_link(self, name: str) -> bool:
-        return self.has_links and self._kind(name) == "link"
+        return not self.abilities.flat and self._kind(name) == "link"
 
     def written(self, names: Collection[str]) -> dict[str, float | None]:
         # a file system that remembers the listing of a moment ago asks for none
@@ -134,7 +136,7 @@ class RemoteStorage(Storage):
 
     def _check_folders(self, path: str) -> None:
         """Refuse a path through a link, where there may be some."""
-        for above in _above(path) if self.has_links else ():
+        for above in _above(path) if not self.abilities.flat else ():
             if self._kind(above) != "folder":
                 raise NotADirectoryError(errno.ENOTDIR, f"{above} is a link, or no folder", self.label(path))
 
@@ -167,7 +169,7 @@ class RemoteStorage(Storage):
         return self.filesystem.open(self.path_of(name), "rb", **options)
 
     def read(self, path: str, start: int, stop: int) -> bytes:
-        if self.has_links:
+        if not self.abilities.flat:
             self._check_folders(path.rpartition("/")[0])
             if self._kind(path) != "file":
                 raise FileNotFoundError(errno.ENOENT, "there is no such regular file", self.label(path))
@@ -190,12 +192,12 @@ class RemoteStorage(Storage):
     def fetch(self, path: str, start: int, stop: int) -> Future[bytes]:
         """Raises an error of the store for an empty file."""
         filesystem = self.filesystem
-        if self.has_links or not self._fetches:
+        if not self.abilities.flat or not self._fetches:
             return super().fetch(path, start, stop)
         return fetch.begun(filesystem, lambda: filesystem._cat_file(self.path_of(path), start=start, end=stop))
 
     def put(self, path: str, data: bytes, *, make: bool = False, **how: Any) -> None:
-        if make and self.has_links:
+        if make and not self.abilities.flat:
             for above in _above(path):
                 if self._kind(above) == "link":
                     raise NotADirectoryError(errno.ENOTDIR, f"{above} is a link", self.label(path))
@@ -230,7 +232,7 @@ class RemoteStorage(Storage):
             if self.protocol in _WEBDAV:  # webdav4 moves nothing onto another file
                 with suppress(FileNotFoundError):
                     self.filesystem.rm_file(target)
-            if self.has_links:
+            if not self.abilities.flat:
                 self.filesystem.mv(draft, target)  # which may expand patterns: those of a draft match no other
             else:
                 self.filesystem.cp_file(draft, target), self.filesystem.rm_file(draft)
@@ -246,7 +248,9 @@ class RemoteStorage(Storage):
     @contextmanager
     def replacing(self) -> Iterator[IO[bytes]]:
         """Without a transaction of fsspec's, which takes in all that any thread writes to the file system meanwhile."""
-        place = self._renamed(self.path) if self.has_links or self.protocol == "memory" else nullcontext(self.path)
+        place = (
+            self._renamed(self.path) if not self.abilities.flat or self.protocol == "memory" else nullcontext(self.path)
+        )
         with place as path, creating(self.filesystem, path) as file:
             yield file
 
@@ -278,7 +282,7 @@ class RemoteStorage(Storage):
 
     def prune(self, path: str) -> list[str]:
         self.forget_listings()
-        if not self.has_links and self.protocol != "memory":
+        if self.abilities.flat and self.protocol != "memory":
             return []
         place = self.path_of(path)
         try:
@@ -300,6 +304,18 @@ class RemoteStorage(Storage):
             fetch.made(filesystem, lambda: filesystem._rmdir(place))  # sshfs inherits an `rmdir` that does nothing
         else:
             filesystem.rmdir(place)
+
+
+def _abilities(filesystem: Any, layers: Iterable[tuple[Any, tuple[str, ...]]]) -> Abilities:
+    """What is known of the client below all layers, without what these keep from those who ask."""
+    client = of_client(type(fetch.lowest(filesystem)))
+    if fetch.is_asynchronous(fetch.lowest(filesystem)):
+        client = client.over(Abilities(threads=True))
+    if any(_CACHES.intersection(names) for _, names in layers):
+        client = Abilities(fresh=False).over(client)
+    if not can_condition(filesystem):
+        client = Abilities(creates=False, replaces=False).over(client)
+    return Abilities(asynchronous=fetch.is_asynchronous(filesystem)).over(client)
 
 
 def layers_of(filesystem: Any, path: Any) -> Iterator[tuple[Any, tuple[str, ...]]]:

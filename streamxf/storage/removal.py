@@ -130,7 +130,7 @@ def _remove_batch(
     for name, groups in turns.items():
         if storage.is_link(name):
             done[name] = OSError(errno.ELOOP, "this is a link, which cannot be removed from here", storage.label(name))
-        elif storage.has_links:  # which a listing does not enter
+        elif not storage.abilities.flat:  # which a listing does not enter
             there = files_of(storage, name)
             wanted[name] = [[path for path in group if path in there] for group in groups]
         else:

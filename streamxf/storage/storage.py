@@ -17,16 +17,19 @@ from pathlib import Path
 from typing import IO, Any, ClassVar, Literal, NamedTuple
 
 from streamxf.errors import AbortedError, ForeignError, MetadataError, ParameterError, UnsupportedError, redacted
+from streamxf.storage.abilities import Abilities, AbilitiesLike
 from streamxf.storage.checked import checked
+from streamxf.storage.conditions import ABSENT, ReplacedMeanwhile
 from streamxf.storage.disk import Mount, Volume
 from streamxf.storage.fetch import FetchedFile, requests_in_threads
 from streamxf.storage.files import DEEPEST, MOST, check_component, components
-from streamxf.storage.multipart import ABSENT, PendingUpload, ReplacedMeanwhile
+from streamxf.storage.multipart import PendingUpload
 from streamxf.storage.reading import RangedFile, StoredFile
 
 LOCK = ".streamxf.lock"
 """Held while something is published into a folder. No part of what lies there: listings leave it out."""
 
+_NOTHING = Abilities()
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*://", re.ASCII)
 
 
@@ -86,14 +89,11 @@ class Storage(ABC):
 
     near: ClassVar[bool] = False
     """Whether it is a folder of this machine, or mounted: read without requests, with locks and `fingerprints`."""
-    has_links: bool = False
-    """Whether a name may stand for a link, or for something else that is not a regular file."""
-    conditional: bool = False
-    """Whether `write` takes `over`."""
-    replaces_in_one_step: bool = True
-    """Whether `write` replaces a file so that readers see the old contents or the new ones."""
-    is_cached: bool = False
-    """Whether reads may return what has been replaced since."""
+    own_abilities: Abilities = Abilities(threads=True, in_one_step=True, creates=False, replaces=False)
+    """What this place can do, as an implementation knows it: a value, or a property where folders differ. By default
+    what its methods are for anyway.
+    """
+    _said = _NOTHING
 
     def __init_subclass__(cls, raises_only_known: bool = False, **how: Any) -> None:
         super().__init_subclass__(**how)
@@ -107,6 +107,17 @@ class Storage(ABC):
 
     def __str__(self) -> str:
         return self.label()
+
+    @property
+    def abilities(self) -> Abilities:
+        """What this place can do: as the caller of `streamxf.open_storage` says, and else by `own_abilities`."""
+        return self.own_abilities if self._said is _NOTHING else self._said.over(self.own_abilities)
+
+    def told(self, said: AbilitiesLike) -> Storage:
+        """The same place, of which a caller says what it can do, as of all that is below."""
+        made = self._at(self._location, self.path)
+        made._said = Abilities.of(said).over(self._said)
+        return made
 
     # -- what an implementation says ---------------------------------------------------------------
 
@@ -125,8 +136,8 @@ class Storage(ABC):
     def write(self, path: str, data: bytes, *, over: str | None = None) -> None:
         """Store a whole file, in one step: readers see the previous contents, or all of `data`.
 
-        - `over`: only if `conditional`: the `stamp` of the file that may be replaced; raises ReplacedMeanwhile if there
-          is another one by now.
+        - `over`: only where `abilities` say that it `replaces`: the `stamp` of the file that may be replaced; raises
+          ReplacedMeanwhile if there is another one by now.
         """
         raise self._read_only()
 
@@ -340,13 +351,14 @@ class Storage(ABC):
           moment one is lost.
         - `make`: also make the folders that it needs. No link is followed then.
         """
-        if once and not self.conditional:
+        can = self.abilities
+        if once and not can.creates:
             self.forget_listings()
             if self.exists(path):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.label(path))
         if make:
             self.make_folder(path.rpartition("/")[0], durable=sync)
-        wanted = (ABSENT if once else over) if self.conditional else None
+        wanted = ABSENT if once and can.creates is not False else None if can.replaces is False else over
         try:
             self._replace(path, data, wanted, check or (lambda: None))
         except ReplacedMeanwhile:
@@ -355,7 +367,7 @@ class Storage(ABC):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.label(path)) from None
 
     def _replace(self, path: str, data: bytes, over: str | None, check: Check) -> None:
-        """`write` a file, once `check` has passed; `over` is None unless this is `conditional`."""
+        """`write` a file, once `check` has passed; `over` is None where nothing is put on a condition."""
         check()
         if over is None:
             self.write(path, data)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 
 from streamxf.engine import in_thread
-from streamxf.storage.multipart import ABSENT, ReplacedMeanwhile
+from streamxf.storage.conditions import ABSENT, ReplacedMeanwhile
 from streamxf.storage.storage import Storage
 from streamxf.testing.case import ConformanceError, require
 
@@ -119,13 +119,15 @@ def _check_writing(storage: Storage) -> None:
 
 
 def _check_conditions(storage: Storage) -> None:
-    if not storage.conditional:
-        require(storage.stamp("plain") is None, "there is a stamp, and `conditional` says that there is none")
+    if storage.abilities.replaces is False:
+        require(storage.stamp("plain") is None, "there is a stamp, and by its abilities nothing is put over one")
         return
     stamp = storage.stamp("plain")
     require(stamp not in (None, ABSENT), f"the stamp of a file is {stamp!r}")
     require(storage.stamp("missing") == ABSENT, "the stamp of a file that is not there is not ABSENT")
     storage.write("plain", b"mine", over=stamp)
+    if not storage.abilities.replaces:
+        return  # that has shown that the store does not heed it
     for over in (stamp, ABSENT):
         try:
             storage.write("plain", b"too late", over=over)

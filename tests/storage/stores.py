@@ -16,14 +16,25 @@ from urllib.parse import quote, unquote
 from urllib.request import Request, urlopen
 
 from streamxf import Storage
-from streamxf.storage.multipart import ABSENT, ReplacedMeanwhile
+from streamxf.storage.abilities import Abilities
+from streamxf.storage.conditions import ABSENT, ReplacedMeanwhile
 from streamxf.storage.storage import StorageEntry
 
 
 class MemoryStorage(Storage):
     """A dict of files, which counts versions."""
 
-    conditional = True
+    own_abilities = Abilities(
+        "none",
+        stored=True,
+        in_order=True,
+        fresh=True,
+        copies=True,
+        threads=True,
+        creates=True,
+        replaces=True,
+        flat=True,
+    )
 
     def __init__(self, path: str = "") -> None:
         super().__init__(path)

@@ -21,6 +21,7 @@ import streamxf
 from streamxf.cli.__main__ import main
 from streamxf.keys.key import Key
 from streamxf.keys.location import format_key
+from streamxf.storage import abilities
 from streamxf.storage.opening import open_storage
 
 PASSWORD = "hunter2"
@@ -54,6 +55,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(Vault, "store", {})
     monkeypatch.setattr(Vault, "pseudo_dirs", [""])
     fsspec.register_implementation("vault", Vault, clobber=True)
+    known = abilities.CLIENTS["fsspec.implementations.memory.MemoryFileSystem"]
+    monkeypatch.setitem(abilities.CLIENTS, f"{Vault.__module__}.Vault", known)
     with warnings.catch_warnings(), streamxf.CheckpointManager(RUN, chain="zstd") as manager:
         warnings.simplefilter("ignore")
         for step in (1, 2):

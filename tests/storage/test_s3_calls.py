@@ -10,7 +10,8 @@ import pytest
 from fsspec.asyn import AsyncFileSystem
 
 from streamxf.storage import multipart
-from streamxf.storage.multipart import ABSENT, ReplacedMeanwhile, creating, put_over, stamp_of
+from streamxf.storage.conditions import ABSENT, ReplacedMeanwhile, put_over, stamp_of
+from streamxf.storage.multipart import creating
 
 PATH = "bucket/folder/object"
 PART = 1000

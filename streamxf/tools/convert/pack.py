@@ -138,7 +138,7 @@ def transcode(
         storage_options=options,
     )
     storage = open_storage(source, storage_options)
-    if in_place and storage.is_cached:
+    if in_place and storage.abilities.fresh is False:
         raise UnsupportedError(
             "this URL leads through a cache, which may return the metadata of an older save; use the URL of the "
             "storage itself. Nothing was changed",

@@ -24,10 +24,10 @@ from streamxf.format.names import GLOBAL, rank_metadata_among
 from streamxf.format.plain import pack_prefix, pack_seal
 from streamxf.format.trailer import Sections, Trailer, pack, pack_keys, slices
 from streamxf.keys.envelope import WRAPPED_KEY, Envelope, Vouchers
+from streamxf.storage.conditions import ReplacedMeanwhile
 from streamxf.storage.files import open_regular
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.lock import locked
-from streamxf.storage.multipart import ReplacedMeanwhile
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.reading import FileSlice
 from streamxf.storage.small import read_small
@@ -124,7 +124,7 @@ class MetadataFile:
 
     def replace(self, packed: bytes) -> None:
         """Put what `pack` made in its place, if it is still the same."""
-        if self._storage.is_cached:
+        if self._storage.abilities.fresh is False:
             raise errors.UnsupportedError(
                 "this URL leads through a cache, which may remember the metadata of an older save; use that of the "
                 "storage itself. Nothing was changed",

@@ -17,8 +17,8 @@ from streamxf.errors import AuthenticationError, KeyMissingError, MetadataError,
 from streamxf.format.trailer import pack
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import Entry, Envelope, Vouchers
+from streamxf.storage.conditions import ReplacedMeanwhile
 from streamxf.storage.local import LocalStorage
-from streamxf.storage.multipart import ReplacedMeanwhile
 from streamxf.storage.opening import open_storage
 from streamxf.tools.rekey import Recipients
 from streamxf.tools.rekey.holders import MetadataFile

@@ -1,0 +1,166 @@
+"""`Abilities`: what a place can do, of what no error shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from streamxf.errors import ParameterError
+
+Locks = Literal["none", "machine", "hosts"]
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """What a place can do, of what no error shows. None means that it is not known, and counts as the weakest.
+
+    Parameters
+    ----------
+    locks : {"none", "machine", "hosts"}
+        Whom a lock of a file keeps out: nobody, the processes of this machine, or those of all machines that reach the
+        place. A disk that no other machine has locks for all hosts.
+    stored : bool
+        Whether a write that has returned is stored, and outlives this machine; if not, it goes later.
+    in_order : bool
+        Whether a removal never overtakes what was written before it.
+    fresh : bool
+        Whether reads show what another process wrote before. Places that surely do not, such as fsspec's caches, are
+        refused where something old would do harm; what is not known is only not relied on.
+    copies : bool
+        Whether streams that are written to keep no view of what they were given.
+    threads : bool
+        Whether several threads may use the client at once.
+    asynchronous : bool
+        Whether the client has coroutines, so that many requests are under way at once.
+    creates : bool
+        Whether a file can be put on the condition that there is none.
+    replaces : bool
+        Whether a file can be put on the condition that the one there is still the same.
+    in_one_step : bool
+        Whether a file is replaced so that readers see the old contents or the new ones.
+    flat : bool
+        Whether there are no folders and no symbolic links, as in an object store.
+    links : bool
+        Whether a file can have several names (hard links).
+    link_facts : bool
+        Whether ``st_nlink`` and ``st_ino`` tell that two names are one file.
+    """
+
+    locks: Locks | None = None
+    stored: bool | None = None
+    in_order: bool | None = None
+    fresh: bool | None = None
+    copies: bool | None = None
+    threads: bool | None = None
+    asynchronous: bool | None = None
+    creates: bool | None = None
+    replaces: bool | None = None
+    in_one_step: bool | None = None
+    flat: bool | None = None
+    links: bool | None = None
+    link_facts: bool | None = None
+
+    @classmethod
+    def of(cls, said: AbilitiesLike) -> Abilities:
+        """The meaning of ``abilities=``; raises ParameterError for what is none."""
+        if isinstance(said, cls | None):
+            return said or cls()
+        names = [each.name for each in fields(cls)]
+        if not isinstance(said, Mapping) or (odd := sorted({*map(str, said)}.difference(names))):
+            what = f"{said!r:.80}" if not isinstance(said, Mapping) else f"{odd[0]!r:.40}"
+            raise ParameterError(f"abilities= has {what}: it is a mapping from names among {', '.join(names)}")
+        for name, value in said.items():
+            if name == "locks" and value in ("none", "machine", "hosts", None):
+                continue
+            if name == "locks" or not isinstance(value, bool | None):
+                meant = "'none', 'machine' or 'hosts'" if name == "locks" else "True, False, or None for unknown"
+                raise ParameterError(f"abilities= has {name}={value!r:.40}: it is {meant}")
+        return cls(**said)
+
+    def over(self, other: Abilities) -> Abilities:
+        """These, and where they say nothing those of another source."""
+        own = {name: value for name, value in vars(self).items() if value is not None}
+        return Abilities(**{**vars(other), **own})
+
+    @property
+    def keeps_older(self) -> bool:
+        """Whether an older file may be removed, or replaced, as soon as the newer one was written."""
+        return self.stored is True and self.in_order is True
+
+
+AbilitiesLike = Abilities | Mapping[str, Any] | None
+
+_DISK = Abilities("hosts", True, True, True, True, True, False, True, False, True, False, True, True)
+_NO_LINKS = Abilities(links=False, link_facts=False)
+# a server between, which keeps what a close or a sync has given it; each host remembers listings for some seconds
+_SERVER = Abilities("machine", True, True, None, True, True, False, None, False, True, False, True)
+_MOUNTED = Abilities("machine", copies=True, threads=True, asynchronous=False, replaces=False, flat=False)
+
+MOUNTS: dict[str, Abilities] = {
+    **dict.fromkeys(
+        [
+            "ext2",
+            "ext3",
+            "ext4",
+            "xfs",
+            "btrfs",
+            "zfs",
+            "bcachefs",
+            "f2fs",
+            "jfs",
+            "reiserfs",
+            "nilfs2",
+            "udf",
+            "tmpfs",
+            "ramfs",
+            "overlay",
+            "aufs",
+            "ecryptfs",
+            "ntfs",
+            "ntfs3",
+            "fuseblk",
+            "hfs",
+            "hfsplus",
+            "apfs",
+        ],
+        _DISK,
+    ),
+    **dict.fromkeys(("vfat", "msdos", "exfat"), _NO_LINKS.over(_DISK)),
+    **dict.fromkeys(["nfs", "nfs4", "lustre", "ceph", "gpfs", "beegfs", "cifs", "smb3", "virtiofs", "9p"], _SERVER),
+    # both send a file when it is closed, and remember names and sizes for minutes
+    "fuse.sshfs": Abilities(links=True, link_facts=False).over(_SERVER),
+    "fuse.s3fs": _NO_LINKS.over(_SERVER),
+    # with its write cache it sends files seconds after they were closed, and no mount option tells
+    "fuse.rclone": _NO_LINKS.over(_MOUNTED),
+}
+"""By the type of the mounted file system, as Linux names it."""
+
+UNKNOWN_MOUNT = _MOUNTED
+
+_STORE = Abilities("none", True, True, True, True, True, True, False, False, True, True, False, False)
+_CONDITIONAL = replace(_STORE, creates=None, replaces=None)  # until a first put shows that the store heeds conditions
+_SFTP = Abilities("none", True, True, True, True, True, True, False, False, True, False, False, False)
+
+CLIENTS: dict[str, Abilities] = {
+    "s3fs.core.S3FileSystem": _CONDITIONAL,
+    "adlfs.spec.AzureBlobFileSystem": _CONDITIONAL,
+    "gcsfs.core.GCSFileSystem": _CONDITIONAL,
+    "obstore.fsspec.FsspecStore": Abilities(copies=False).over(_CONDITIONAL),
+    "ossfs.core.OSSFileSystem": Abilities(threads=None, asynchronous=False).over(_STORE),
+    "sshfs.spec.SSHFileSystem": _SFTP,
+    "fsspec.implementations.sftp.SFTPFileSystem": Abilities(threads=False, asynchronous=False).over(_SFTP),
+    "webdav4.fsspec.WebdavFileSystem": Abilities(threads=False, asynchronous=False, in_one_step=False).over(_SFTP),
+    "fsspec.implementations.memory.MemoryFileSystem": Abilities(asynchronous=False).over(_STORE),
+    "fsspec.implementations.http.HTTPFileSystem": _STORE,
+}
+"""By the class of fsspec's client that talks to the storage, or one that it derives from."""
+
+
+def of_client(client: Any) -> Abilities:
+    """What is known of a class of fsspec's clients, also of one derived from it for the same protocol."""
+    protocol = getattr(client, "protocol", "")
+    same = protocol, "abstract"  # the latter of a class that others are made of
+    alike = [each for each in client.__mro__ if vars(each).get("protocol", protocol) in same]
+    names = (f"{each.__module__}.{each.__qualname__}" for each in alike)
+    return next((CLIENTS[name] for name in names if name in CLIENTS), Abilities("none"))
