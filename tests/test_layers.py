@@ -269,7 +269,7 @@ LINES = {
     "checkpoint": 4_781,
     "cli": 2_732,
     "codecs": 1_626,
-    "dcp": 5_833,
+    "dcp": 5_834,
     "format": 3_403,
     "formats": 1_053,
     "integrations": 786,

@@ -117,8 +117,8 @@ def merged(records: Iterable[Mapping[str, list[Any]]]) -> dict[str, Any]:
 def with_order(extra: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """`extra` and the order in which items are saved, unless that is the order of their names, or takes too much."""
     given = [*names]
-    ranked, width = sorted(given), len(f"{len(given):x}")
-    if ranked == given or width * len(given) > _MOST_NESTING:
+    width = len(f"{len(given):x}")
+    if width * len(given) > _MOST_NESTING or (ranked := sorted(given)) == given:
         return dict(extra)
     places = {name: place for place, name in enumerate(given)}
     order = [_digest(ranked), "".join(f"{places[name]:0{width}x}" for name in ranked)]
@@ -128,9 +128,8 @@ def with_order(extra: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]
 def in_saved_order(names: Iterable[str], record: Any) -> list[str]:
     """The names of all items of an index in the order of the save, if its record says that; else as they are."""
     given = [*names]
-    ranked, order = sorted(given), record.get("order") if isinstance(record, dict) else None
-    match order:
-        case [str(digest), str(text)] if text and digest == _digest(ranked):
+    match record.get("order") if isinstance(record, dict) else None:
+        case [str(digest), str(text)] if given and text and digest == _digest(ranked := sorted(given)):
             width = max(1, len(text) // len(ranked))
             with suppress(ValueError):
                 places = [int(text[at : at + width], 16) for at in range(0, len(text), width)]
