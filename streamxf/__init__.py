@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from streamxf.manager.retention import Retention as Retention
     from streamxf.manager.schedule import Schedule as Schedule
     from streamxf.registry import CodecRegistry as CodecRegistry
+    from streamxf.storage.opening import open_storage as open_storage
     from streamxf.storage.storage import Storage as Storage
     from streamxf.stream import decode as decode, encode as encode, open as open
     from streamxf.tools.clean import clean as clean
@@ -94,6 +95,7 @@ _NAMES = {
     "manager.retention": "Retention",
     "manager.schedule": "Schedule",
     "registry": "CodecRegistry",
+    "storage.opening": "open_storage",
     "storage.storage": "Storage",
     "stream": "decode encode open",
     "tools.clean": "clean",

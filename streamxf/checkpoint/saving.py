@@ -206,6 +206,7 @@ class Save:
         """
         made = chain_of(chain, recipients, signer, was_encrypted)
         storage = open_storage(path, storage_options)
+        storage.check_fresh()
         warn_unless_in_one_step(storage, stacklevel=4)
         save = cls(storage, Extensions((), made), block_log2_of(block_size), True, overwrite, stock)
         if storage.near and os.path.lexists(storage.path) and not os.path.isdir(storage.path):
@@ -358,8 +359,8 @@ def check_may_replace(storage: Storage) -> None:
         raise UnsupportedError(
             "there is a checkpoint, and this place is not known to store a file by the time that its writer goes on "
             "(some mounts send it later, and remove the old one at once): a crash might leave neither. Save into a new "
-            "folder, or to an object store by its URL, such as s3://; if you know the place better, say so: "
-            "abilities={'stored': True, 'in_order': True}",
+            "folder, or to an object store by its URL, such as s3://; if you know the place better, say so: save to "
+            "streamxf.open_storage(path, abilities={'stored': True, 'in_order': True})",
             file=storage.label(),
         )
 

@@ -77,6 +77,8 @@ class StorageMixin(ABC):
         if isinstance(self.path, Storage):
             return self.path
         path = os.fspath(self.path)
+        if "::" in path and not self.for_urls:  # of which torch takes the whole for a path of the first link
+            return open_storage(path, self._options)
         return storage_over(getattr(self.fs, "fs", None), path, path)
 
 

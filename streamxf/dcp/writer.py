@@ -161,6 +161,7 @@ class ChainWriterMixin(StorageMixin):
         self.run_facts = None
         self._coming = None
         self._background = None
+        self._storage.check_fresh()
         warn_unless_in_one_step(self._storage, stacklevel=3)
 
     # -- what DCP calls, in this order -------------------------------------------------------------

@@ -219,10 +219,10 @@ _OLDER = 2
 
 
 def unstored(records: Sequence[Record], now: float) -> Sequence[Record]:
-    """What stays where nothing tells when a write is stored: all that was saved just now, and two from before, the
-    oldest first.
+    """What stays where nothing tells when a write is stored: the newest, all that was saved just now, and two from
+    before; the oldest first.
     """
-    older = [each for each in records if each.time is not None and now - each.time > _LONGEST_DELAY]
+    older = [each for each in records[:-1] if each.time is not None and now - each.time > _LONGEST_DELAY]
     return [each for each in records if each not in older[:-_OLDER]]
 
 

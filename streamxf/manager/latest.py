@@ -24,6 +24,7 @@ from streamxf.manager.choice import (
 )
 from streamxf.manager.listing import Run, check_folder, of_other_formats, records_of, run_of
 from streamxf.manager.record import Record
+from streamxf.storage.abilities import AbilitiesLike
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage
 
@@ -42,6 +43,7 @@ def latest(
     ranks: int | None = None,
     run_id: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    abilities: AbilitiesLike = None,
 ) -> str | Storage | None:
     """The path of the newest checkpoint of a run that can be resumed from, or its `Storage` if the run is one; None if
     none was ever complete, and with a warning in the log if there is no such folder.
@@ -71,7 +73,9 @@ def latest(
     run_id : str, optional
         Which run, if the folder holds checkpoints of several.
     storage_options : mapping, optional
-        fsspec's, for a URL.
+        fsspec's, for a URL. What a cache of fsspec's remembers is not read.
+    abilities : Abilities or mapping, optional
+        As in `open_storage`.
 
     Raises
     ------
@@ -89,7 +93,14 @@ def latest(
     """
     if mode not in ("min", "max"):
         raise ParameterError(f"mode={mode!r:.40}: it is 'min' or 'max'")
-    run = Run.at(folder, storage_options, run_id, keys=keys, trust=trust, allow_unsigned=allow_unsigned)
+    run = Run.at(
+        open_storage(folder, storage_options, abilities),
+        None,
+        run_id,
+        keys=keys,
+        trust=trust,
+        allow_unsigned=allow_unsigned,
+    )
     storage = run.storage
     try:
         check_folder(storage)

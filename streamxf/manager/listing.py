@@ -68,7 +68,7 @@ class Run:
     ) -> Run:
         """The run in a folder or at a URL, with the `keys`, `trust` and `allow_unsigned` of a reader, if any."""
         authority = Authority(Access.of(keys.pop("keys", None), **keys), unverified=unverified)
-        return cls(open_storage(run, storage_options), authority, run_id)
+        return cls(open_storage(run, storage_options).past_caches(), authority, run_id)
 
     @collector_paused()
     def records(self, *, series: str | None = None, sure: bool = False) -> list[Record]:

@@ -47,6 +47,7 @@ from streamxf.manager.record import MAX_DIGITS, Line, Record, is_numbered, numbe
 from streamxf.manager.retention import Retention
 from streamxf.manager.schedule import Interval, SaveTimer, Schedule
 from streamxf.manager.signals import StopSignals
+from streamxf.storage.abilities import AbilitiesLike
 from streamxf.storage.lock import this_thread
 from streamxf.storage.opening import Location, open_storage, path_text
 from streamxf.storage.storage import Storage, is_url
@@ -164,6 +165,8 @@ class CheckpointManager:
         ``{"safe_globals": [...]}``.
     storage_options : mapping, optional
         fsspec's, for a URL.
+    abilities : Abilities or mapping, optional
+        As in `open_storage`.
     process_group : ProcessGroup, optional
         The ranks that save together; by default all.
 
@@ -198,6 +201,7 @@ class CheckpointManager:
         writer: Mapping[str, Any] | None = None,
         reader: Mapping[str, Any] | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        abilities: AbilitiesLike = None,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         mode = "thread" if async_save is True else async_save or None
@@ -218,8 +222,9 @@ class CheckpointManager:
         place = run if isinstance(run, Storage) else path_text(run)
         # a relative path means what it means now, wherever the job changes to
         self._storage = open_storage(
-            place if isinstance(place, Storage) or is_url(place) else os.path.abspath(place), storage_options
+            place if isinstance(place, Storage) or is_url(place) else os.path.abspath(place), storage_options, abilities
         )
+        self._storage.check_fresh()
         _check_name(name, self._storage)
         _check_recorded("keep", self._keep.to_json(), {})
         self._make_writer(_named(name, 0))  # so that arguments which do not fit are refused now

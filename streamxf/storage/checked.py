@@ -22,6 +22,8 @@ def checked(method: Callable[..., Any]) -> Callable[..., Any]:
         file = storage.label(given[0] if given and isinstance(given[0], str) else "")
         with known_errors(file):
             found = method(storage, *given, **more)
+            if method.__name__ in _WRITTEN:
+                return _Context(found, file, copies=storage.abilities.copies is True)
             return found if check is None else check(found, file)
 
     return call
@@ -57,15 +59,16 @@ def _entries(entries: Iterable[Any], file: str) -> Iterator[Any]:
 class _Context:
     """What is raised within it is not the storage's."""
 
-    def __init__(self, context: Any, file: str) -> None:
+    def __init__(self, context: Any, file: str, copies: bool = True) -> None:
         self._context = context
         self._file = file
+        self._kind = _File if copies else _Viewing
 
     def __enter__(self) -> Any:
         with known_errors(self._file):
             found = self._context.__enter__()
         if not isinstance(found, StoredFile):
-            return _File(found, self._file)
+            return self._kind(found, self._file)
         raw, access = _File(found.raw, self._file), _File(found.access, self._file)
         return replace(found, raw=cast("IO[bytes]", raw), access=cast("PositionalFile", access))
 
@@ -92,13 +95,20 @@ class _File:
         return call
 
 
+class _Viewing(_File):
+    """One that is not known to copy what it is given, which writers fill again: it gets bytes of its own."""
+
+    def write(self, data: Any) -> Any:
+        with known_errors(self._name):
+            return self._file.write(bytes(data))
+
+
+_WRITTEN = ("create", "replacing")
 _GIVEN: dict[str, Callable[[Any, str], Any]] = {
     "info": lambda entry, _: entry._replace(),
     "entries": _entries,
     "below": _entries,
     "read": lambda data, _: data if isinstance(data, bytes) else bytes(memoryview(data)),
     "open": _Context,
-    "create": _Context,
-    "replacing": _Context,
     "remove": lambda failed, file: {path: known_error(error, f"{file}/{path}") for path, error in failed.items()},
 }

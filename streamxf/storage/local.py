@@ -15,9 +15,9 @@ from typing import IO, Any, cast
 
 from streamxf.buffers import write_all
 from streamxf.errors import AbortedError, MetadataError
-from streamxf.storage import files
+from streamxf.storage import disk, files
 from streamxf.storage.abilities import MOUNTS, UNKNOWN_MOUNT, Abilities
-from streamxf.storage.disk import Mount, Volume, mounted
+from streamxf.storage.disk import Mount, Volume
 from streamxf.storage.lock import acquire, is_still, try_lock_file
 from streamxf.storage.reading import StoredFile, access_to, size_of
 from streamxf.storage.storage import LOCK, NOT_REGULAR, Storage, StorageEntry
@@ -51,7 +51,7 @@ class LocalStorage(Storage, raises_only_known=True):
         place = self.place
         while isinstance(place, str) and not os.path.isdir(place) and place != os.path.dirname(os.path.abspath(place)):
             place = os.path.dirname(os.path.abspath(place))
-        return MOUNTS.get(mounted(place)[0], UNKNOWN_MOUNT)
+        return MOUNTS.get(disk.mounted(place)[0], UNKNOWN_MOUNT)
 
     @property
     def place(self) -> str | int:

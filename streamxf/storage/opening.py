@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from streamxf.errors import ParameterError, UnsupportedError, redacted
+from streamxf.storage.abilities import AbilitiesLike
 from streamxf.storage.checked import known_errors
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.remote import RemoteStorage, layers_of
@@ -16,10 +17,30 @@ from streamxf.storage.web import WebStorage
 Location = str | os.PathLike[str] | Storage  # where a checkpoint is: a path, a URL, or a storage
 
 
-def open_storage(path: Location, storage_options: Mapping[str, Any] | None = None) -> Storage:
-    """The storage at a path or a URL, of which nothing is read yet; a `Storage` as it is. A URL is for fsspec, and so
-    is anything with `storage_options`.
+def open_storage(
+    path: Location, storage_options: Mapping[str, Any] | None = None, abilities: AbilitiesLike = None
+) -> Storage:
+    """The storage at a path or a URL, to be given wherever a path is taken; nothing of it is read yet.
+
+    Parameters
+    ----------
+    path : path, str or Storage
+        A URL is for fsspec, and so is anything with `storage_options`.
+    storage_options : mapping, optional
+        fsspec's, for a URL.
+    abilities : Abilities or mapping, optional
+        What you know of the place, and of all that is below, such as ``{"locks": "hosts", "stored": True}``. It counts
+        for more than what streamxf knows.
+
+    Raises
+    ------
+    ParameterError, UnsupportedError
+        If an argument is invalid; if a URL needs a package that is not installed.
     """
+    return _opened(path, storage_options).told(abilities) if abilities else _opened(path, storage_options)
+
+
+def _opened(path: Location, storage_options: Mapping[str, Any] | None) -> Storage:
     if isinstance(path, Storage):
         if storage_options:
             raise ParameterError(f"storage_options= are for URLs; {type(path).__name__} has its own")

@@ -69,6 +69,15 @@ class RemoteStorage(Storage):
         """The client, for one thread at a time unless it is known to be fit for several."""
         return self._client if self.abilities.threads else fetch.in_turns(self._client)
 
+    def past_caches(self) -> Storage:
+        filesystem, path = self._client, self.path
+        if self.own_abilities.fresh is not False:
+            return self
+        while hasattr(below := getattr(filesystem, "fs", None), "_strip_protocol"):
+            path = filesystem._join(path) if hasattr(filesystem, "_join") else path
+            filesystem = below
+        return RemoteStorage(path, filesystem, self._location).told(self._said)
+
     def path_of(self, name: str) -> str:
         if self.protocol in _AZURE and "\\" in f"{self.path}{name}":
             text = "Azure takes \\ for /, so nothing would be found under this name: choose one without"

@@ -113,6 +113,21 @@ class Storage(ABC):
         """What this place can do: as the caller of `streamxf.open_storage` says, and else by `own_abilities`."""
         return self.own_abilities if self._said is _NOTHING else self._said.over(self.own_abilities)
 
+    def check_fresh(self) -> None:
+        """Raise UnsupportedError if reads may surely return what has been replaced since: what goes by them would
+        remove or replace the wrong files.
+        """
+        if self.abilities.fresh is False:
+            raise UnsupportedError(
+                "this URL leads through a cache, which may return what has been replaced since; use the URL of the "
+                "storage itself. Nothing was changed",
+                file=self.label(),
+            )
+
+    def past_caches(self) -> Storage:
+        """The same place, read past what a client remembers, where that is known."""
+        return self
+
     def told(self, said: AbilitiesLike) -> Storage:
         """The same place, of which a caller says what it can do, as of all that is below."""
         made = self._at(self._location, self.path)
@@ -172,7 +187,10 @@ class Storage(ABC):
 
     def location(self, name: str = "") -> str:
         """The path or URL that opens this place again, or a file of this folder."""
-        return f"{self._location.rstrip('/')}/{name}" if name else self._location
+        if not name:
+            return self._location
+        first, chained, rest = _links(self._location)
+        return f"{first if first.endswith('://') else first.rstrip('/') + '/'}{name}{chained}{rest}"
 
     def path_of(self, name: str) -> str:
         """The path from the storage's root, for a path below this place."""
@@ -184,8 +202,10 @@ class Storage(ABC):
 
     def parent(self) -> tuple[Storage, str]:
         """The folder that this lies in, and its name there."""
-        above = (each.rstrip("/").rpartition("/")[0] for each in (self._location, self.path))
-        return self._at(*above), self.name
+        first, chained, rest = _links(self._location)
+        above = (each.rstrip("/").rpartition("/")[0] for each in (first, self.path))
+        location = next(above)
+        return self._at(f"{location}{'/' * location.endswith(':/')}{chained}{rest}", next(above)), self.name
 
     def real(self, name: str = "") -> str:
         """What names the same file or folder whichever way it is reached, with all links resolved."""
@@ -469,6 +489,12 @@ class Storage(ABC):
     def volume(self) -> Volume | None:
         """The file system that has the folder; None where space is not counted, or the folder is not there."""
         return None
+
+
+def _links(location: str) -> tuple[str, str, str]:
+    """The link of a chained URL that has the path, what chains it, and the rest: ``zip://run::file:///a.zip``."""
+    first, chained, rest = location.partition("::")
+    return (first, chained, rest) if chained and "://" in first else (location, "", "")
 
 
 NOT_REGULAR = "this is not a regular file, so no writer made it; it was not read"

@@ -117,12 +117,7 @@ def clean(
         raise ParameterError(f"min_age={min_age!r:.80}: it is a number of seconds, from 0")
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require)
     storage = open_storage(path, storage_options)
-    if storage.abilities.fresh is False:
-        raise UnsupportedError(
-            "this URL leads through a cache of fsspec's, which may show what has been replaced since; name the storage "
-            "itself",
-            file=storage.label(),
-        )
+    storage.check_fresh()
     with storage.entered() as storage, locked(storage) as alone:
         age = min_age if min_age is not None else 0 if alone else DAY
         uploads, young, failed_uploads = _clean_uploads(storage, age, dry_run)

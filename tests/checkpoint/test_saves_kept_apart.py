@@ -24,7 +24,7 @@ from streamxf.checkpoint import publish
 from streamxf.checkpoint.publish import DAY, settled
 from streamxf.errors import AbortedError
 from streamxf.format.names import made_by_saves, rank_of
-from streamxf.storage import local, lock
+from streamxf.storage import disk, lock
 from streamxf.storage.disk import Mount
 from streamxf.storage.opening import open_storage, storage_over
 from streamxf.storage.storage import LOCK
@@ -55,7 +55,7 @@ def test_mounts() -> None:
 
 
 def test_a_lock_on_a_network_file_system_is_one_machines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "mounted", lambda _: ("nfs4", "server:/export"))
+    monkeypatch.setattr(disk, "mounted", lambda _: ("nfs4", "server:/export"))
     monkeypatch.setattr(lock, "PATIENCE", 0.0)
     with lock.locked(open_storage(folder)) as alone:
         assert not alone

@@ -62,6 +62,7 @@ def save_from_two_hosts(
         planner.set_up_planner(state, writer.storage_meta(), rank == coordinator)
         steps[rank] = (writer, planner, writer.prepare_local_plan(planner.create_local_plan()))
     plans, metadata = create_default_global_save_plan([steps[rank][2] for rank in (0, 1)])
+    plans = steps[0][0].prepare_global_plan(plans)
     results: dict[int, Any] = {}
     for rank in (1 - coordinator, coordinator):
         monkeypatch.setattr(disk.socket, "gethostname", lambda rank=rank: f"host {rank}")
@@ -95,7 +96,7 @@ def test_another_save_removes_what_a_host_has_written(
     assert_same(load(state_of(0), checkpoint, None), state_of(1))
 
 
-@pytest.mark.parametrize("kind", ["nfs4", "lustre", "fuse.somebodys", "afs"])
+@pytest.mark.parametrize("kind", ["nfs4", "lustre", "fuse.sshfs", "cifs"])
 def test_files_that_go_before_the_others_are_written(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

@@ -24,7 +24,7 @@ from streamxf.errors import AbortedError
 from streamxf.manager import sessions as module
 from streamxf.manager.notes import Authority
 from streamxf.manager.sessions import Sessions
-from streamxf.storage import local
+from streamxf.storage import disk
 from streamxf.storage.opening import open_storage
 from tests.faults.forks import run_one
 from tests.polling import wait_until
@@ -191,7 +191,7 @@ def test_on_a_disk_of_this_machine_a_lock_that_is_held_is_a_sign_of_life(tmp_pat
 def test_elsewhere_a_thread_gives_signs_of_life_until_the_end(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(local, "mounted", lambda _: ("nfs4", "server:/runs"))
+    monkeypatch.setattr(disk, "mounted", lambda _: ("nfs4", "server:/runs"))
     monkeypatch.setattr(module, "_SIGN", 0.01)
     first, second = session(tmp_path, "1"), session(tmp_path, "2")
     first.begin()
@@ -212,7 +212,7 @@ def test_elsewhere_a_thread_gives_signs_of_life_until_the_end(
 
 
 def test_no_thread_keeps_a_session_that_nobody_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "mounted", lambda _: ("", ""))
+    monkeypatch.setattr(disk, "mounted", lambda _: ("", ""))
     monkeypatch.setattr(module, "_SIGN", 0.01)
     lost = session(tmp_path, "1")
     lost.begin()

@@ -138,12 +138,6 @@ def transcode(
         storage_options=options,
     )
     storage = open_storage(source, storage_options)
-    if in_place and storage.abilities.fresh is False:
-        raise UnsupportedError(
-            "this URL leads through a cache, which may return the metadata of an older save; use the URL of the "
-            "storage itself. Nothing was changed",
-            file=storage.label(),
-        )
     fleet = None if executor is None else Fleet(executor, [storage], access, keys, to, chain, recipients, signer)
     return copy(storage, access, to, file_size, progress, fleet, in_place=in_place)
 

@@ -124,12 +124,7 @@ class MetadataFile:
 
     def replace(self, packed: bytes) -> None:
         """Put what `pack` made in its place, if it is still the same."""
-        if self._storage.abilities.fresh is False:
-            raise errors.UnsupportedError(
-                "this URL leads through a cache, which may remember the metadata of an older save; use that of the "
-                "storage itself. Nothing was changed",
-                file=self._storage.label(),
-            )
+        self._storage.check_fresh()
 
         def check() -> None:
             if self._sections() != self.sections:

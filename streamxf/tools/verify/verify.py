@@ -140,7 +140,7 @@ def verify(
     paths = [path] if isinstance(path, str | os.PathLike | Storage) else [*path]
     if not paths:
         raise errors.ParameterError("path= is empty: there is nothing to verify")
-    storages = [open_storage(each, storage_options) for each in paths]
+    storages = [open_storage(each, storage_options).past_caches() for each in paths]
     fleet = None if executor is None else Fleet(executor, storages, access, keys)
     places, unchecked = _places(storages, named)
     if [*places] == [""] and not unchecked:
