@@ -192,9 +192,7 @@ def test_a_file_around_tensors_that_are_not_there() -> None:
     values["again"] = [values["same"], values["same"]]
     content = {"b": shells[2], "a": [shells[0], shells[1]], **{name: Value(each) for name, each in values.items()}}
     parts, places = torch_file({**content, "c": shells[3]})
-    assert (
-        [part.number for part in parts if isinstance(part, Shell)] == [2, 0, 3] == sorted(places, key=[2, 0, 3].index)
-    )
+    assert [part.number for part in parts if isinstance(part, Shell)] == [2, 0, 3]
     elements = [bytes(raw_bytes(each).numpy()) for each in there]
     frame = bytearray(b"".join(part for part in parts if isinstance(part, bytes)))
     for number, both in places.items():
