@@ -258,10 +258,18 @@ def remove_checkpoints(
                     # or a save might be published between the look and the removal; what a link leads to is not touched
                     with nullcontext() if record.link else locked(storage.child(record.name), links=False):
                         failed.update(_remove_unchanged(run, [record], files, extras))
+                    if not record.link and record.name not in failed:
+                        _remove_if_empty(run, record.name)
                 except (OSError, StreamxfError) as error:  # the others are removed all the same
                     failed[record.name] = reason_of(error, record.name)
         run.change(*part)  # it was looked at meanwhile
     return in_use, failed
+
+
+def _remove_if_empty(run: Run, name: str) -> None:
+    """Remove the folder that a lock has outlived: some mounts keep a file in it as long as the lock's is open."""
+    if run.storage.near and run.storage.exists(name):
+        remove_tree(run.storage, name, [], [])
 
 
 def _remove_unchanged(
@@ -334,6 +342,7 @@ def finish(run: Run, series: str, *, session: str = "", saves: bool = False, ext
             if left:
                 with locked(run.storage.child(name), links=False):
                     remove_tree(run.storage, name, [], left)
+                _remove_if_empty(run, name)
         except (OSError, StreamxfError) as error:
             _log.warning("%s", escaped(f"{run.storage.label(name)} could not be cleaned up: {error}"))
             over.discard(announced.get(name, ""))

@@ -225,6 +225,13 @@ class CheckpointManager:
             place if isinstance(place, Storage) or is_url(place) else os.path.abspath(place), storage_options, abilities
         )
         self._storage.check_fresh()
+        if not self._storage.abilities.keeps_older:
+            _log.warning(
+                "%s is not known to store what was written by the time that a save returns: what was saved last may be "
+                "lost with this machine, and rules keep more. Say abilities={'stored': True, 'in_order': True} if it "
+                "does",
+                escaped(self._storage.label()),
+            )
         _check_name(name, self._storage)
         _check_recorded("keep", self._keep.to_json(), {})
         self._make_writer(_named(name, 0))  # so that arguments which do not fit are refused now

@@ -128,15 +128,19 @@ MOUNTS: dict[str, Abilities] = {
     ),
     **dict.fromkeys(("vfat", "msdos", "exfat"), _NO_LINKS.over(_DISK)),
     **dict.fromkeys(["nfs", "nfs4", "lustre", "ceph", "gpfs", "beegfs", "cifs", "smb3", "virtiofs", "9p"], _SERVER),
+    **dict.fromkeys(("fuse.glusterfs", "fuse.ceph-fuse"), _SERVER),
     # both send a file when it is closed, and remember names and sizes for minutes
     "fuse.sshfs": Abilities(links=True, link_facts=False).over(_SERVER),
     "fuse.s3fs": _NO_LINKS.over(_SERVER),
-    # with its write cache it sends files seconds after they were closed, and no mount option tells
-    "fuse.rclone": _NO_LINKS.over(_MOUNTED),
+    # Without its cache, a file that is opened to be locked is empty once that is closed; with it, files are sent some
+    # seconds after they were closed. No mount option tells.
+    "fuse.rclone": replace(_NO_LINKS.over(_MOUNTED), locks="none"),
 }
 """By the type of the mounted file system, as Linux names it."""
 
-UNKNOWN_MOUNT = _MOUNTED
+
+UNKNOWN_MOUNT, UNKNOWN_FUSE = _MOUNTED, replace(_MOUNTED, locks=None)
+"""In the latter no file is opened a second time, to lock it."""
 
 _STORE = Abilities("none", True, True, True, True, True, True, False, False, True, True, False, False)
 _CONDITIONAL = replace(_STORE, creates=None, replaces=None)  # until a first put shows that the store heeds conditions

@@ -16,7 +16,7 @@ from typing import IO, Any, cast
 from streamxf.buffers import write_all
 from streamxf.errors import AbortedError, MetadataError
 from streamxf.storage import disk, files
-from streamxf.storage.abilities import MOUNTS, UNKNOWN_MOUNT, Abilities
+from streamxf.storage.abilities import MOUNTS, UNKNOWN_FUSE, UNKNOWN_MOUNT, Abilities
 from streamxf.storage.disk import Mount, Volume
 from streamxf.storage.lock import acquire, is_still, try_lock_file
 from streamxf.storage.reading import StoredFile, access_to, size_of
@@ -51,7 +51,8 @@ class LocalStorage(Storage, raises_only_known=True):
         place = self.place
         while isinstance(place, str) and not os.path.isdir(place) and place != os.path.dirname(os.path.abspath(place)):
             place = os.path.dirname(os.path.abspath(place))
-        return MOUNTS.get(disk.mounted(place)[0], UNKNOWN_MOUNT)
+        kind, _ = disk.mounted(place)
+        return MOUNTS.get(kind, UNKNOWN_FUSE if kind.startswith("fuse.") else UNKNOWN_MOUNT)
 
     @property
     def place(self) -> str | int:
@@ -329,10 +330,16 @@ class LocalStorage(Storage, raises_only_known=True):
     def was_swapped(self) -> bool:
         return self.folder is not None and not is_still(self.folder, self.path)
 
+    @property
+    def _locks(self) -> bool:
+        return self.abilities.locks in ("machine", "hosts")
+
     def acquire(self, patience: float, *, links: bool = True) -> Callable[[], None] | None:
-        return acquire(self.path, self.place, patience, links)
+        return acquire(self.path, self.place, patience, links) if self._locks else None
 
     def lock_file(self, path: str, *, make: bool = False) -> IO[bytes] | None:
+        if not self._locks:
+            return None
         try:
             with self._below(path) as (folder, name):
                 return try_lock_file(folder, name, make)
