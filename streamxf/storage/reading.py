@@ -231,6 +231,10 @@ class Counted(_Observed):
         return done
 
 
+class NotFetched(UnsupportedError):
+    """A pointer stands in place of the file, of which nothing is known."""
+
+
 @dataclass
 class StoredFile:
     """A file that is open for reading.
@@ -250,7 +254,7 @@ class StoredFile:
     def __post_init__(self) -> None:
         if self.size in _POINTER_BYTES and self.read(0, _POINTER_HEAD).startswith(_POINTERS):
             text = "a Git LFS pointer stands in place of the file: run `git lfs pull` in the repository"
-            raise UnsupportedError(text, file=self.name)
+            raise NotFetched(text, file=self.name)
 
     def through(self, access: PositionalFile) -> StoredFile:
         """The same open file, read through `access`."""

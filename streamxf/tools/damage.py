@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from streamxf import errors
 from streamxf.errors import StreamxfError, escaped, shorten
 from streamxf.registry import NOT_AT_HAND
+from streamxf.storage.reading import NotFetched
 
 CALLERS = (*NOT_AT_HAND, errors.KeyMissingError, errors.KeyServiceError, errors.PolicyError, errors.WrongKeyError)
 """Errors that have nothing to do with an item: the caller can mend them, and then all items can be read."""
@@ -16,9 +17,11 @@ _TEXT = 600  # characters of a message, which may quote a damaged file
 
 
 def is_unread(error: BaseException) -> bool:
-    """Whether a storage failed, which says nothing of what is stored; what a bad sector held is lost."""
+    """Whether a storage failed, or has a pointer alone, which says nothing of what is stored; what a bad sector held is
+    lost.
+    """
     lost = errors.is_damage(error) or getattr(error, "errno", None) == errno.EIO
-    return isinstance(error, OSError | errors.ForeignError) and not lost
+    return isinstance(error, OSError | errors.ForeignError | NotFetched) and not lost
 
 
 @dataclass(frozen=True)

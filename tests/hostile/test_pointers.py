@@ -72,3 +72,16 @@ def test_no_job_falls_back_for_it(tmp_path: Path, name: str) -> None:
     with streamxf.CheckpointManager(tmp_path) as manager:
         refuse(lambda: manager.resume({"weight": torch.zeros(1000)}))
     assert not [*tmp_path.rglob("damage-*")]
+
+
+@pytest.mark.parametrize("pointers", [["model.safetensors"], ["m.pt", "model-00001.safetensors"]])
+def test_files_beside_others_are_not_read(tmp_path: Path, pointers: list[str]) -> None:
+    """Whoever takes "no damage found" for leave to remove the source would lose the weights."""
+    torch.save({"lr": 0.1}, tmp_path / "training_args.bin")
+    (tmp_path / "config.json").write_text("{}")
+    for name in pointers:
+        (tmp_path / name).write_bytes(POINTER)
+    report = streamxf.verify(tmp_path)
+    assert not report.ok
+    assert not report.damaged
+    assert sorted(str(each.file) for each in report.unread) == pointers

@@ -19,7 +19,7 @@ from streamxf.formats.contents import MAX_RECORDS, PLAIN, SUFFIXES, Format
 from streamxf.formats.opening import format_of, no_checkpoint, open_layout
 from streamxf.pipeline import Pipeline
 from streamxf.registry import NOT_AT_HAND
-from streamxf.storage.reading import StoredFile
+from streamxf.storage.reading import NotFetched, StoredFile
 from streamxf.storage.storage import Storage
 from streamxf.stream.container import read_header
 from streamxf.stream.plain import PlainParts
@@ -102,7 +102,7 @@ class FormatCheck(AnyCheck):
                 self._check(file, self.call.access, findings)
         except FileNotFoundError:
             findings.damage(errors.ContainerError("the index names this file, which is missing"))
-        except (OSError, errors.ForeignError) as error:
+        except (OSError, errors.ForeignError, NotFetched) as error:
             findings.damage(error)
 
 

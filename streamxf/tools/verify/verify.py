@@ -35,6 +35,7 @@ from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress, Share
 from streamxf.registry import NOT_AT_HAND
 from streamxf.storage.opening import Location, open_storage
+from streamxf.storage.reading import NotFetched
 from streamxf.storage.storage import LOCK, Storage
 from streamxf.tools.fleet import Fleet
 from streamxf.tools.verify.others import check_file, check_folder
@@ -195,6 +196,10 @@ def _verify_parts(
     def noting(part: str) -> Iterator[None]:
         try:
             yield
+        except NotFetched as error:
+            findings = Findings((error.file or places[part].name).rpartition("/")[2])
+            findings.damage(error)
+            found[part] = report_of([findings], begin)
         except (errors.NoCheckpointError, errors.UnsupportedError, *NOT_AT_HAND) as error:
             found[part] = f"{part}: {error.message}"
             missing.extend([error] if isinstance(error, NOT_AT_HAND) else [])
