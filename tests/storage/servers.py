@@ -122,6 +122,14 @@ def _seaweed(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 @contextmanager
+def _seaweed_by_obstore(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    with _seaweed(folder) as (url, options):
+        config = {"endpoint": options["endpoint_url"], "region": "us-east-1"}
+        config |= {"access_key_id": options["key"], "secret_access_key": options["secret"]}
+        yield url, {"protocol": "s3", "config": config, "client_options": {"allow_http": True}}
+
+
+@contextmanager
 def azurite(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """With the container "checkpoints"."""
     adlfs: Any = pytest.importorskip("adlfs")
@@ -166,6 +174,7 @@ SERVERS: dict[str, tuple[str, tuple[str, str], Server]] = {
     },
     "wsgidav, webdav4": ("webdav", ("webdav4.fsspec", "WebdavFileSystem"), _wsgidav),
     "SeaweedFS, s3fs": ("s3", ("s3fs", "S3FileSystem"), _seaweed),
+    "SeaweedFS, obstore": ("s3", ("obstore.fsspec", "FsspecStore"), _seaweed_by_obstore),
     "Azurite, adlfs": ("abfs", ("adlfs", "AzureBlobFileSystem"), azurite),
     GOOGLE: ("gs", ("gcsfs", "GCSFileSystem"), google),
 }
@@ -182,7 +191,7 @@ def using(kind: str) -> Iterator[None]:
     """Have fsspec use the client of one of `SERVERS`: two packages have one for SFTP."""
     protocol, (package, name), _ = SERVERS[kind]
     found = getattr(pytest.importorskip(package), name)
-    before = fsspec.get_filesystem_class(protocol) if protocol == "sftp" else found
+    before = fsspec.get_filesystem_class(protocol) if protocol in ("sftp", "s3") else found
     fsspec.register_implementation(protocol, found, clobber=True)
     with pytest.MonkeyPatch.context() as patch:
         if kind == GOOGLE:  # asked for by gRPC, which the emulator does not speak

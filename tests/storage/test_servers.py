@@ -42,7 +42,9 @@ def place(server: Place) -> Place:
 def test_it_does_what_is_relied_on(place: Place) -> None:
     storage = open_storage(place.url, place.options)
     check_storage(storage)
-    assert not (storage.exists() if not storage.abilities.flat else [*storage.below()])
+    # SeaweedFS shows obstore folders that it keeps as empty objects
+    left = [each for each in storage.below() if "obstore" not in place.kind or each.size] if storage.exists() else []
+    assert not (left if storage.abilities.flat else storage.exists())
 
 
 def test_round_trips(server: Place, place: Place) -> None:
