@@ -161,6 +161,13 @@ CLIENTS: dict[str, Abilities] = {
 """By the class of fsspec's client that talks to the storage, or one that it derives from."""
 
 
+REFUSED = {
+    "fsspec.implementations.smb.SMBFileSystem": "SMB (it replaces no file, and two cannot read one): mount it",
+    "fsspec.implementations.ftp.FTPFileSystem": "FTP (one connection for all threads, which then wait): use SFTP",
+}
+"""Clients by which streamxf does not work, with the reason, and what to do instead."""
+
+
 def of_client(client: Any) -> Abilities:
     """What is known of a class of fsspec's clients, also of one derived from it for the same protocol."""
     protocol = getattr(client, "protocol", "")

@@ -98,9 +98,16 @@ def acquire(path: str, place: str | int, patience: float, links: bool) -> Callab
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
+class _LockFile(io.FileIO):
+    def close(self) -> None:
+        """Without an error, as some mounts give (EPERM): what was done while it was held stands."""
+        with suppress(OSError):
+            super().close()
+
+
 def _opened(name: str, flags: int, mode: int, folder: int) -> IO[bytes]:
     how = "r+" if flags & os.O_RDWR else "r"
-    file = io.FileIO(name, how, opener=lambda path, _: os.open(path, flags, mode, dir_fd=folder))
+    file = _LockFile(name, how, opener=lambda path, _: os.open(path, flags, mode, dir_fd=folder))
     _open[file.fileno()] = ref(file)
     return file
 

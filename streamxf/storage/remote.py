@@ -14,9 +14,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any
 
-from streamxf.errors import ParameterError
+from streamxf.errors import ParameterError, UnsupportedError, redacted
 from streamxf.storage import fetch
-from streamxf.storage.abilities import Abilities, of_client
+from streamxf.storage.abilities import REFUSED, Abilities, of_client
 from streamxf.storage.conditions import can_condition, put_over, stamp_of, tried
 from streamxf.storage.files import check_component, draft_of, noted
 from streamxf.storage.multipart import PendingUpload, creating, pending_uploads
@@ -55,6 +55,9 @@ class RemoteStorage(Storage):
             self.protocol = schemes[-1]
         if self.protocol in _WEBDAV:
             self.path = self.path.lstrip("/")  # as it lists them
+        lowest = type(fetch.lowest(filesystem))
+        if (reason := REFUSED.get(f"{lowest.__module__}.{lowest.__qualname__}")) is not None:
+            raise UnsupportedError(f"streamxf does not work over {reason} instead", file=redacted(self._location))
         self._known_abilities = _abilities(filesystem, layers)
         self._client = filesystem
         self._fetches = fetch.fetches_ranges(filesystem)

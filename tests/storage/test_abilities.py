@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
 from collections.abc import Iterator
@@ -292,3 +293,22 @@ def test_the_first_put_shows_whether_a_store_heeds_conditions(
     before = len(puts)
     conditions.put_over(filesystem, "a", b"two", "b'one'") if heeded else None
     assert len(puts) - before == heeded, "and not again"
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "instead"), [("smb", "SMBFileSystem", "mount"), ("ftp", "FTPFileSystem", "SFTP")]
+)
+def test_clients_that_do_not_do_are_refused_when_they_are_opened(module: str, name: str, instead: str) -> None:
+    client = type(name, (MemoryFileSystem,), {"__module__": f"fsspec.implementations.{module}", "protocol": module})
+    with pytest.raises(UnsupportedError, match=f"does not work over {module.upper()}.*{instead}") as failure:
+        storage_over(client(), "/run", f"{module}://me:secret@host/run")
+    assert "secret" not in str(failure.value)
+
+
+def test_letting_go_of_a_lock_is_no_error_of_what_was_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """rclone's mount refuses the close (EPERM) of a file that was opened to be written to, and was not."""
+    lock = open_storage(tmp_path).lock_file("a", make=True)
+    assert lock is not None
+    os.close(lock.fileno())  # so that its own close fails
+    lock.close()
+    assert lock.closed
