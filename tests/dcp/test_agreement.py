@@ -24,7 +24,7 @@ def results_of(path: Path, rank: int, extensions: list[Any]) -> tuple[Any, Any]:
     planner = DefaultSavePlanner()
     planner.set_up_planner({f"r{rank}": torch.ones(3)}, is_coordinator=rank == 0)
     writer.set_up_storage_writer(rank == 0, rank=rank, use_collectives=True)
-    plan = writer.prepare_local_plan(planner.create_local_plan())
+    (plan,) = writer.prepare_global_plan([writer.prepare_local_plan(planner.create_local_plan())])
     return writer, writer.write_data(plan, planner).value()
 
 
