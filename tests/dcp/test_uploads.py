@@ -14,6 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractBufferedFile
 
 import streamxf
+from streamxf.storage import abilities
 
 from .foreign_errors import NeedsTwo
 from .fsspec_checks import assert_only_the_save_remains, load_from
@@ -64,7 +65,9 @@ fsspec.register_implementation("uploads", Store, clobber=True)
 
 
 @pytest.fixture
-def url() -> Iterator[str]:
+def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    known = abilities.CLIENTS["fsspec.implementations.memory.MemoryFileSystem"]
+    monkeypatch.setitem(abilities.CLIENTS, f"{Store.__module__}.Store", known)
     folder = f"/{uuid.uuid4().hex}"
     Store.pending.clear()
     Store.fails = None

@@ -16,6 +16,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from streamxf.manager.listing import list_checkpoints
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.retention import Retention
+from streamxf.storage import abilities
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import open_storage
 
@@ -49,6 +50,8 @@ fsspec.register_implementation("slow", Slow, clobber=True)
 
 @pytest.fixture(params=["store", "folder"])
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    known = abilities.CLIENTS["fsspec.implementations.memory.MemoryFileSystem"]
+    monkeypatch.setitem(abilities.CLIENTS, f"{Slow.__module__}.Slow", known)
     if request.param == "store":
         yield f"slow://run-{secrets.token_hex(4)}"
         return
