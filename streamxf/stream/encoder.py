@@ -220,8 +220,7 @@ class StreamWriter(io.BufferedIOBase):
     - `finish`: called once when the stream ends, with whether it was closed, in the process that opened the stream.
     """
 
-    mode = "wb"
-    name: str  # of one that was opened by a path
+    mode = "wb"  # and no `name`: beside a file that has one, Keras writes the weights past the chain
 
     def __init__(
         self,

@@ -206,7 +206,6 @@ def _open_writer(target: PathOrFile, chain: Chain, block_log2: int, options: Map
         file = stack.enter_context(place)
         write_all(file, prefix)
         writer = StreamWriter(file, encoder, seal=seal, finish=partial(_end, place))
-        writer.name = target.label() if isinstance(target, Storage) else redacted(os.fspath(target))
         stack.pop_all()
     _being_written[id(place)] = place
     return writer

@@ -176,7 +176,7 @@ def test_whatever_writes_to_a_file_of_lzma(path, what):
 def test_methods_of_files_that_are_written(path):
     with lzma.open(path.with_suffix(".xz"), "wb") as theirs, streamxf.open(path, "wb") as file:
         for name in {*dir(theirs)}:
-            assert hasattr(file, name) or name.startswith("_")
+            assert hasattr(file, name) or name.startswith("_") or name == "name"
         for each in (theirs, file):
             assert (each.readable(), each.seekable(), each.isatty(), each.flush()) == (False, False, False, None)
             for call in ("read", "read1", "peek", "readline", "readlines", "detach", "truncate", "__next__"):
@@ -186,7 +186,8 @@ def test_methods_of_files_that_are_written(path):
                 with pytest.raises(OSError, match=""):
                     getattr(each, call)(0 if call == "seek" else bytearray(5))
         assert isinstance(file, io.BufferedIOBase)
-        assert (file.name, file.mode) == (str(path), "wb")
+        assert file.mode == "wb"
+        assert not hasattr(file, "name"), "Keras would write the weights, not encrypted, beside a file that has one"
         with pytest.raises(OSError, match="fileno"):
             file.fileno()
     with pytest.raises(ValueError, match="closed"):
