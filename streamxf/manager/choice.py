@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, get_args
@@ -31,7 +30,7 @@ from streamxf.format.names import GLOBAL, is_metadata_name, metadata_among, rank
 from streamxf.formats.opening import contents_of
 from streamxf.manager.folder import Folder
 from streamxf.manager.holds import has_no_place, holding
-from streamxf.manager.listing import Run
+from streamxf.manager.listing import SKIP, Run, named_to_skip
 from streamxf.manager.notes import FOLDER, Authority, is_framework_file
 from streamxf.manager.record import Line, Record, continued, numbers_in, order_of, series_of
 from streamxf.manager.retention import Retention
@@ -47,7 +46,6 @@ Part = tuple[int, int]
 
 ALL: Part = (0, 1)
 ANY = -1  # ranks, whose number does not matter
-SKIP = "STREAMXF_SKIP"
 
 ABANDONED = "abandoned: "
 _FOREIGN, _DAMAGE = "foreign: ", "verify found damage: "
@@ -176,35 +174,33 @@ def check_later(run: Run, records: Sequence[Record], choice: Choice, passed: Col
     assert chosen is not None
     known = [each for each in records if each.series == chosen.series and each.counts and not each.damaged]
     for each in records:
-        if each.series != chosen.series or each.name in (chosen.name, *_named_to_skip(), *passed):
+        if each.series != chosen.series or each.name in (chosen.name, *named_to_skip(), *passed):
             continue
         why = each.note if each.damaged else f"it has data, and no {GLOBAL}; perhaps a copy left out hidden files"
         if not each.damaged and not (each.kind == "unfinished" and _is_bare(run.folder(each.name))):
             continue
         others = [chosen] if each.order < chosen.order else []
         others += [one for one in known if one.abandoned and chosen.order < one.order < each.order]
-        if any(_written(run, each) > _written(run, one) for one in others):
+        if others and all(_written(run, each) > _written(run, one) for one in (chosen, others[0])):
             raise NoCheckpointError(
                 f"{each.name} was saved after {others[0].name}, and cannot be read: {why}. Perhaps training had gone "
                 "back to an earlier step before it. Nothing was loaded or removed; say from where training goes on: "
                 f"resume(state, step=N), or {SKIP}={each.name}, which passes it over for {chosen.name}",
                 file=run.storage.label(each.name),
             )
-        if each.order > chosen.order and each.name not in choice.skipped:
+        if (each.damaged or each.order > chosen.order) and each.name not in choice.skipped:
             text = "%s is chosen, though %s may have been saved later: %s"
             _log.warning(text, chosen.name, escaped(run.storage.label(each.name)), escaped(why))
 
 
-def _named_to_skip() -> list[str]:
-    skip = os.environ.get(SKIP, "")
-    return [skip, *skip.split(",")]
-
-
 def _written(run: Run, record: Record) -> float:
     """When the data of a checkpoint was last written to; what damaged its metadata may have written to that."""
-    files = run.folder(record.name).files.items()
-    data = [file for path, file in files if not is_metadata_name(path) and path[0] != "."]
-    return max((file.written or 0.0 for file in data), default=0.0)
+    with suppress(OSError):  # of a folder that cannot be listed
+        files = run.folder(record.name).files.items()
+        return max(
+            (f.written or 0.0 for path, f in files if not is_metadata_name(path) and path[0] != "."), default=0.0
+        )
+    return 0.0
 
 
 def _is_bare(folder: Folder) -> bool:
@@ -280,7 +276,7 @@ def _fit(
     for record in records:
         if record.name in skipped:
             continue
-        if record.name in _named_to_skip():
+        if record.name in named_to_skip():
             skipped[record.name] = f"{SKIP} names it"
         elif not ranked and (error := run.unread.get(record.name)) is not None:
             raise _advised(error, record)

@@ -223,7 +223,8 @@ def unstored(records: Sequence[Record], now: float) -> Sequence[Record]:
     before; the oldest first.
     """
     older = [each for each in records[:-1] if each.time is not None and now - each.time > _LONGEST_DELAY]
-    return [each for each in records if each not in older[:-_OLDER]]
+    gone = {each.name for each in older[:-_OLDER]}
+    return [each for each in records if each.name not in gone]
 
 
 _AT_ONCE = 1000  # checkpoints in an object store between two looks at who reads them
@@ -268,7 +269,7 @@ def remove_checkpoints(
 
 def _remove_if_empty(run: Run, name: str) -> None:
     """Remove the folder that a lock has outlived: some mounts keep a file in it as long as the lock's is open."""
-    if run.storage.near and run.storage.exists(name):
+    if run.storage.near and run.storage.exists(name) and not [*run.storage.entries(name)]:
         remove_tree(run.storage, name, [], [])
 
 

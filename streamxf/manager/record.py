@@ -154,16 +154,14 @@ def numbers_in(name: str) -> tuple[int, ...]:
 
 def last_line(records: Iterable[Record]) -> Line:
     """That which was saved last, of the records of one series."""
-    counted = [each for each in records if each.counts and not each.damaged]
+    counted = [each for each in records if each.counts]
     return max(counted, key=lambda each: (len(each.line), each.order)).line if counted else ()
 
 
 def lined(records: Sequence[Record], line: Line | None = None) -> list[Record]:
     """The records of one series, those `abandoned` that are no part of a line; by default of the last."""
     line = last_line(records) if line is None else line
-    return [
-        replace(each, abandoned=_reason(each, line)) if each.counts and not each.damaged else each for each in records
-    ]
+    return [replace(each, abandoned=_reason(each, line)) if each.counts else each for each in records]
 
 
 def continued(records: Sequence[Record], loaded: Record) -> Line:
@@ -181,5 +179,7 @@ def _reason(record: Record, line: Line) -> str:
     number = len(record.line)
     if number == len(line) or (number < len(line) and record.step < line[number]):
         return ""
+    if record.damaged:
+        return "its metadata cannot be read, so that its line is not known"
     end = line[number] if number < len(line) else 0
     return f"training went back to step {end - 1:,}" if end else "training went back, or began anew"

@@ -10,6 +10,7 @@ from typing import Any
 
 from streamxf.errors import escaped
 from streamxf.storage.fetch import is_asynchronous, made, status_of
+from streamxf.storage.files import draft_of
 
 ABSENT = ""  # the stamp of an object that is not there
 
@@ -152,40 +153,56 @@ def stamp_of(filesystem: Any, path: str) -> str | None:
 
 def put_over(filesystem: Any, path: str, data: bytes, stamp: str) -> None:
     """Put `data` at `path`, whose `stamp_of` is known, if the object there still has it. Raises ReplacedMeanwhile. The
-    first time a process puts something, it also looks whether the store heeds the condition.
+    first time that a process puts something, it looks whether the store heeds conditions.
     """
     store, known = conditions_of(filesystem, path), tried(filesystem, path)
-    ability = "creates" if stamp == ABSENT else "replaces"
     assert store is not None
+    if not known:
+        known.update(_heeded(filesystem, path))
+    ability, refused = "creates" if stamp == ABSENT else "replaces", None
     try:
-        refused = _refused(filesystem, store, data, stamp)
+        if known.get(ability) is not False:
+            refused = _refused(filesystem, store, data, stamp)
     except Exception as error:  # of whatever class: each client has its own
         if _code_of(error) not in _UNKNOWN:
             raise
         known[ability] = False
+    if known.get(ability) is False:
         filesystem.pipe_file(path, data)
         return
     # if the answer to an attempt was lost, the next one was refused on account of the first
     if refused is not None and made(filesystem, lambda: _read(filesystem, path)) != data:
         raise ReplacedMeanwhile from refused
-    if ability not in known:
-        known[ability] = refused is not None or _heeds(filesystem, store, data, stamp)
 
 
-def _heeds(filesystem: Any, store: Conditions, data: bytes, stamp: str) -> bool:
-    """Whether the store refuses to do again what was just done: some take a condition, and do not look at it. If so,
-    the same object is put once more, which does no harm.
+def _heeded(filesystem: Any, path: str) -> dict[str, bool]:
+    """Which conditions the store heeds, by a draft of its own beside `path`: some stores take them, and do not look at
+    them, which no error shows. Empty if that cannot be tried.
     """
-    if _stamp(filesystem, store) == stamp:  # the contents are what they were before
-        return True
-    if _refused(filesystem, store, data, stamp) is not None:
-        return True
-    _log.warning(
-        "the store of %s takes the condition of a put and does not heed it: of two saves to one folder at the same "
-        "moment one may be lost. Give each job a folder of its own",
-        escaped(str(store.bucket)),
-    )
-    return False
+    draft = draft_of(path)
+    store = conditions_of(filesystem, draft)
+    assert store is not None
+    try:
+        _refused(filesystem, store, b"1", ABSENT)
+        found = {"creates": _refused(filesystem, store, b"2", ABSENT) is not None}
+        stamp = _stamp(filesystem, store)
+        _refused(filesystem, store, b"3", stamp)
+        found["replaces"] = _refused(filesystem, store, b"4", stamp) is not None
+    except Exception as error:  # of whatever class: what is wrong with the store shows by the put itself
+        if _code_of(error) not in _UNKNOWN:
+            _log.debug("conditions could not be tried at %s: %s", store.bucket, error)
+            return {}
+        found = {"creates": False, "replaces": False}
+    finally:
+        with suppress(Exception):
+            filesystem.rm_file(draft)
+    if not all(found.values()):
+        _log.warning(
+            "the store of %s does not heed the condition of a put: of two saves to one folder at the same moment one "
+            "may be lost. Give each job a folder of its own",
+            escaped(str(store.bucket)),
+        )
+    return found
 
 
 def _refused(filesystem: Any, store: Conditions, data: bytes, stamp: str) -> Exception | None:

@@ -52,7 +52,7 @@ class LocalStorage(Storage, raises_only_known=True):
         while isinstance(place, str) and not os.path.isdir(place) and place != os.path.dirname(os.path.abspath(place)):
             place = os.path.dirname(os.path.abspath(place))
         kind, _ = disk.mounted(place)
-        return MOUNTS.get(kind, UNKNOWN_FUSE if kind.startswith("fuse.") else UNKNOWN_MOUNT)
+        return MOUNTS.get(kind, UNKNOWN_FUSE if kind.startswith("fuse") else UNKNOWN_MOUNT)
 
     @property
     def place(self) -> str | int:

@@ -70,7 +70,8 @@ class RemoteStorage(Storage):
     @property
     def filesystem(self) -> Any:
         """The client, for one thread at a time unless it is known to be fit for several."""
-        return self._client if self.abilities.threads else fetch.in_turns(self._client)
+        is_fit = self.abilities.threads or fetch.is_asynchronous(fetch.lowest(self._client))
+        return self._client if is_fit else fetch.in_turns(self._client)
 
     def past_caches(self) -> Storage:
         filesystem, path = self._client, self.path

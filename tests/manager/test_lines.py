@@ -13,6 +13,7 @@ import streamxf
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.errors import NoCheckpointError
+from streamxf.manager.folder import Folder
 from streamxf.manager.forget import forget
 from streamxf.manager.listing import list_checkpoints
 from streamxf.manager.manager import CheckpointManager
@@ -123,7 +124,7 @@ def test_nobody_guesses_the_line_of_one_that_cannot_be_read(
         with pytest.raises(NoCheckpointError, match=f"step-{last} was saved after step-.* resume.state, step=N"):
             call()
     assert sorted(tmp_path.iterdir()) == before
-    assert not any(each.abandoned for each in list_checkpoints(tmp_path) if each.damaged)
+    assert not any("went back" in each.abandoned for each in list_checkpoints(tmp_path) if each.damaged)
     with CheckpointManager(tmp_path) as manager:
         assert manager.latest({f"step-{last}": "I know"}) == str(tmp_path / f"step-{chosen}")
     monkeypatch.setenv("STREAMXF_SKIP", f"step-{last}")
@@ -209,3 +210,39 @@ def test_what_frameworks_save_has_a_line(tmp_path: Path) -> None:
         torch.save({}, Path(str(manager.begin(4))) / "model.pt")
         manager.commit(4)
     assert abandoned(tmp_path) == ["step-3"]
+
+
+def test_what_cannot_be_read_takes_no_place_in_the_rules_and_stops_no_later_job(tmp_path: Path) -> None:
+    saved_run(tmp_path, 500, 600, 700, keep=3)
+    for step in (600, 700):
+        metadata = tmp_path / f"step-{step}" / ".metadata"
+        metadata.write_bytes(bytes(metadata.stat().st_size))
+    for begin in (510, 550):
+        with CheckpointManager(tmp_path, keep=3) as manager:
+            assert manager.resume(blank()) == (500 if begin == 510 else 530)
+            for step in (begin, begin + 10, begin + 20):
+                manager.save(step, state_at(step))
+    readable = [each.name for each in list_checkpoints(tmp_path) if each.complete and not each.damaged]
+    assert readable == ["step-550", "step-560", "step-570"]
+    damage(tmp_path / "step-570")
+    assert resumed(tmp_path) == 560
+
+
+def test_an_old_folder_that_cannot_be_listed_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved_run(tmp_path, 100, 200, 300)
+    shutil.rmtree(tmp_path / ".streamxf")
+    entries = Folder.record
+
+    def failing(folder: Folder) -> Any:
+        if folder.name in bad:
+            raise PermissionError(13, "Permission denied", folder.name)
+        return entries(folder)
+
+    bad = {"step-100"}
+    monkeypatch.setattr(Folder, "record", failing)
+    assert resumed(tmp_path) == 300
+    bad.add("step-300")
+    with pytest.raises(PermissionError):
+        resumed(tmp_path)
+    monkeypatch.setenv("STREAMXF_SKIP", "step-300")
+    assert resumed(tmp_path) == 200

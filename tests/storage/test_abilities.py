@@ -253,46 +253,52 @@ def test_links_of_a_chained_url_are_joined_in_the_first() -> None:
         assert place.child("step-1").parent()[0].location() == run
 
 
-@pytest.mark.parametrize(("answers", "heeded"), [([412], True), ([None], False), ([501], False)])
+@pytest.mark.parametrize("answer", [412, None, 501, 403])
 def test_the_first_put_shows_whether_a_store_heeds_conditions(
-    answers: list[int | None], heeded: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    answer: int | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Some take a condition and do not look at it, which no error shows."""
+    """Some take a condition and do not look at it, which no error shows; what is asked is put beside, and removed."""
     filesystem = fsspec.filesystem("memory")
     objects: dict[str, bytes] = {}
     puts: list[str] = []
-
-    class Store:
-        bucket = f"bucket-{answers}"
-
-        def stamp(self) -> Any:
-            if "a" not in objects:
-                raise FileNotFoundError
-            return str(objects["a"])
-
-        def put_over(self, data: bytes, stamp: str) -> None:
-            if 501 in answers:
-                raise NotImplementedError from Refusal(501)
-            if 412 in answers and stamp != (str(objects["a"]) if "a" in objects else ""):
-                raise OSError("refused") from Refusal(412)
-            puts.append(stamp)
-            objects["a"] = data
 
     class Refusal(Exception):
         def __init__(self, status: int) -> None:
             self.response = {"Error": {"Code": str(status)}}
 
+    class Store:
+        bucket = f"bucket-{answer}"
+
+        def __init__(self, path: str) -> None:
+            self.path = path
+
+        def stamp(self) -> str:
+            if self.path not in objects:
+                raise FileNotFoundError
+            return str(objects[self.path])
+
+        def put_over(self, data: bytes, stamp: str) -> None:
+            if answer == 501 or (answer == 403 and self.path != "a"):
+                raise OSError("refused") from Refusal(answer)
+            if answer == 412 and stamp != (str(objects[self.path]) if self.path in objects else ""):
+                raise OSError("refused") from Refusal(412)
+            puts.append(self.path)
+            objects[self.path] = data
+
     monkeypatch.setattr(conditions, "made", lambda _, call: call())
     monkeypatch.setattr(conditions, "can_condition", lambda _: True)
-    monkeypatch.setattr(conditions, "conditions_of", lambda *_: Store())
-    monkeypatch.setattr(filesystem, "pipe_file", lambda _, data: objects.update(a=data))
+    monkeypatch.setattr(conditions, "conditions_of", lambda _, path: Store(path))
+    monkeypatch.setattr(filesystem, "pipe_file", lambda path, data: objects.update({path: data}))
+    monkeypatch.setattr(filesystem, "rm_file", lambda path: objects.pop(path))
     conditions.put_over(filesystem, "a", b"one", conditions.ABSENT)
     assert objects == {"a": b"one"}
-    assert conditions.tried(filesystem, "a") == {"creates": heeded}
-    assert ("does not heed it" in caplog.text) == (answers == [None])
+    wanted = {} if answer == 403 else dict.fromkeys(("creates", "replaces"), answer == 412)
+    assert conditions.tried(filesystem, "a") == wanted
+    assert ("does not heed the condition" in caplog.text) == (answer in (None, 501))
     before = len(puts)
-    conditions.put_over(filesystem, "a", b"two", "b'one'") if heeded else None
-    assert len(puts) - before == heeded, "and not again"
+    conditions.put_over(filesystem, "a", b"two", "b'one'")
+    assert objects == {"a": b"two"}
+    assert len(puts) - before == (answer in (412, 403)), "and not again"
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ class S3(AsyncFileSystem):  # type: ignore[misc]
         self.calls: list[str] = []
         self.lost: set[str] = set()
         self.refuses: tuple[str, OSError | NotImplementedError] | None = None
+        self._streamxf_conditions = {"bucket": {"creates": True, "replaces": True}}  # else the first put tries them
 
     @staticmethod
     def split_path(path: str) -> tuple[str, str, None]:
