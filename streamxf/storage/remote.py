@@ -59,13 +59,15 @@ class RemoteStorage(Storage):
         if (reason := REFUSED.get(f"{lowest.__module__}.{lowest.__qualname__}")) is not None:
             raise UnsupportedError(f"streamxf does not work over {reason} instead", file=redacted(self._location))
         self._known_abilities = _abilities(filesystem, layers)
+        self._tried = tried(filesystem, f"{self.path.rstrip('/')}/any")
         self._client = filesystem
         self._fetches = fetch.fetches_ranges(filesystem)
 
     @property
     def own_abilities(self) -> Abilities:  # type: ignore[override]
         """Of the client, and what the first put on a condition has shown of the store."""
-        return Abilities(**tried(self._client, self.path_of("any"))).over(self._known_abilities)
+        known = self._known_abilities
+        return Abilities(**self._tried).over(known) if self._tried else known
 
     @property
     def filesystem(self) -> Any:
