@@ -22,9 +22,7 @@ def checked(method: Callable[..., Any]) -> Callable[..., Any]:
         file = storage.label(given[0] if given and isinstance(given[0], str) else "")
         with known_errors(file):
             found = method(storage, *given, **more)
-            if method.__name__ in _WRITTEN:
-                return _Context(found, file, copies=storage.abilities.copies is True)
-            return found if check is None else check(found, file)
+            return found if check is None else check(found, file, storage)
 
     return call
 
@@ -50,7 +48,7 @@ def known_error(error: Exception, file: str) -> Exception:
     return made
 
 
-def _entries(entries: Iterable[Any], file: str) -> Iterator[Any]:
+def _entries(entries: Iterable[Any], file: str, _: Any) -> Iterator[Any]:
     with known_errors(file):
         for entry in entries:
             yield entry._replace()  # which only an entry has
@@ -59,16 +57,16 @@ def _entries(entries: Iterable[Any], file: str) -> Iterator[Any]:
 class _Context:
     """What is raised within it is not the storage's."""
 
-    def __init__(self, context: Any, file: str, copies: bool = True) -> None:
+    def __init__(self, context: Any, file: str, storage: Any) -> None:
         self._context = context
         self._file = file
-        self._kind = _File if copies else _Viewing
+        self._storage = storage
 
     def __enter__(self) -> Any:
         with known_errors(self._file):
             found = self._context.__enter__()
         if not isinstance(found, StoredFile):
-            return self._kind(found, self._file)
+            return (_File if self._storage.abilities.copies else _Viewing)(found, self._file)
         raw, access = _File(found.raw, self._file), _File(found.access, self._file)
         return replace(found, raw=cast("IO[bytes]", raw), access=cast("PositionalFile", access))
 
@@ -103,12 +101,13 @@ class _Viewing(_File):
             return self._file.write(bytes(data))
 
 
-_WRITTEN = ("create", "replacing")
-_GIVEN: dict[str, Callable[[Any, str], Any]] = {
-    "info": lambda entry, _: entry._replace(),
+_GIVEN: dict[str, Callable[[Any, str, Any], Any]] = {
+    "info": lambda entry, *_: entry._replace(),
     "entries": _entries,
     "below": _entries,
-    "read": lambda data, _: data if isinstance(data, bytes) else bytes(memoryview(data)),
+    "read": lambda data, *_: data if isinstance(data, bytes) else bytes(memoryview(data)),
     "open": _Context,
-    "remove": lambda failed, file: {path: known_error(error, f"{file}/{path}") for path, error in failed.items()},
+    "create": _Context,
+    "replacing": _Context,
+    "remove": lambda failed, file, _: {path: known_error(error, f"{file}/{path}") for path, error in failed.items()},
 }
