@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from typing import Literal, get_args
 
 from streamxf.checkpoint.checkpoint import Checkpoint
@@ -172,6 +172,7 @@ def check_later(run: Run, records: Sequence[Record], choice: Choice, passed: Col
     """
     chosen = choice.record
     assert chosen is not None
+    written = cache(partial(_written, run))
     known = [each for each in records if each.series == chosen.series and each.counts and not each.damaged]
     for each in records:
         if each.series != chosen.series or each.name in (chosen.name, *named_to_skip(), *passed):
@@ -181,7 +182,7 @@ def check_later(run: Run, records: Sequence[Record], choice: Choice, passed: Col
             continue
         others = [chosen] if each.order < chosen.order else []
         others += [one for one in known if one.abandoned and chosen.order < one.order < each.order]
-        if others and all(_written(run, each) > _written(run, one) for one in (chosen, others[0])):
+        if others and written(each.name) > max(written(chosen.name), written(others[0].name)):
             raise NoCheckpointError(
                 f"{each.name} was saved after {others[0].name}, and cannot be read: {why}. Perhaps training had gone "
                 "back to an earlier step before it. Nothing was loaded or removed; say from where training goes on: "
@@ -193,13 +194,12 @@ def check_later(run: Run, records: Sequence[Record], choice: Choice, passed: Col
             _log.warning(text, chosen.name, escaped(run.storage.label(each.name)), escaped(why))
 
 
-def _written(run: Run, record: Record) -> float:
+def _written(run: Run, name: str) -> float:
     """When the data of a checkpoint was last written to; what damaged its metadata may have written to that."""
     with suppress(OSError):  # of a folder that cannot be listed
-        files = run.folder(record.name).files.items()
-        return max(
-            (f.written or 0.0 for path, f in files if not is_metadata_name(path) and path[0] != "."), default=0.0
-        )
+        files = run.folder(name).files.items()
+        data = [file.written or 0.0 for path, file in files if not is_metadata_name(path) and path[0] != "."]
+        return max(data, default=0.0)
     return 0.0
 
 

@@ -83,11 +83,11 @@ def _alone(method: Callable[Concatenate[CheckpointManager, P], T]) -> Callable[C
         inside = any(each == id(manager) for each, _ in calls)
         asks = bool(calls) and _is_asked_by_a_state() and (not inside or name in _LOOKS)
         if calls and not asks:
-            text = f"this thread is inside {calls[-1][1]}, and {name}, which a handler or a state calls there, might "
-            text += (
-                "wait for ever; nothing was done. Set a flag there, and save at the next step, or name its signal in "
+            raise AbortedError(
+                f"this thread is inside {calls[-1][1]}, and {name}, which a handler or a state calls there, might wait "
+                "for ever; nothing was done. Set a flag there, and save at the next step, or name its signal in "
+                "Schedule(signals=...)"
             )
-            raise AbortedError(f"{text}Schedule(signals=...)")
         if manager._closed and method.__name__ != "_close":
             raise ParameterError("this CheckpointManager is closed; use it inside its with block")
         depth, before = len(calls), manager._only_looks

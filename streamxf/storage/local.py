@@ -64,15 +64,13 @@ class LocalStorage(Storage, raises_only_known=True):
 
     def parent(self) -> tuple[Storage, str]:
         folder, name = os.path.split(os.path.abspath(self.path))
-        return self._with_word(LocalStorage(folder)), name
+        return self._at(folder, folder), name
 
     def real(self, name: str = "") -> str:
         return os.path.realpath(self.path_of(name))
 
-    def _at(self, location: str, path: str) -> Storage:
-        return self._with_word(LocalStorage(path, location))
-
-    def _with_word(self, made: LocalStorage) -> LocalStorage:
+    def _at(self, location: str, path: str, folder: int | None = None) -> LocalStorage:
+        made = LocalStorage(path, location, folder)
         made._said = self._said
         return made
 
@@ -317,7 +315,7 @@ class LocalStorage(Storage, raises_only_known=True):
                 raise
             text = "a link, or a file, was put in the place of this folder, and nothing was saved: find out by whom"
             raise AbortedError(text, file=self.label()) from error
-        held = self._with_word(LocalStorage(self.path, self._location, descriptor))
+        held = self._at(self._location, self.path, descriptor)
         held._close = close = weakref.finalize(held, os.close, descriptor)
         close.atexit = False  # threads may still be writing there
         return held
@@ -325,7 +323,7 @@ class LocalStorage(Storage, raises_only_known=True):
     def let_go(self) -> LocalStorage:
         if self._close is not None:
             self._close()
-        return self._with_word(LocalStorage(self.path, self._location))
+        return self._at(self._location, self.path)
 
     def was_swapped(self) -> bool:
         return self.folder is not None and not is_still(self.folder, self.path)

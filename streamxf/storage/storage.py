@@ -378,7 +378,8 @@ class Storage(ABC):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.label(path))
         if make:
             self.make_folder(path.rpartition("/")[0], durable=sync)
-        wanted = ABSENT if once and can.creates is not False else None if can.replaces is False else over
+        refused = (can.creates if once else can.replaces) is False
+        wanted = None if refused else ABSENT if once else over
         try:
             self._replace(path, data, wanted, check or (lambda: None))
         except ReplacedMeanwhile:
