@@ -1653,7 +1653,7 @@ HOT static void merge16(const u8 *RESTRICT low, const u8 *RESTRICT high, size_t 
 #define BACK(TYPE, WRITE, from) \
     for (size_t i = 0; i < n; i++) { \
         TYPE v = from[i]; \
-        WRITE(x + sizeof v * i, turned ? (TYPE)(v >> 1 | v << (8 * sizeof v - 1)) : v); \
+        WRITE(x + sizeof v * i, (TYPE)(turned ? v >> 1 | v << (8 * sizeof v - 1) : v)); \
     }
 HOT static void back16(const Elements *RESTRICT y, size_t n, int turned, u8 *RESTRICT x) { BACK(u16, wr16, y->by2) }
 HOT static void back32(const Elements *RESTRICT y, size_t n, int turned, u8 *RESTRICT x) { BACK(u32, wr32, y->by4) }
