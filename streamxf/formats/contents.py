@@ -60,30 +60,17 @@ SUFFIXES = {".safetensors": Format.SAFETENSORS, **dict.fromkeys(OF_TORCH, Format
 class Contents:
     """What a checkpoint holds.
 
-    Attributes
-    ----------
-    path : str
-        As it was given.
-    format : Format
-    items : dict of str to Item
-        By name, in the order of the checkpoint's own metadata. If ranks have their own metadata, the names of copies
-        end with the rank.
-    files : dict of str to int
-        Sizes in bytes of the files that belong to it, metadata among them, by their relative paths.
-    packages : dict of str to str
-        Versions of the packages that wrote it, if it names them.
-    save_ids : tuple of str
-        streamxf's, one for each metadata file.
-    key_ids : tuple of str
-        Kinds and ids of the keys that open it, as in ``"aeskw:0123456789abcdef"``.
-    signers : tuple of str
-        Ids of the keys that signed it; these signatures were not checked.
-    notes : tuple of str
-        Remarks, in sentences, such as that the metadata is not authenticated.
-    extra : mapping
-        Metadata of the format's own, as safetensors' ``__metadata__``.
-    incomplete : tuple of str
-        Files that are missing, or do not have the size that the metadata gives.
+    - `path`: as it was given.
+    - `items`: by name, in the order of the checkpoint's own metadata. If ranks have their own metadata, the names of
+      copies end with the rank.
+    - `files`: sizes in bytes of the files that belong to it, metadata among them, by their relative paths.
+    - `packages`: versions of the packages that wrote it, if it names them.
+    - `save_ids`: streamxf's, one for each metadata file.
+    - `key_ids`: kinds and ids of the keys that open it, as in ``"aeskw:0123456789abcdef"``.
+    - `signers`: ids of the keys that signed it; these signatures were not checked.
+    - `notes`: remarks, in sentences, such as that the metadata is not authenticated.
+    - `extra`: metadata of the format's own, as safetensors' ``__metadata__``.
+    - `incomplete`: files that are missing, or do not have the size that the metadata gives.
     """
 
     path: str

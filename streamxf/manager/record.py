@@ -27,48 +27,29 @@ _MOST = 1000  # lines; from then on all saves are of the last one
 class Record:
     """One checkpoint of a run's folder.
 
-    Attributes
-    ----------
-    name : str
-        Its folder, such as ``step-1000``.
-    time : float, optional
-        When its save began, in seconds since 1970, by the clock of the machine that saved; of a checkpoint that no
-        manager saved, when its metadata was written. None if that is unknown.
-    bytes : int, optional
-        Size of its files; None if unknown.
-    metrics : mapping of str to float, optional
-        Those given to the save, and later ones; None if unknown.
-    kind : str
-        ``"own"``: it names this run and this folder. ``"unclaimed"``: it names no run, because no manager saved it.
-        ``"foreign"``: it names another run or folder, because it was copied or renamed; it is never resumed from
-        automatically, and never a reason to remove anything. These three are complete. ``"unfinished"``: its save is
-        under way or was killed. ``"removing"``: its removal was killed.
-    save_id : str, optional
-        Identifies the save, wherever the checkpoint is copied; None for other writers.
-    run : str, optional
-        The id of the run that it names.
-    verified : bool
-        Whether it may count: with keys, or `Encrypt` in the chain, only authenticated checkpoints do.
-    copy_of : str
-        The folder that it was saved to, if that had another name.
-    rules : mapping
-        The retention rules of the job that saved it, as recorded.
-    link : str
-        Where it leads, if it is a link in the place of a folder.
-    line : tuple of int
-        Of each earlier line of the run the first step that is no part of this one's history.
-    abandoned : str
-        Why it is no part of the line that was saved last, such as "training went back to step 400"; "" if it is. Such a
-        checkpoint is never resumed from by itself, and no rule removes it.
-    note : str
-        More in words: why it is foreign or not verified, or the error in its metadata.
-    damaged : bool
-        Whether its metadata cannot be read.
-    newer : bool
-        Whether a version of streamxf saved it that is not known here; its kind is ``"foreign"`` then.
-    other_notes : bool
-        Whether notes lie there that cannot be read, are not authentic or name another save. Then a metric that is not
-        in `metrics` is unknown.
+    - `name`: its folder, such as ``step-1000``.
+    - `time`: when its save began, in seconds since 1970, by the clock of the machine that saved; of a checkpoint that
+      no manager saved, when its metadata was written. None if that is unknown.
+    - `bytes`: size of its files; None if unknown.
+    - `metrics`: those given to the save, and later ones; None if unknown.
+    - `kind`: ``"own"``: it names this run and this folder. ``"unclaimed"``: it names no run, because no manager saved
+      it. ``"foreign"``: it names another run or folder, because it was copied or renamed; it is never resumed from
+      automatically, and never a reason to remove anything. These three are complete. ``"unfinished"``: its save is
+      under way or was killed. ``"removing"``: its removal was killed.
+    - `save_id`: identifies the save, wherever the checkpoint is copied; None for other writers.
+    - `run`: the id of the run that it names.
+    - `verified`: whether it may count: with keys, or `Encrypt` in the chain, only authenticated checkpoints do.
+    - `copy_of`: the folder that it was saved to, if that had another name.
+    - `rules`: the retention rules of the job that saved it, as recorded.
+    - `link`: where it leads, if it is a link in the place of a folder.
+    - `line`: of each earlier line of the run the first step that is no part of this one's history.
+    - `abandoned`: why it is no part of the line that was saved last, such as "training went back to step 400"; "" if it
+      is. Such a checkpoint is never resumed from by itself, and no rule removes it.
+    - `note`: more in words: why it is foreign or not verified, or the error in its metadata.
+    - `damaged`: whether its metadata cannot be read.
+    - `newer`: whether a version of streamxf saved it that is not known here; its kind is ``"foreign"`` then.
+    - `other_notes`: whether notes lie there that cannot be read, are not authentic or name another save. Then a metric
+      that is not in `metrics` is unknown.
     """
 
     name: str

@@ -110,21 +110,13 @@ class Schedule:
 class Interval:
     """How often a run saves, and why.
 
-    Attributes
-    ----------
-    seconds : float
-        From the beginning of one save to the beginning of the next.
-    cost : float
-        Seconds for which a save blocks training.
-    mtbf : float
-        Seconds between two failures of the job, on average: given by the user, or estimated from `failures` and
-        `observed_seconds`.
-    failures : int
-        How many were observed.
-    observed_seconds : float
-        Of training, this run included.
-    overhead : float
-        The fraction of time, from 0 to 1, that saves and repeated work are expected to take.
+    - `seconds`: from the beginning of one save to the beginning of the next.
+    - `cost`: seconds for which a save blocks training.
+    - `mtbf`: seconds between two failures of the job, on average: given by the user, or estimated from `failures` and
+      `observed_seconds`.
+    - `failures`: how many were observed.
+    - `observed_seconds`: of training, this run included.
+    - `overhead`: the fraction of time, from 0 to 1, that saves and repeated work are expected to take.
     """
 
     seconds: float

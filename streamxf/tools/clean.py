@@ -27,21 +27,13 @@ from streamxf.wording import by_reason, listed, many, reason_of, size_text
 class CleanReport:
     """The result of `clean`.
 
-    Attributes
-    ----------
-    removed : tuple of str
-        The files that were removed; with `dry_run`, those that would be.
-    bytes : int
-        Their size, if the storage reports it.
-    failed : mapping of str to str
-        Leftovers that could not be removed, each with the reason.
-    uploads : tuple of str
-        Files with unfinished uploads: their parts in the store were dropped, or would be.
-    kept : tuple of str
-        Files that no writer makes, and data files of ranks without metadata. Only you know their purpose.
-    recent : tuple of str
-        Files written to, or whose upload began, less than `min_age` ago: leftovers, or those of a save under way.
-    dry_run : bool
+    - `removed`: the files that were removed; with `dry_run`, those that would be.
+    - `bytes`: their size, if the storage reports it.
+    - `failed`: leftovers that could not be removed, each with the reason.
+    - `uploads`: files with unfinished uploads: their parts in the store were dropped, or would be.
+    - `kept`: files that no writer makes, and data files of ranks without metadata. Only you know their purpose.
+    - `recent`: files written to, or whose upload began, less than `min_age` ago: leftovers, or those of a save under
+      way.
     """
 
     removed: tuple[str, ...]

@@ -28,22 +28,15 @@ def is_unread(error: BaseException) -> bool:
 class Damage:
     """One place that is damaged, was altered, or could not be read.
 
-    Attributes
-    ----------
-    file : str or None
-        The file's path, which `verify` gives relative to the checkpoint; None for several files, or none.
-    item : str or None
-        The item's name in the state dict; None if it concerns the file.
-    offset, size : tuple of int or None
-        Where the item's shard begins in its tensor, and the size of one that `salvage` lost.
-    block, last_block : int or None
-        The first and the last of a run of blocks with the same error, from 0; None if it concerns the whole item.
-    error : str
-        The class of `streamxf.errors` that a reader would raise, or of another error.
-    message : str
-        The error's message, without the place.
-    unread : bool
-        Whether the storage did not give it, which says nothing of what is stored: a report has it in its `unread`.
+    - `file`: the file's path, which `verify` gives relative to the checkpoint; None for several files, or none.
+    - `item`: the item's name in the state dict; None if it concerns the file.
+    - `offset`, `size`: where the item's shard begins in its tensor, and the size of one that `salvage` lost.
+    - `block`, `last_block`: the first and the last of a run of blocks with the same error, from 0; None if it concerns
+      the whole item.
+    - `error`: the class of `streamxf.errors` that a reader would raise, or of another error.
+    - `message`: the error's message, without the place.
+    - `unread`: whether the storage did not give it, which says nothing of what is stored: a report has it in its
+      `unread`.
     """
 
     file: str | None

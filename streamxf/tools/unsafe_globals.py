@@ -20,13 +20,9 @@ from streamxf.wording import some
 class UnsafeGlobals:
     """What a checkpoint's objects need beyond what readers allow. False if they need nothing.
 
-    Attributes
-    ----------
-    names : dict of str to tuple of str
-        Each class and function that ``safe_globals=`` has to hold, and the items that need it. They come from the
-        checkpoint: name only what you know.
-    refused : dict of str to tuple of str
-        Each reason for which items do not load, whatever of `names` is allowed, and those items.
+    - `names`: each class and function that ``safe_globals=`` has to hold, and the items that need it. They come from
+      the checkpoint: name only what you know.
+    - `refused`: each reason for which items do not load, whatever of `names` is allowed, and those items.
     """
 
     names: dict[str, tuple[str, ...]]

@@ -48,25 +48,16 @@ _ADDED_UP = ("save_ids", "items", "files", "kept_files", "discarded_files", "raw
 class Converted:
     """The result of `pack` and `transcode`.
 
-    Attributes
-    ----------
-    chain : str
-        In its text form.
-    key_ids, signers : tuple of str
-        Kinds and ids of the keys that open it, as in ``"aeskw:0123456789abcdef"``; ids of those that signed it.
-    save_ids : tuple of str
-        One for each metadata file.
-    items, files : int
-        Tensors, shards and objects; data files.
-    kept_files : int
-        Data files that an interrupted call had finished.
-    discarded_files : int
-        Finished files of earlier calls with another source or chain, or that cannot be shown to have had the same.
-    raw_bytes, stored_bytes : int
-        Of the items that this call wrote, before the chain; of all items, in storage.
-    seconds : float
-    notes : tuple of str
-        Remarks, in sentences.
+    - `chain`: in its text form.
+    - `key_ids`, `signers`: kinds and ids of the keys that open it, as in ``"aeskw:0123456789abcdef"``; ids of those
+      that signed it.
+    - `save_ids`: one for each metadata file.
+    - `items`, `files`: tensors, shards and objects; data files.
+    - `kept_files`: data files that an interrupted call had finished.
+    - `discarded_files`: finished files of earlier calls with another source or chain, or that cannot be shown to have
+      had the same.
+    - `raw_bytes`, `stored_bytes`: of the items that this call wrote, before the chain; of all items, in storage.
+    - `notes`: remarks, in sentences.
     """
 
     chain: str

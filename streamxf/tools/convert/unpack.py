@@ -51,18 +51,10 @@ FORMATS: dict[str, Format] = {
 class Unpacked:
     """The result of `unpack`.
 
-    Attributes
-    ----------
-    target, format : str
-    files, bytes, tensors, objects : int
-        How many there are.
-    restored : bool
-        Whether these are the files that were packed, byte for byte.
-    left_out : tuple of str
-        Objects that were skipped, and files that were packed beside the written model.
-    seconds : float
-    notes : tuple of str
-        As in `Converted`.
+    - `files`, `bytes`, `tensors`, `objects`: how many there are.
+    - `restored`: whether these are the files that were packed, byte for byte.
+    - `left_out`: objects that were skipped, and files that were packed beside the written model.
+    - `notes`: as in `Converted`.
     """
 
     target: str

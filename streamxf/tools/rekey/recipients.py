@@ -120,23 +120,15 @@ class Recipient:
 class Recipients:
     """Who may read, and who signed.
 
-    Attributes
-    ----------
-    whole : tuple of Recipient
-        Those for whom every data key is wrapped.
-    part : tuple of Recipient
-        Those for whom only some are: a change of rank-local metadata was interrupted, or the storage altered the lists
-        of writers that did not publish, which are not authenticated.
-    signers : tuple of str or None
-        Ids of the signers, according to the metadata; None if it is not signed.
-    authenticated : bool
-        Whether a key has authenticated this. Otherwise it is the storage's claim, which may be false.
-    verified : tuple of str
-        Those among `signers` whose signature was verified with their `VerifyKey`. Without it a signature is only a
-        claim.
-    save_ids : tuple of str
-        Which save the checkpoint is, as ``writer.save_id`` gave it; if ranks have their own metadata, one for each
-        file. Empty unless `authenticated`, and for a plain file.
+    - `whole`: those for whom every data key is wrapped.
+    - `part`: those for whom only some are: a change of rank-local metadata was interrupted, or the storage altered the
+      lists of writers that did not publish, which are not authenticated.
+    - `signers`: ids of the signers, according to the metadata; None if it is not signed.
+    - `authenticated`: whether a key has authenticated this. Otherwise it is the storage's claim, which may be false.
+    - `verified`: those among `signers` whose signature was verified with their `VerifyKey`. Without it a signature is
+      only a claim.
+    - `save_ids`: which save the checkpoint is, as ``writer.save_id`` gave it; if ranks have their own metadata, one for
+      each file. Empty unless `authenticated`, and for a plain file.
     """
 
     whole: tuple[Recipient, ...]

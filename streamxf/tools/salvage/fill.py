@@ -67,30 +67,19 @@ def _lines(entries: Sequence[Damage]) -> list[str]:
 class Salvaged:
     """The result of `load_intact` and `salvage`.
 
-    Attributes
-    ----------
-    state_dict : dict
-        The given one, filled in as far as its items verified. Without one, a new one of whole tensors on the CPU and
-        objects, nested as it was saved, but for keys that are not strings and empty dicts of stock DCP, which does not
-        record them: lost items are missing from its dicts, and None in its lists. It is flat if the metadata, which
-        records the nesting, was unusable.
-    loaded : tuple of str
-        The names of its items, in the flat form that DCP gives them (``optimizer.state.0.step``).
-    damaged : tuple of Damage
-        Everything that did not verify: a lost item has one entry for each lost chunk.
-    unread : tuple of Damage
-        What the storage did not give, for want of permission, say: nothing is known of it.
-    partial : tuple of str
-        Tensors of which only a part verified, with `partial`.
-    missing : tuple of str
-        Items that the given state dict has and the checkpoint does not.
-    refused : tuple of Damage
-        Items that are not damaged and were not loaded all the same, each with the reason: a class that is not allowed
-        here, an object's own code, a target of another kind.
-    unchecked : tuple of str
-        The skipped checks, in words; empty for a checkpoint of streamxf's writers whose metadata is intact.
-    save_ids : dict of str to str
-        The save that each metadata file belongs to, as ``writer.save_id`` gave it; none for other writers.
+    - `state_dict`: the given one, filled in as far as its items verified. Without one, a new one of whole tensors on
+      the CPU and objects, nested as it was saved, but for keys that are not strings and empty dicts of stock DCP, which
+      does not record them: lost items are missing from its dicts, and None in its lists. It is flat if the metadata,
+      which records the nesting, was unusable.
+    - `loaded`: the names of its items, in the flat form that DCP gives them (``optimizer.state.0.step``).
+    - `damaged`: everything that did not verify: a lost item has one entry for each lost chunk.
+    - `unread`: what the storage did not give, for want of permission, say: nothing is known of it.
+    - `partial`: tensors of which only a part verified, with `partial`.
+    - `missing`: items that the given state dict has and the checkpoint does not.
+    - `refused`: items that are not damaged and were not loaded all the same, each with the reason: a class that is not
+      allowed here, an object's own code, a target of another kind.
+    - `unchecked`: the skipped checks, in words; empty for a checkpoint of streamxf's writers whose metadata is intact.
+    - `save_ids`: the save that each metadata file belongs to, as ``writer.save_id`` gave it; none for other writers.
     """
 
     state_dict: dict[str, Any]

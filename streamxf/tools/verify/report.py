@@ -20,31 +20,18 @@ MAX_DAMAGED = 1000  # recorded for each file: a file full of zeros may hold a hu
 class VerifyReport:
     """The result of `verify`.
 
-    Attributes
-    ----------
-    save_ids : tuple of str
-        Which save this is, as ``writer.save_id`` gave it; if ranks have their own metadata, one for each file. Not
-        authenticated if `unchecked` says that the vouchers were not checked.
-    files, items, blocks : int
-        Data files, items and blocks that were checked.
-    bytes_read : int
-        Of data files and metadata.
-    seconds : float
-    damaged : tuple of Damage
-        What is damaged; with `unread`, at most 1000 for each file.
-    unread : tuple of Damage
-        What could not be read, for want of permission, say: nothing is known of it.
-    unlisted : int
-        How many more there were of both.
-    unchecked : tuple of str
-        The skipped checks, with reasons; empty for a checkpoint of streamxf's writers, if it is not encrypted or the
-        keys open it.
-    leftovers : tuple of str
-        Files of other saves in the folder. They do no harm, and `clean` removes them.
-    finished_here : str
-        What an `executor` did not do, so that this process did it, and why; empty if there was nothing.
-    advice : str
-        What to do about both; empty if there is neither.
+    - `save_ids`: which save this is, as ``writer.save_id`` gave it; if ranks have their own metadata, one for each
+      file. Not authenticated if `unchecked` says that the vouchers were not checked.
+    - `files`, `items`, `blocks`: data files, items and blocks that were checked.
+    - `bytes_read`: of data files and metadata.
+    - `damaged`: what is damaged; with `unread`, at most 1000 for each file.
+    - `unread`: what could not be read, for want of permission, say: nothing is known of it.
+    - `unlisted`: how many more there were of both.
+    - `unchecked`: the skipped checks, with reasons; empty for a checkpoint of streamxf's writers, if it is not
+      encrypted or the keys open it.
+    - `leftovers`: files of other saves in the folder. They do no harm, and `clean` removes them.
+    - `finished_here`: what an `executor` did not do, so that this process did it, and why; empty if there was nothing.
+    - `advice`: what to do about both; empty if there is neither.
     """
 
     save_ids: tuple[str, ...]
