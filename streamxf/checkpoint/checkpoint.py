@@ -49,10 +49,8 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
         The checkpoint's folder, or its URL.
     keys : Key, bytes, location, several of them or a KeyRing, optional
         To decrypt. With keys, unencrypted checkpoints are refused.
-    trust, allow_unsigned, require, expect_save_id, weights_only, safe_globals
+    trust, allow_unsigned, require, expect_save_id, weights_only, safe_globals, rename
         As in `FileSystemReader`; a `require` of None is the default here.
-    rename : mapping of str to str, optional
-        As in `FileSystemReader`.
     framework : {"torch", "numpy"}
         The type of tensors. With ``"numpy"`` torch is not imported, unless an object is loaded.
     rank : int, optional

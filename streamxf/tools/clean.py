@@ -78,18 +78,14 @@ def clean(
 
     Parameters
     ----------
-    path : path, str or Storage
-        The checkpoint's folder, or a URL that fsspec knows.
-    keys, trust, allow_unsigned, require
-        As in `FileSystemReader`, to authenticate the metadata. Without keys, its digest must match.
+    path, keys, trust, allow_unsigned, require, storage_options
+        As in `Checkpoint`. Keys authenticate the metadata; without them, its digest must match.
     min_age : float, optional
         Minimum age of a leftover: seconds since it was last written to. By default 0 where a lock of the folder keeps
         saves from being published meanwhile, and a day in object stores and on network file systems. 0 there says that
         you know of no save under way.
     dry_run : bool
         Whether to remove nothing, and only report what would be removed.
-    storage_options : mapping, optional
-        fsspec's, for the URL.
 
     Raises
     ------

@@ -51,14 +51,8 @@ def unsafe_globals(
 
     Parameters
     ----------
-    path : path, str or Storage
-        The checkpoint's folder, or its URL.
-    keys, trust, allow_unsigned, require
-        As in `FileSystemReader`.
-    codecs : CodecRegistry or Registry, optional
-        Where codecs are looked up, and in a `Registry` stream extensions of other packages.
-    storage_options : mapping, optional
-        fsspec's, for a URL.
+    path, keys, trust, allow_unsigned, require, codecs, storage_options
+        As in `Checkpoint`.
 
     Returns
     -------

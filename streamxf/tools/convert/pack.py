@@ -87,21 +87,16 @@ def transcode(
     in_place : bool
         Replace the source, in one step for each metadata file. If the process is killed, the old checkpoint or the new
         one loads. Needs space for both.
-    overwrite : bool
-        Whether a checkpoint in the target may be replaced.
-    recipients : Key, bytes, location or several, optional
-        Who may read the copy, for the word ``encrypt`` in the chain's text form, or for the default chain.
-    signer : SigningKey or location, optional
-        Signs the copy, as in `Encrypt`.
-    keys, trust, allow_unsigned, require, block_size
-        As in `FileSystemReader`, for the source, and `FileSystemWriter`.
+    overwrite, recipients, signer, block_size, progress
+        Of the copy, as in `CheckpointWriter`.
+    keys, trust, allow_unsigned, require
+        Of the source, as in `Checkpoint`.
     storage_options, target_options : mapping, optional
         fsspec's, for URLs.
     file_size : int
         Bytes of items, before the chain, in one data file; more if there would be too many files.
     max_expansion : int
         As in `diff`, for the copied bytes.
-    progress : Progress, optional
     executor : concurrent.futures.Executor, optional
         Its workers write the data files, as in `verify`, and need `recipients` and `signer`, too. If the chain
         encrypts, a recipient's key has to decrypt here what they wrote.

@@ -136,11 +136,7 @@ def unpack(
     overwrite : bool
         Whether the target may be replaced. A folder must be a Hugging Face one, and files in it that are not weights
         stay.
-    keys, trust, allow_unsigned, require
-        As in `FileSystemReader`.
-    storage_options, target_options : mapping, optional
-        fsspec's, for URLs.
-    max_expansion, progress
+    keys, trust, allow_unsigned, require, storage_options, target_options, max_expansion, progress
         As in `transcode`.
 
     Returns

@@ -61,8 +61,8 @@ def diff(
     ----------
     first, second : path, str or Storage
         Each a file, a folder, or a URL that fsspec knows.
-    keys, trust, allow_unsigned, require
-        As in `FileSystemReader`, for both.
+    keys, trust, allow_unsigned, require, storage_options
+        As in `Checkpoint`, for both.
     encrypted : tuple of bool
         One for each: whether the keys are for it. With keys a checkpoint of DCP that is not encrypted is refused.
     only : sequence of str
@@ -72,8 +72,6 @@ def diff(
         that was saved as ``{"model": ...}`` with the model alone.
     values : bool
         Whether to compute `Distance.statistics`: as `inspect` shows them, of the second minus the first.
-    storage_options : mapping, optional
-        fsspec's, for both.
     max_expansion : int
         Limit on the compared bytes of a checkpoint, as a multiple of its stored size; 256 MiB is always allowed. Blocks
         count by their stored bytes. Items beyond it, such as tensors whose strides repeat elements, are incomparable.

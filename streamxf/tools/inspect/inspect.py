@@ -306,14 +306,12 @@ def inspect(
     path : path, str or Storage
         A checkpoint of streamxf or of stock DCP, a ``.safetensors`` or ``torch.save`` file, or a Hugging Face folder;
         or the URL of one.
-    keys, trust, allow_unsigned, require
-        As in `FileSystemReader`. An encrypted checkpoint is shown without keys, too; with keys its metadata must be
+    keys, trust, allow_unsigned, require, storage_options
+        As in `Checkpoint`. An encrypted checkpoint is shown without keys, too; with keys its metadata must be
         authentic.
     values : bool
         Whether to read all tensors as well, for `Summary.values`. That takes about as long as a load, and little
         memory; an encrypted checkpoint then needs keys.
-    storage_options : mapping, optional
-        fsspec's, for a URL.
     max_expansion : int
         As in `diff`; for `values` only.
     progress : Progress, optional

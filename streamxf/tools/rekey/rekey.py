@@ -86,8 +86,8 @@ def rekey(
     signer : SigningKey or location, optional
         Signs the contents, in place of the previous signer. Without it, a signature stays as it is. A checkpoint saved
         without a signer cannot be signed afterwards.
-    trust : VerifyKey or location, or several
-        Trusted signers, as in `KeyRing`.
+    trust, storage_options
+        As in `Checkpoint`.
     allow_unsigned : bool
         Whether a signature may be missing that readers require, present ones or `recipients`.
     vouch : bool
@@ -97,8 +97,6 @@ def rekey(
         The only save whose data keys are passed on, as ``writer.save_id`` gave it; if ranks have their own metadata,
         the ids of all of them. Without it, anyone who can write to the folder may have put the metadata of another
         checkpoint there that `keys` open, and `recipients` then read that one.
-    storage_options : mapping, optional
-        fsspec's, for a URL.
 
     Returns the names of the rewritten files. ``()`` means that nothing had to change; if everything is wrapped for
     exactly `recipients` already, and one of these opens it, `keys` are not needed.

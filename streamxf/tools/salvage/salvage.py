@@ -61,15 +61,8 @@ def load_intact(
     state_dict : dict, optional
         Filled in place, as by ``dcp.load``. Without it everything is loaded into a new one: whole tensors on the CPU,
         and objects.
-    keys, trust, allow_unsigned, require, weights_only, safe_globals
-        As in `FileSystemReader`.
-    codecs : CodecRegistry or Registry, optional
-        Where codecs are looked up, and in a `Registry` stream extensions of other packages.
-    storage_options : mapping, optional
-        fsspec's, for a URL.
-    expect_save_id : str or several, optional
-        The only acceptable saves, as ``writer.save_id`` gave them: one, or those of all ranks if each has its own
-        metadata.
+    keys, trust, allow_unsigned, require, codecs, weights_only, safe_globals, expect_save_id, storage_options
+        As in `Checkpoint`.
     partial : bool
         Whether to return tensors of which only some chunks verified: the rest is zero, or keeps the values of the state
         dict. `Salvaged.partial` names them, and `Salvaged.damaged` the lost boxes.

@@ -93,14 +93,8 @@ def verify(
     keys : Key, bytes, location, several of them or a KeyRing, optional
         To decrypt. Without them all checks are made that need no key: sizes, digests, structure and the CRC of each
         block, which find accidents, but not deliberate changes.
-    trust, allow_unsigned, require
-        As in `FileSystemReader`.
-    expect_save_id : str or several, optional
-        The only acceptable save; if ranks have their own metadata, the ids of all of them.
-    codecs : CodecRegistry or Registry, optional
-        Where codecs are looked up, and in a `Registry` stream extensions of other packages.
-    storage_options : mapping, optional
-        fsspec's, for a URL.
+    trust, allow_unsigned, require, expect_save_id, codecs, storage_options
+        As in `Checkpoint`.
     max_expansion : int
         Limit, as a multiple of a data file's stored bytes (holes are not stored), on the bytes read from it and made by
         stream transforms; 256 MiB is always allowed. More is reported as damage.
