@@ -179,7 +179,6 @@ class Access:
     def of(
         cls,
         keys: KeysLike = None,
-        *,
         trust: TrustLike = None,
         allow_unsigned: bool = False,
         require: Require | None = None,
@@ -190,7 +189,7 @@ class Access:
         max_expansion: int = MAX_EXPANSION,
         rename: Names | None = None,
     ) -> Self:
-        """From the keyword arguments of public functions; raises ParameterError."""
+        """From the arguments of public functions, which have these names; raises ParameterError."""
         transform = known_transform
         if isinstance(codecs, RegistryLike):
             if len(codecs.keys) and keys is not None:

@@ -102,18 +102,8 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
         codecs: Codecs = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        access = Access.of(
-            keys,
-            trust=trust,
-            allow_unsigned=allow_unsigned,
-            require=require,
-            expect_save_id=expect_save_id,
-            codecs=codecs,
-            weights_only=weights_only,
-            safe_globals=safe_globals,
-            max_expansion=max_expansion,
-            rename=rename,
-        )
+        how = codecs, weights_only, safe_globals, max_expansion, rename
+        access = Access.of(keys, trust, allow_unsigned, require, expect_save_id, *how)
         if framework not in ("torch", "numpy"):
             raise ParameterError(f"framework={framework!r:.80}: it is 'torch' or 'numpy'")
         storage = open_storage(path, storage_options)

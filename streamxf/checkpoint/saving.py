@@ -191,14 +191,14 @@ class Save:
         cls,
         path: Location,
         chain: ChainLike | None,
-        *,
         recipients: KeysLike = None,
         signer: SignerLike | None = None,
-        was_encrypted: bool = False,
         overwrite: bool = False,
-        stock: Stock = "auto",
         block_size: int = 1 << DEFAULT_BLOCK_LOG2,
         storage_options: Mapping[str, Any] | None = None,
+        *,
+        stock: Stock = "auto",
+        was_encrypted: bool = False,
         cure: str = "name another target, or replace it (overwrite)",
     ) -> Self:
         """A save of the arguments of public functions, of which `renew` makes those that write. Raises what is wrong

@@ -95,16 +95,7 @@ class CheckpointWriter:
         progress: Progress | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._to = Save.to(
-            path,
-            chain,
-            recipients=recipients,
-            signer=signer,
-            overwrite=overwrite,
-            stock=stock,
-            block_size=block_size,
-            storage_options=storage_options,
-        )
+        self._to = Save.to(path, chain, recipients, signer, overwrite, block_size, storage_options, stock=stock)
         self._extra = _extra(extra or {})
         self._progress = progress
         self._items: dict[str, Item] = {}

@@ -92,18 +92,10 @@ class ChainReaderMixin(StorageMixin):
                 "keys are passed by name: keys=key"
             )
         super().__init__(path, progress, kwargs)
-        access = Access.of(
-            keys,
-            trust=trust,
-            allow_unsigned=allow_unsigned,
-            require=None if require == "default" else require,
-            expect_save_id=expect_save_id,
-            codecs=None if _extension_registry is None else Registry.of(_extension_registry),
-            weights_only=weights_only,
-            safe_globals=safe_globals,
-            max_expansion=max_expansion,
-            rename=rename,
-        )
+        registry = None if _extension_registry is None else Registry.of(_extension_registry)
+        how = registry, weights_only, safe_globals, max_expansion, rename
+        required = None if require == "default" else require
+        access = Access.of(keys, trust, allow_unsigned, required, expect_save_id, *how)
         self._access = access if require is not None else replace(access, require=None)
         self._read = read
         self._facts: once.Facts | None = None

@@ -93,14 +93,8 @@ def latest(
     """
     if mode not in ("min", "max"):
         raise ParameterError(f"mode={mode!r:.40}: it is 'min' or 'max'")
-    run = Run.at(
-        open_storage(folder, storage_options, abilities),
-        None,
-        run_id,
-        keys=keys,
-        trust=trust,
-        allow_unsigned=allow_unsigned,
-    )
+    place = open_storage(folder, storage_options, abilities)
+    run = Run.at(place, None, run_id, keys=keys, trust=trust, allow_unsigned=allow_unsigned)
     storage = run.storage
     try:
         check_folder(storage)

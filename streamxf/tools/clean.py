@@ -103,7 +103,7 @@ def clean(
     """
     if min_age is not None and not (isinstance(min_age, int | float) and min_age >= 0):
         raise ParameterError(f"min_age={min_age!r:.80}: it is a number of seconds, from 0")
-    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require)
+    access = Access.of(keys, trust, allow_unsigned, require)
     storage = open_storage(path, storage_options)
     storage.check_fresh()
     with storage.entered() as storage, locked(storage) as alone:

@@ -59,7 +59,7 @@ def unsafe_globals(
     UnsafeGlobals
         Names that neither torch, nor ``torch.serialization.add_safe_globals`` in this process, nor streamxf allows.
     """
-    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, codecs=codecs)
+    access = Access.of(keys, trust, allow_unsigned, require, codecs=codecs)
     names: dict[str, list[str]] = {}
     refused: dict[str, list[str]] = {}
     with Checkpoint.at(open_storage(path, storage_options), access) as checkpoint:

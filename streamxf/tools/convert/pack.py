@@ -120,18 +120,10 @@ def transcode(
         raise ParameterError("give either a target, or replace the source (in_place)")
     if target is not None:
         refuse_same(source, target)
-    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion)
+    access = Access.of(keys, trust, allow_unsigned, require, max_expansion=max_expansion)
     place, options = (source, storage_options) if target is None else (target, target_options)
-    to = Save.to(
-        place,
-        chain,
-        recipients=recipients,
-        signer=signer,
-        was_encrypted=len(access.keys) > 0,
-        overwrite=in_place or overwrite,
-        block_size=block_size,
-        storage_options=options,
-    )
+    how = in_place or overwrite, block_size, options
+    to = Save.to(place, chain, recipients, signer, *how, was_encrypted=len(access.keys) > 0)
     storage = open_storage(source, storage_options)
     fleet = None if executor is None else Fleet(executor, [storage], access, keys, to, chain, recipients, signer)
     return copy(storage, access, to, file_size, progress, fleet, in_place=in_place)
@@ -274,22 +266,12 @@ def pack(
     if of_dcp:
         _refuse_beside(tree)
         refuse_same(source, target)
-        access = Access.of(
-            keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion
-        )
+        access = Access.of(keys, trust, allow_unsigned, require, max_expansion=max_expansion)
     else:
         _refuse_inside(source, target)
         access = Access.of(max_expansion=max_expansion)
-    to = Save.to(
-        target,
-        chain,
-        recipients=recipients,
-        signer=signer,
-        was_encrypted=len(access.keys) > 0,
-        overwrite=overwrite,
-        block_size=block_size,
-        storage_options=target_options,
-    )
+    how = overwrite, block_size, target_options
+    to = Save.to(target, chain, recipients, signer, *how, was_encrypted=len(access.keys) > 0)
     fleet = None if executor is None else Fleet(executor, [storage], access, keys, to, chain, recipients, signer)
     if of_dcp:
         made = copy(storage, access, to, file_size, progress, fleet)

@@ -170,7 +170,7 @@ def unpack(
     if asked is Format.DCP and (only or prefix or model):
         raise ParameterError("a DCP checkpoint is always copied whole: leave out only, prefix and model")
     storage = open_storage(source, storage_options)
-    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion)
+    access = Access.of(keys, trust, allow_unsigned, require, max_expansion=max_expansion)
     if asked is Format.DCP:
         refuse_same(source, target)
         to = Save.to(target, Chain([]), overwrite=overwrite, storage_options=target_options)

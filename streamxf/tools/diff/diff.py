@@ -87,7 +87,7 @@ def diff(
         items can be read. A single unreadable item is incomparable, and the others are compared.
     """
     keys = tuple(keys) if isinstance(keys, Iterator) else keys
-    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion)
+    access = Access.of(keys, trust, allow_unsigned, require, max_expansion=max_expansion)
     plain = Access.of(max_expansion=max_expansion)
     storages = [open_storage(path, storage_options) for path in (first, second)]
     fleet = None if executor is None else Fleet(executor, storages, access, keys)

@@ -326,7 +326,7 @@ def inspect(
         also if keys are missing. A tensor that cannot be read is in `TensorStatistics.unreadable` or `unread`.
     """
     keys = tuple(keys) if isinstance(keys, Iterator) else keys
-    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion)
+    access = Access.of(keys, trust, allow_unsigned, require, max_expansion=max_expansion)
     storage = open_storage(path, storage_options)
     fleet = None if executor is None else Fleet(executor, [storage], access, keys)
     with open_source(storage, access, listing=not values) as source:

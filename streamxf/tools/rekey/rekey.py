@@ -48,7 +48,7 @@ def recipients(
     a claim without the `VerifyKey` of its signer in `trust`. The other arguments and errors are as in `rekey`;
     `expect_save_id` needs keys.
     """
-    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, expect_save_id=expect_save_id)
+    access = Access.of(keys, trust, allow_unsigned, expect_save_id=expect_save_id)
     if not len(access.keys) and access.expected_saves is not None:
         raise ParameterError("expect_save_id needs keys: without a key anyone can write any save's id")
     return _listed(path, storage_options, access)
@@ -260,7 +260,7 @@ def _change(
 def _terms(
     keys: KeysLike, signer: SignerLike | None, trust: TrustLike, allow_unsigned: bool, vouch: bool, expected: SaveIds
 ) -> tuple[Access, Terms]:
-    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, expect_save_id=expected)
+    access = Access.of(keys, trust, allow_unsigned, expect_save_id=expected)
     if not len(access.keys):
         raise KeyMissingError("no key was given that could open it")
     return access, Terms.of(access.keys, signer, vouch)
@@ -321,7 +321,7 @@ def rename(
     one name, or would not fit into one nested state dict, and if a name or pattern stands for no item; PolicyError if
     the key of a recipient that vouches is missing, or the signer of what is signed.
     """
-    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, expect_save_id=expect_save_id)
+    access = Access.of(keys, trust, allow_unsigned, expect_save_id=expect_save_id)
     terms = Terms.of(access.keys, signer, vouch)
     storage, renaming = open_storage(path, storage_options), Renaming(names)
     changed: dict[str, str] = {}

@@ -95,17 +95,8 @@ def load_intact(
     ParameterError
         If an argument is invalid.
     """
-    access = Access.of(
-        keys,
-        trust=trust,
-        allow_unsigned=allow_unsigned,
-        require=require,
-        expect_save_id=expect_save_id,
-        codecs=codecs,
-        weights_only=weights_only,
-        safe_globals=safe_globals,
-        max_expansion=max_expansion,
-    )
+    how = codecs, weights_only, safe_globals, max_expansion
+    access = Access.of(keys, trust, allow_unsigned, require, expect_save_id, *how)
     storage = open_storage(path, storage_options)
     with open_damaged(storage, access, rank, merge_ranks, without_metadata, progress) as checkpoint:
         filler = Filler(checkpoint, partial, progress)
@@ -168,28 +159,14 @@ def salvage(
         As `load_intact`; or if an item no longer verified when it was copied. Then nothing is published.
     """
     refuse_same(source, target, ": a salvaged checkpoint is written to another folder")
-    access = Access.of(
-        keys,
-        trust=trust,
-        allow_unsigned=allow_unsigned,
-        require=require,
-        expect_save_id=expect_save_id,
-        max_expansion=max_expansion,
-    )
+    access = Access.of(keys, trust, allow_unsigned, require, expect_save_id, max_expansion=max_expansion)
     storage = open_storage(source, storage_options)
     with open_damaged(storage, access, rank, merge_ranks, without_metadata, progress) as checkpoint:
         items = [item for metadata in checkpoint.metadata for item in metadata.each()]
         descriptors = {text for item in items for place in item.places for text in place.descriptors}
         encrypted = any(text.partition("/")[0] == ENCRYPT for text in descriptors)
-        to = Save.to(
-            target,
-            chain,
-            recipients=recipients,
-            signer=signer,
-            was_encrypted=encrypted,
-            storage_options=target_options,
-            cure="name another target",
-        )
+        about: Any = {"storage_options": target_options, "cure": "name another target"}
+        to = Save.to(target, chain, recipients, signer, was_encrypted=encrypted, **about)
         filler = Filler(checkpoint, partial, progress)
         found = filler.check()
         if not found.loaded:

@@ -122,15 +122,7 @@ def verify(
         If the storage cannot be listed. A file that cannot be read is in the report's `unread`.
     """
     keys = tuple(keys) if isinstance(keys, Iterator) else keys
-    access = Access.of(
-        keys,
-        trust=trust,
-        allow_unsigned=allow_unsigned,
-        require=require,
-        expect_save_id=expect_save_id,
-        codecs=codecs,
-        max_expansion=max_expansion,
-    )
+    access = Access.of(keys, trust, allow_unsigned, require, expect_save_id, codecs, max_expansion=max_expansion)
     named = require is not None or expect_save_id is not None
     paths = [path] if isinstance(path, str | os.PathLike | Storage) else [*path]
     if not paths:
