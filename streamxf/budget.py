@@ -69,9 +69,7 @@ class Budget:
         return Budget(self.times, self._stored)
 
     def spend(self, size: int, what: str, *, file: str | None = None, item: str | None = None) -> None:
-        """Take `size` bytes for `what`, which begins a sentence; `file` and `item` are where. Raises PolicyError if
-        that is too much, and takes nothing then.
-        """
+        """Take `size` bytes for `what`, which begins a sentence; PolicyError if that is too much, and none is taken."""
         self.asked += size
         if self._spent + size > most(self._stored, self.times):
             besides = f" besides the {size_text(self._spent)} before it" if self._spent else ""
@@ -165,9 +163,7 @@ class Steps:
 
 
 def check_whole(file: IO[bytes], size: int, length: int, error: type[StreamxfError]) -> None:
-    """Check that `length` bytes of a file of `size` bytes may be read into memory, whatever they are; raises an `error`
-    if hardly any of the file is stored.
-    """
+    """Check that `length` bytes of a file of `size` may be read into memory; `error` if hardly any is stored."""
     if length > FREE_WHOLE and length > MAX_EXPANSION * (held := held_bytes(file, size)):
         raise error(
             f"the file has {size_text(size)}, of which {size_text(held)} are stored; the rest are holes, which no "

@@ -40,9 +40,7 @@ def flat_view(data: Buffer) -> memoryview:
 
 
 def write_all(file: Writable, data: Buffer) -> int:
-    """Write all of `data`, however often `file` takes only a part of it; return the number of bytes. Raises OSError if
-    `file` takes nothing (a full or non-blocking file).
-    """
+    """Write all of `data`; returns its size. Raises OSError if `file` takes nothing (a full or non-blocking file)."""
     view = flat_view(data)
     written = 0
     while written < len(view):
@@ -56,9 +54,7 @@ def write_all(file: Writable, data: Buffer) -> int:
 
 
 def mapped(size: int, flags: int = 0) -> mmap.mmap:
-    """Anonymous memory of this process: pages are taken when they are touched, and returned once it is dropped. Memory
-    that malloc gave to many threads stays with them.
-    """
+    """Anonymous memory, returned once it is dropped: what malloc gave to many threads stays with them."""
     return mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | flags)
 
 

@@ -189,9 +189,7 @@ class Codec(TorchExtension, abc.ABC):
 
     @classmethod
     def from_text(cls, parameters: Mapping[str, str], keys: KeyRing) -> Self:
-        """Make the codec for a chain's text form, ``zstd:level=3``, as `from_parameters`. `keys` are those given with
-        the text, for a codec that encrypts.
-        """
+        """Make the codec for a chain's text, ``zstd:level=3``, as `from_parameters`; `keys` for one that encrypts."""
         return cls.from_parameters(parameters)
 
 

@@ -130,9 +130,7 @@ class Job(Generic[T]):
         self._cancelled = True
 
     def wait(self) -> None:
-        """Wait until a job that was cancelled is not running and will not run. It then holds none of its caller's
-        memory, even while it is still in the workers' queue.
-        """
+        """Wait until a cancelled job neither runs nor will; it then holds none of its caller's memory."""
         if self._begun and not self.finished:
             self._over.acquire()
         self._call = self._error = None

@@ -109,9 +109,7 @@ class StreamxfError(Exception):
 
 
 class located:
-    """Fill in the place of every `StreamxfError` that passes through, and an OSError's path; with `doing`, a note has
-    it for other errors, if none has one that is nearer.
-    """
+    """Fill in the place of a `StreamxfError` that passes, and an OSError's path; `doing` is in a note for others."""
 
     __slots__ = ("_doing", "_file", "_item")
 

@@ -202,9 +202,7 @@ def check_installed() -> None:
 
 
 def check_progress(progress: Any) -> Any:
-    """Return `progress`, which is True for a bar, False or a `Progress`. Raises ParameterError if it cannot be used,
-    and UnsupportedError if it needs rich, which is not installed.
-    """
+    """Return `progress`, a bool or `Progress`. ParameterError if it cannot be used, UnsupportedError without rich."""
     if progress is True:
         check_installed()
     elif progress is not False and not all(callable(getattr(progress, name, None)) for name in ("expect", "advance")):

@@ -40,9 +40,7 @@ class Provider:
 
     @classmethod
     def parse(cls, text: str) -> Provider | None:
-        """Read ``acme.delta=acme-codec==1.0``; None for anything else, because the text comes from a checkpoint and
-        ends up in front of a person.
-        """
+        """Read ``acme.delta=acme-codec==1.0``; None for anything else: it is from a checkpoint, and people see it."""
         codec, _, requirement = text.partition("=")
         return cls(codec, requirement) if _REQUIREMENT.fullmatch(requirement) else None
 
@@ -51,9 +49,7 @@ class Provider:
 
 
 class CodecRegistry:
-    """Finds codec classes by name. `allow` names the third-party codecs that may be used; None allows every installed
-    one, and the built-in ones always may.
-    """
+    """Finds codec classes by name: built-in ones, and third-party ones that `allow` names; None allows all of them."""
 
     def __init__(self, allow: Iterable[str] | None = None) -> None:
         self._allow = None if allow is None else frozenset(check_name(name) for name in allow)
@@ -122,9 +118,7 @@ class CodecRegistry:
     def build(
         self, descriptor: Descriptor, keys: KeyRing | DataKey | None = None, providers: Iterable[Provider] = ()
     ) -> Codec:
-        """Make the codec that a descriptor describes; `keys` as for `Codec.rebuild`. Raises as that and `find`; also
-        UnknownCodecError for a version that the installed codec does not know.
-        """
+        """Make a descriptor's codec; raises as `find`, `Codec.rebuild`; UnknownCodecError for an unknown version."""
         cls = self.find(descriptor.name, providers)
         if descriptor.version != cls.version:
             raise UnknownCodecError(

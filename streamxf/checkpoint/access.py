@@ -101,9 +101,7 @@ def _path(path: Path, old: str, new: str) -> Path:
 
 
 def check_nesting(items: Collection[Item]) -> None:
-    """Raise ParameterError if two items do not fit into one nested state dict: they would stand in one place, one below
-    the other, or in a list that has keys, too.
-    """
+    """Raise ParameterError if items do not fit into one nested state dict: in one place, or one below the other."""
     placed: dict[Path, tuple[object, str]] = {}
     for item in items:
         path = item.path or ()

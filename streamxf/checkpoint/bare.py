@@ -29,9 +29,7 @@ _Headers = dict[tuple[str, int], Mapping[str, tuple[int, int, Any]]]
 
 
 def placed(storage: Storage, items: Mapping[str, Item]) -> Mapping[str, Item]:
-    """The items of stock metadata, with the places of their elements. What a damaged file does not tell stays as it is,
-    and is found to be damaged when it is read.
-    """
+    """The items of stock metadata, with their elements' places. What is damaged stays, and is found when it is read."""
     headers: _Headers = {}
     found = dict(items)
     for name, item in items.items():

@@ -16,6 +16,7 @@ from streamxf.budget import check_whole
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import Access, Renaming, renamed
 from streamxf.checkpoint.bare import placed
+from streamxf.format.extra import UNRECORDED
 from streamxf.format.index import File, Index
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
 from streamxf.format.limits import MAX_METADATA, NO_RANK, TRAILER_BYTES
@@ -146,6 +147,10 @@ class Metadata:
     def files(self) -> Mapping[str, File]:
         return self.index.files if self.index is not None else {}
 
+    @property
+    def extra(self) -> Mapping[str, Any]:
+        return self.index.extra if self.index is not None else UNRECORDED
+
     def each(self) -> Iterable[Item]:
         """Its items one by one; faster than by their names where they are many."""
         return self.items.each() if isinstance(self.items, ItemTable) else self.items.values()
@@ -175,16 +180,12 @@ class Metadata:
         return replace(self, items={}, index=index)
 
     def data_key(self, wrapped: bytes, keys: KeyRing) -> DataKey:
-        """The data key of the process that wrote a file, `File.key` of which is `wrapped`. Raises KeyMissingError,
-        WrongKeyError, KeyServiceError if it cannot be unwrapped.
-        """
+        """The data key of a file's writer, `File.key` of which is `wrapped`; raises as `KeyRing.unwrap`."""
         published = keys.unwrap(self.wrapped)
         return published.unwrap(wrapped) if any(wrapped) else published
 
     def signed_by(self, trust: Iterable[VerifyKey]) -> bool:
-        """Whether one of `trust` signed the index, which no other key is needed for; raises AuthenticationError for a
-        wrong signature in the name of one.
-        """
+        """Whether one of `trust` signed the index; AuthenticationError for a wrong signature in the name of one."""
         return bool(self.vouchers) and Vouchers.parse(self.vouchers).signed_by(trust, self.digest)
 
 

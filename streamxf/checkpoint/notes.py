@@ -250,9 +250,7 @@ def known_run(
 
 
 def check_uncommitted(storage: Storage, files: Collection[str], access: Access) -> None:
-    """Raise UnsupportedError if a commit record in this folder, or in that above, tells the sizes of these files: what
-    rewrites them would make damage of what a framework saved.
-    """
+    """Raise UnsupportedError if a commit record here, or above, has these files' sizes: others would be damage."""
     above, name = storage.parent()
     for place, prefix in [(storage, ""), *([(above, f"{name}/")] if above.path and name else [])]:
         commit = None

@@ -35,9 +35,7 @@ def is_extra(name: object) -> bool:
 
 
 def plain_members(found: Mapping[str, Any], who: str) -> dict[str, Any]:
-    """What is put into the metadata besides, as `Index` has it. Raises UnsupportedError, which says `who` put it there,
-    if it is not plain data.
-    """
+    """What is put into the metadata besides, as `Index` has it; UnsupportedError says `who` put no plain data there."""
     members = {}
     for name, value in found.items():
         try:

@@ -277,9 +277,7 @@ class Save:
         return data_name(rank, number, self.writer_id)
 
     def discard(self, files: Iterable[str], error: BaseException) -> bool:
-        """Remove files of this save, which `error` ended: notes name those that could not be, and say what to do about
-        the disk. Whether all were.
-        """
+        """Remove files of a save that `error` ended; its notes say what is left, and what to do. Whether all were."""
         if type(error) is OSError and (advice := _ADVICE.get(error.errno)):  # NoSpaceError says so itself
             add_note(error, escaped(advice.format(self.storage.label())))
         left = self.storage.remove(files)

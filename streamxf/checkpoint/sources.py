@@ -83,8 +83,8 @@ class Chunks:
             part = self._next()[: len(out)]
             out[: len(part)] = part
             out, self._rest = out[len(part) :], self._rest[len(part) :]
-        if stop == self.size:
-            self._check_end()
+        if stop == self.size and (len(self._rest) or any(map(len, self._pieces))):
+            raise ParameterError(f"the source has more bytes than the {self.size:,} of dtype and shape")
         return Load(lambda _: memory, partial(scratches.give, scratch))
 
     def _next(self) -> memoryview:
@@ -94,10 +94,6 @@ class Chunks:
             except StopIteration:
                 raise ParameterError(f"the source has fewer bytes than the {self.size:,} of dtype and shape") from None
         return self._rest
-
-    def _check_end(self) -> None:
-        if len(self._rest) or any(map(len, self._pieces)):
-            raise ParameterError(f"the source has more bytes than the {self.size:,} of dtype and shape")
 
 
 def pieces_of(file: Any, step: int) -> Iterator[memoryview]:
@@ -141,9 +137,7 @@ def check_storable(tensor: torch.Tensor) -> None:
 
 
 def check_memory(tensor: torch.Tensor) -> None:
-    """Raise UnsupportedError for a strided tensor whose elements are not all in its storage, which was freed or cut:
-    nothing keeps torch and NumPy from reading and writing whatever lies there.
-    """
+    """Raise UnsupportedError for a tensor beyond its storage, which was freed or cut: torch would read anything."""
     count = tensor.numel()
     if count and not tensor.is_contiguous():
         count = 1 + sum([(size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)])
@@ -230,9 +224,7 @@ def tensor_of(value: Any, dtype: Any, staging: Staging) -> Given | None:
 
 
 def tensor_in(pieces: Any, dtype: Any, shape: Sequence[int]) -> Given:
-    """A tensor whose elements come in pieces: from a file, or any iterable of bytes-like objects; or one such object.
-    Raises ParameterError if dtype or shape cannot be.
-    """
+    """A tensor of pieces: a file, or bytes-like objects, one or many. ParameterError if dtype or shape cannot be."""
     name = _name(dtype)
     sizes = tuple(shape)
     if not all(type(size) is int and size >= 0 for size in sizes):

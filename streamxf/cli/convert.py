@@ -123,16 +123,8 @@ def transcode(
     streamxf transcode /checkpoints/step-1000 --in-place --chain floatzip+encrypt --recipient file:new.key
     """
     with out.progress("Transcoding") as bar:
-        done = streamxf.transcode(
-            source,
-            target,
-            in_place=in_place,
-            overwrite=overwrite,
-            **written,
-            **access,
-            file_size=units.size(file_size),
-            progress=bar,
-        )
+        how = {**written, **access, "file_size": units.size(file_size)}
+        done = streamxf.transcode(source, target, in_place=in_place, overwrite=overwrite, **how, progress=bar)
     return out.result({"target": source if target is None else target, **asdict(done)}, str(done))
 
 

@@ -167,9 +167,7 @@ class _Output:
 
 
 class Interrupts:
-    """Turns signals into KeyboardInterrupt, and remembers the first: what is interrupted may turn that into an error of
-    its own, as imports and DCP do.
-    """
+    """Turns signals into KeyboardInterrupt, and remembers the first: imports and DCP may make another error of it."""
 
     def __init__(self) -> None:
         self.first: int | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import typer
@@ -24,8 +25,9 @@ def seconds(text: str) -> float:
 
 def size(text: str) -> int:
     """``256MiB``, ``2GB`` or a number of bytes in bytes; raises BadParameter for anything else, and for nothing."""
-    found = _quantity(text, _BYTES)
-    if found is None or found < 1:
+    match = _QUANTITY.fullmatch(text.strip())
+    found = float(match[1]) * _BYTES.get(match[2].lower(), 0) if match is not None else 0
+    if not 1 <= found < math.inf:
         raise typer.BadParameter(f"{text!r:.40} is not a size; write 256MiB, 2GB or a number of bytes")
     return int(found)
 
@@ -50,10 +52,3 @@ def metric(text: str) -> tuple[str, str]:
     """``loss`` or ``accuracy:max``: the name of a metric, and whether lower (min) or higher values are better."""
     name, _, mode = text.rpartition(":")
     return (name, mode) if name and mode in ("min", "max") else (text, "min")
-
-
-def _quantity(text: str, units: dict[str, int]) -> float | None:
-    match = _QUANTITY.fullmatch(text.strip())
-    if match is None or match[2].lower() not in units:
-        return None
-    return float(match[1]) * units[match[2].lower()]

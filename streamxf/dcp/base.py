@@ -207,7 +207,5 @@ def _causes(error: BaseException) -> Iterator[str]:
 
 
 def is_own(planner: Any, methods: Mapping[str, Any]) -> bool:
-    """Whether a planner's methods of these names are torch's, as they were when it was imported: others may do
-    anything, also those that somebody put in their place, in the class or the object.
-    """
+    """Whether a planner's methods of these names are torch's, as imported: what is in their place may do anything."""
     return [getattr(getattr(planner, name, None), "__func__", None) for name in methods] == [*methods.values()]

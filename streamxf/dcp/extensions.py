@@ -235,9 +235,7 @@ def is_raw(descriptors: Sequence[str]) -> bool:
 
 
 class RawTensor(StreamTransformExtension):
-    """Makes what torch's reader expects of a raw tensor, whose descriptor has its dtype and its shape. Raises
-    DescriptorError if that has others.
-    """
+    """Makes what torch's reader expects of a raw tensor; DescriptorError if its descriptor lacks dtype and shape."""
 
     def __init__(self, text: str) -> None:
         self._text = text

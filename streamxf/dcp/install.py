@@ -135,9 +135,7 @@ def chain_and_access(
 
 
 def installed() -> Installation | None:
-    """The installation in force in this process, or None. Raises StreamxfError if the environment asks for one, and its
-    variables cannot be used.
-    """
+    """The installation in force here, or None; StreamxfError if the variables of the environment cannot be used."""
     found = _stack[-1] if _stack else None
     if found is not None and found._error is not None:
         raise copy(found._error)  # whose traceback would grow with each
@@ -367,9 +365,7 @@ def _making_at_once(original: Callable[..., Any], setup: Callable[..., Any]) -> 
 
 
 def _warning(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A ``set_up_storage_writer``, with which each save begins, that tells of writers which were not changed: of a
-    derived class, say, or made before the installation.
-    """
+    """A ``set_up_storage_writer`` that tells of writers of derived classes, or made before, which were not changed."""
 
     @wraps(original)
     def set_up_storage_writer(self: Any, *args: Any, **kwargs: Any) -> None:

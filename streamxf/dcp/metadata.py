@@ -48,9 +48,7 @@ _MADE = {"state_dict_metadata", PLANNER_DATA, "storage_data", "_found"}
 
 
 def extra_of(content: metadata.Metadata, paths: Mapping[str, Path]) -> dict[str, Any]:
-    """What planners put into the metadata besides: planner data that is not `paths`, and attributes of their own.
-    Raises UnsupportedError if something of it is not plain data.
-    """
+    """What planners add: planner data that is not `paths`, and attributes. UnsupportedError if it is no plain data."""
     found = {name: value for name, value in vars(content).items() if name not in OWN | {FOUND, _PUBLISHED, "_found"}}
     if content.planner_data is not None and not paths:
         found[PLANNER_DATA] = content.planner_data
@@ -266,8 +264,7 @@ class StoredMetadata(metadata.Metadata):
 
 
 def _extra(found: stored_metadata.Metadata) -> dict[str, Any]:
-    extra = found.index.extra if found.index is not None else {}
-    return members_of(extra) if extra.keys() - {NESTING} else {}
+    return members_of(found.extra) if found.extra.keys() - {NESTING} else {}
 
 
 class LazyTensor(metadata.TensorStorageMetadata):

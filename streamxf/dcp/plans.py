@@ -326,7 +326,8 @@ def _unstored(value: Any, path: str) -> Iterator[str]:
         yield f"{path} ({type(value).__name__})"
     facts = getattr(value, "_metadata", None) if isinstance(value, Mapping) else None
     for name, fact in facts.items() if isinstance(facts, Mapping) else ():  # of a TensorDict's state_dict()
-        if name and isinstance(fact, Mapping) and "batch_size" in fact and not _has_items(value, name):
+        is_batch = name and isinstance(fact, Mapping) and "batch_size" in fact
+        if is_batch and not any(key == name or key.startswith(f"{name}.") for key in value):
             yield f"{path}.{name}"
     for key, inner in _entries(value):
         yield from _unstored(inner, f"{path}.{key}".removeprefix("."))
@@ -337,10 +338,6 @@ def _entries(value: Any) -> Iterable[tuple[Any, Any]]:
     if isinstance(value, Mapping):
         return value.items()
     return enumerate(value) if isinstance(value, list) and is_flattened(value) else ()
-
-
-def _has_items(flat: Mapping[str, Any], name: str) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for key in flat)
 
 
 def renamed_text(state: Any) -> str:

@@ -1,6 +1,4 @@
-"""`FileSystemReader`: torch's reader, which rebuilds chains by itself and trusts only what it has verified. Damage that
-it meets in a run is noted there, so that whoever resumes next looks closer.
-"""
+"""`FileSystemReader`: torch's reader, which trusts only what it has verified, and notes damage in a run's folder."""
 
 from __future__ import annotations
 

@@ -136,9 +136,7 @@ class ObjectPlaces:
 
 
 def check_dtype(target: torch.Tensor, dtype: torch.dtype) -> None:
-    """Raise UnsupportedError if one of both is quantized, and the other of another dtype: `copy_` cuts off elements
-    that do not fit, or refuses with words of its own.
-    """
+    """Raise UnsupportedError if one is quantized, and the other of another dtype, which `copy_` cuts off or refuses."""
     if target.dtype != dtype and (target.is_quantized or str(dtype).startswith(("torch.qint", "torch.quint"))):
         raise UnsupportedError(
             f"the stored tensor is of {dtype}, the target of {target.dtype}, and a load does not quantize: load into a "
@@ -295,9 +293,7 @@ def check_box(name: str, value: DTensor, count: int) -> None:
 
 
 def chunks_here(tensor: Any) -> list[ChunkStorageMetadata]:
-    """What this rank has of a tensor, as torch finds it, and of a large shard of a DTensor by arithmetic; ValueError
-    for another object.
-    """
+    """What this rank has of a tensor, of a large shard of a DTensor by arithmetic; ValueError for another object."""
     box = box_of(tensor) if isinstance(tensor, DTensor) else None
     return torch_private.create_chunk_list(tensor) if box is None else [ChunkStorageMetadata(*box)]
 
@@ -348,9 +344,7 @@ def empty_text(state: Any, names: Iterable[str]) -> str:
 
 
 def empty_targets(state: Mapping[str, Any], names: Iterable[str]) -> list[str]:
-    """The keys of a state, nested ones joined by dots, that hold an empty dictionary although there are items under
-    them, such as an optimizer's that has made no step.
-    """
+    """The keys of a state, joined by dots, with an empty dictionary over items, as of an optimizer without a step."""
     empty = dict.fromkeys(_empty_in(state, ""), False)
     if empty:
         for name in names:

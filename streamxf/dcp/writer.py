@@ -342,9 +342,7 @@ class ChainWriterMixin(StorageMixin):
             warnings.warn(text, stacklevel=stacklevel)  # an error if the process's filters say so
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy of the writer, in this process or another, begins its own saves. A `Progress` stays behind:
-        it need not know of them, and perhaps cannot be pickled.
-        """
+        """A copy, in any process, begins its own saves; a `Progress`, which perhaps cannot be pickled, stays here."""
         self._note_background()  # this may be on the way to a process that saves
         check_copies(torch_private.state_on_the_way())
         own = {"_save": None, "_coming": None, "_background": None, "report": None}
@@ -525,9 +523,7 @@ def _says_more(tensor: torch.Tensor) -> bool:
 
 
 def _own_copies(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], torch.Tensor]]:
-    """Copies, by their places, of the tensors whose copy by torch fails, or says less: such as a DTensor that has
-    several shards here.
-    """
+    """Copies, by their places, of tensors whose copy by torch fails or says less, as of a DTensor of several shards."""
     if isinstance(state, Mapping | list | tuple):
         for key, value in state.items() if isinstance(state, Mapping) else enumerate(state):
             yield from _own_copies(value, (*path, key))

@@ -41,9 +41,7 @@ def pack_head(header_digest: bytes, index: int, last: bool, payload: memoryview)
 
 
 def parse_head(data: bytes, index: int, limit: int) -> tuple[bool, int]:
-    """Whether block `index`, behind these eight bytes, is the last, and how many bytes of payload it has; raises
-    BlockError if it cannot have so many.
-    """
+    """Whether block `index`, behind these bytes, is the last, and its payload's size; BlockError if it cannot be."""
     word, _ = _WORDS.unpack(data)
     last, stored_size = bool(word & LAST), word & ~LAST
     if not (stored_size or (last and not index)) or stored_size > limit:

@@ -42,7 +42,7 @@ def parse_json(packed: memoryview, what: str, most: int = limits.MAX_ROOT, marks
 def _unpacked(packed: memoryview, what: str, most: int, marks: int) -> bytes:
     try:
         size = zstd.declared_size(packed)
-        most = min(most, _most(len(packed)))
+        most = min(most, limits.MAX_ROOT, limits.ROOT_EXPANSION * len(packed) + _FREE)
         if size > most:
             raise MetadataError(f"{what} says it has {size} bytes, {most} are allowed for one of {len(packed)} stored")
         text = zstd.decompress(packed, size)
@@ -68,10 +68,6 @@ def loads(text: bytes, what: str) -> Any:
         return decoder.decode(decoded)  # which lets blanks stand before it
     except (ValueError, RecursionError) as error:
         raise MetadataError(f"{what} is not JSON: {error!s:.200}") from None
-
-
-def _most(packed_size: int) -> int:
-    return min(limits.MAX_ROOT, limits.ROOT_EXPANSION * packed_size + _FREE)
 
 
 def count_marks(text: bytes) -> int:

@@ -256,9 +256,7 @@ def check_path(path: object) -> str:
 
 
 def check_literal_path(path: object) -> str:
-    """Return the path of a file that another library wrote, whose parts are taken literally; raises MetadataError if it
-    leads out, or is not UTF-8.
-    """
+    """The path of a file that others wrote, taken literally; MetadataError if it leads out, or is not UTF-8."""
     text = ascii(path)[:_SHOWN]
     if not isinstance(path, str) or _NOT_IN_NAMES.search(path):
         raise MetadataError(f"a file's name is not UTF-8, so no note can name it; rename it: {text}")

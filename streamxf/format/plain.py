@@ -40,9 +40,7 @@ def prefix_size(start: bytes) -> int:
 
 
 def parse_prefix(data: bytes) -> tuple[str, bytes]:
-    """The wrapped data key and the format bytes. Raises ContainerError if they are damaged, UnsupportedError if they
-    are of another version of the format.
-    """
+    """The wrapped data key and format bytes; ContainerError if damaged, UnsupportedError for another version."""
     if len(data) != prefix_size(data[:PREFIX_START_BYTES]):
         raise ContainerError("the file is truncated inside its prefix")
     wrapped = _checked(data, data[PREFIX_START_BYTES : -_WORD.size], "prefix")

@@ -70,19 +70,14 @@ class RunFacts:
         known = {each: entry[each] for each in entry.keys() & (_MEMBERS | _OPTIONAL)}
         continues = None
         if "continues" in known:
-            known["continues"] = told = _continued(known["continues"])
-            continues = told["step"], told["save_id"]
+            told = exact(known["continues"], {"step", "save_id"}, frozenset(), "what a run continues")
+            step_before = integer(told["step"], "the step that a run continues")
+            continues = step_before, digits(told["save_id"], 32, "a save's id")
         run, line = digits(entry["run"], 32, "a run's id"), _line(known["line"]) if "line" in known else ()
         made = cls(run, name, step, time / 1000, rules, metrics, continues, line)
         if len(json.dumps(known, separators=(",", ":"))) > limits.MAX_RUN:
             bad(f"a run has more than {limits.MAX_RUN} bytes of JSON: fewer or shorter metrics and rules are needed")
         return made
-
-
-def _continued(value: Any) -> dict[str, Any]:
-    entry = exact(value, {"step", "save_id"}, frozenset(), "what a run continues")
-    step, save_id = integer(entry["step"], "the step that a run continues"), digits(entry["save_id"], 32, "a save's id")
-    return {"step": step, "save_id": save_id}
 
 
 def _line(value: Any) -> tuple[int, ...]:

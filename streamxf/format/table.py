@@ -179,9 +179,7 @@ def _rows_of(values: Array, begins: Array, rows: Array, width: int) -> Array:
 
 
 class StoredChunks(Sequence[Chunk]):
-    """The chunks of an item, read when they are asked for: all of them, and checked as a whole, or those that overlap a
-    box, and whether they cover it.
-    """
+    """The chunks of an item, read when asked for: all, checked as a whole, or those in a box, which they may cover."""
 
     def __init__(self, parts: ItemParts, name: str, number: int, row: int, head: IndexPart) -> None:
         self._parts = parts

@@ -63,9 +63,7 @@ class Boxes(NamedTuple):
         return bool((steps[numpy.arange(len(steps)), (steps != 0).argmax(axis=1)] > 0).all())
 
     def is_grid(self, shape: Ints) -> bool:
-        """Whether they are the parts of a tensor that is cut along each dimension as a whole, and none of them empty.
-        That is what most are, and needs no more than sorting them.
-        """
+        """Whether they cut a tensor along each dimension as a whole, none empty, as most do: sorting them tells."""
         import numpy
 
         count, place = 1, numpy.zeros(len(self.offsets), numpy.int64)

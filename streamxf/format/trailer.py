@@ -121,9 +121,7 @@ class Sections:
         return made.digest()
 
     def key_lines(self) -> tuple[str, str] | None:
-        """The wrapped data key and the vouchers of the process that published; None if there are no keys. Raises
-        MetadataError if there are other bytes.
-        """
+        """The publisher's wrapped data key and vouchers; None without keys. Raises MetadataError for other bytes."""
         if not self.keys:
             return None
         try:

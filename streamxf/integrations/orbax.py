@@ -1,6 +1,4 @@
-"""`chain_handlers`: PyTrees that orbax saves become checkpoints of streamxf. The tree without its leaves is among what
-planners put into the metadata.
-"""
+"""`chain_handlers`: PyTrees that orbax saves become checkpoints; the tree without leaves is what a planner adds."""
 
 from __future__ import annotations
 

@@ -49,9 +49,7 @@ class KeyProvider(ABC):
         """
 
     def unwrap(self, wrapped: bytes, dek_id: bytes) -> bytes:
-        """Undo `wrap`; raises WrongKeyError if this key does not open it, KeyServiceError as `wrap`, and
-        KeyMissingError if it can only wrap.
-        """
+        """Undo `wrap`; raises WrongKeyError if it does not open it, KeyMissingError if it only wraps, and as `wrap`."""
         raise KeyMissingError(f"{self!r} can wrap data keys, but not unwrap them")
 
     def vouch(self, digest: bytes) -> bytes:

@@ -68,9 +68,7 @@ class Folder:
 
     @cached_property
     def saving(self) -> Saving | None:
-        """The save that was begun there. What a framework writes counts once it is committed; what a manager saved says
-        so itself, whatever is put beside it.
-        """
+        """The save begun there: a framework's counts once it is committed; a manager's own metadata says so itself."""
         said, doubt = self.note(SAVING, Saving.of_json) if SAVING in self.top else (None, "")
         return said if said is not None and not doubt and said.name == self.place.name else None
 

@@ -552,9 +552,7 @@ class CheckpointManager:
         return self._path_of(best=None, skip=skip)
 
     def warn_of_starting_over(self, call: str) -> None:
-        """Warn that training which begins at 0 starts over, if this run has checkpoints by the folder alone; `call` is
-        what resumes from them.
-        """
+        """Warn that training from 0 starts over, where this run's folder has checkpoints; `call` resumes from them."""
         newest = max((each.step for each in self._run.records(series=self._series) if each.counts), default=0)
         if newest:
             text = f"training starts over in a run that has step {newest}: to resume from there, call {call}"
@@ -786,9 +784,7 @@ def _named(name: str, step: int) -> str:
 
 
 def _check_name(name: str, storage: Storage) -> None:
-    """Raise ParameterError unless ``{}`` stands for the step, as the last number of a folder's name, and the storage
-    can list and remove such folders.
-    """
+    """Raise ParameterError unless ``{}`` ends folders' names as the step, and the storage can list and remove such."""
     try:
         fits = all(numbers_in(name.format(step))[-1:] == (step,) for step in (0, 12, 3_456_789))
         longest = name.format(10**MAX_DIGITS - 1)

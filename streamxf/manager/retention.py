@@ -97,7 +97,7 @@ class Retention:
             raise _refused("max_bytes", self.max_bytes, "a number of bytes, from 1")
         object.__setattr__(self, "max_age", _seconds("max_age", self.max_age))
         is_list = isinstance(self.steps, Sequence) and not isinstance(self.steps, str | bytes)
-        if not is_list or not all(map(_is_step, self.steps)):
+        if not is_list or not all(each is not None and _is_whole(each, 0) for each in self.steps):
             raise _refused("steps", self.steps, "a list of steps, whole numbers from 0")
         if self.mode not in ("min", "max"):
             raise _refused("mode", self.mode, "'min' where small values are good, 'max' where large ones are")
@@ -268,10 +268,6 @@ def _counted(word: str, count: int | None) -> str:
 
 def _is_whole(value: Any, least: int) -> bool:
     return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= least)
-
-
-def _is_step(value: Any) -> bool:
-    return value is not None and _is_whole(value, 0)
 
 
 def _refused(name: str, value: object, expected: str) -> ParameterError:

@@ -41,9 +41,7 @@ def stream_info(header: Header) -> StreamInfo:
 
 
 def read_tail(source: FileSlice, header: Header, check_size: CheckSize | None = None) -> tuple[Footer, Table]:
-    """Footer and table of a container that is all of `source`; `check_size` as in `BlockReader`. Raises ContainerError
-    if they are damaged, or contradict the container.
-    """
+    """Footer and table of a container, all of `source`; ContainerError if they are damaged, or contradict it."""
     length = source.length
     # in one read, where the table is not unusually long: files that fetch ahead would fetch again at each step
     guess = min(length, _TAIL_GUESS, 4 * FOOTER_BYTES + length // 1024)

@@ -50,9 +50,7 @@ class Blocks(ABC):
         """A function that fills memory of exactly that size with the block; any thread may call it, once."""
 
     def run(self, first: int, stop: int, put: Put) -> Callable[[], None]:
-        """A function that calls `put` with each of some neighbours and its `decoder`, which is used at once; they may
-        be read in one go. Any thread may call it, once.
-        """
+        """Calls `put` with each of some neighbours and its `decoder`, in any thread, once; they may be read at once."""
         return partial(_put_each, [(index, self.decoder(index)) for index in range(first, stop)], put)
 
 

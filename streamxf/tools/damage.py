@@ -17,9 +17,7 @@ _TEXT = 600  # characters of a message, which may quote a damaged file
 
 
 def is_unread(error: BaseException) -> bool:
-    """Whether a storage failed, or has a pointer alone, which says nothing of what is stored; what a bad sector held is
-    lost.
-    """
+    """Whether a storage failed, or has a pointer alone, which says nothing of contents; a bad sector's are lost."""
     lost = errors.is_damage(error) or getattr(error, "errno", None) == errno.EIO
     return isinstance(error, OSError | errors.ForeignError | NotFetched) and not lost
 

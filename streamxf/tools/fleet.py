@@ -117,9 +117,7 @@ class Fleet:
             self._take()
 
     def read(self, readers: Sequence[BoxReader], part: Items, share: Share, kind: Any, take: Take, *task: Any) -> None:
-        """Have ``call(readers, part, None, *args)`` made, of a `task` that is ``call, *args``; `take` gets its result.
-        Raises as the call, and `Terms`.
-        """
+        """Have a `task`, ``call, *args``, done as ``call(readers, part, None, *args)``; raises as that, and `Terms`."""
         call, *args = task
 
         def done(result: tuple[Any, ...] | StreamxfError) -> None:
@@ -139,9 +137,7 @@ class Fleet:
         self.submit(results, done, _there, opens, [self.terms(reader.access) for reader in readers], call, args)
 
     def check_here(self, call: Callable[..., Any], *args: Any, doubt: str, agrees: Callable[[Any], bool]) -> Any:
-        """Make a call again whose result in a worker leaves a doubt. Returns what it gives here, or its StreamxfError;
-        unless that agrees, `missed` has the doubt.
-        """
+        """Make a call again that leaves a `doubt`, which is `missed` unless that `agrees`; returns what it gives."""
         made = _made(call, args)
         if isinstance(made, StreamxfError) or not agrees(made):
             self.missed.append(doubt)

@@ -181,9 +181,7 @@ def lacking_text(dtype: str) -> str:
 
 
 class AvailableDevices(dict[Any, Any]):
-    """A ``map_location`` of torch's: each device itself, and the CPU in the place of one that this machine lacks.
-    `used` says whether there was any but the CPU.
-    """
+    """A ``map_location``: the CPU in place of a device that is lacking; `used` says whether any but the CPU was."""
 
     used = False
 

@@ -22,7 +22,6 @@ from streamxf.format.items import (
     Chunk,
     Item,
     ObjectItem,
-    Path,
     Place,
     TensorItem,
     check_name,
@@ -227,7 +226,7 @@ class _Items:
         return known
 
     def _item(self, name: str, entry: object) -> Item:
-        path = self._path(name)
+        path = known if is_path(known := self._paths.get(name)) else None
         if type(entry) is _CLASSES["BytesStorageMetadata"]:
             return ObjectItem(name, self._place_of(name, None), path)
         tensor = _members(entry, "TensorStorageMetadata")
@@ -246,10 +245,6 @@ class _Items:
     def _place_of(self, name: str, offset: tuple[int, ...] | None) -> Place:
         place = self._places.get((name, str(offset)))  # a string: numbers can be chosen so that all have one hash
         return place if place is not None else bad("it does not say where the item is stored")
-
-    def _path(self, name: str) -> Path | None:
-        path = self._paths.get(name)
-        return path if is_path(path) else None
 
 
 def _properties(record: object) -> tuple[str, dict[str, bool | str]]:

@@ -46,9 +46,7 @@ class Name(StandIn):
 
 
 class Foreign(StandIn):
-    """Something that only its own class, or torch, can make: `name`, a class or function with its module. `parts` are
-    what it is made of and filled with.
-    """
+    """Something that only its class, or torch, can make: `name`, a class or function; `parts` that go into it."""
 
     __slots__ = ("_keys", "name", "parts")
 

@@ -144,9 +144,7 @@ def quick() -> zstandard.ZstdCompressor:
 
 
 def pack_into(values: Array, base: int, out: memoryview, work: Workspace) -> int:
-    """Pack `values` around the sixteen from `base` on, and compress them into `out`; returns the bytes written, 0 if
-    there are too many exceptions.
-    """
+    """Pack `values` around the sixteen from `base` on, compressed, into `out`; returns bytes, 0 for many exceptions."""
     packed = work.plane(-1, (len(values) + 1) // 2)
     exceptions = _pack(values, base, packed, work)
     if len(exceptions) > len(values) * MOST_EXCEPTIONS:

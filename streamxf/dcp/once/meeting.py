@@ -65,9 +65,7 @@ _kept: dict[Any, tuple[str, Any]] = {}  # the connections that the last load of 
 
 
 class Meeting:
-    """The ranks of a share, who are connected with each other. torch does not list their connections among its groups,
-    so they are in nobody's way.
-    """
+    """The ranks of a share, connected with each other; torch does not list these connections among its groups."""
 
     def __init__(self, share: Assignment) -> None:
         self._share = share

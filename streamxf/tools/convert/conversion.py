@@ -349,9 +349,7 @@ def _write_file(save: Save, at: tuple[int, int], parts: Sequence[ItemPart], read
 def _write_there(
     readers: Sequence[BoxReader], items: Items, _: None, read: Any, make: Any, chain: Any, at: tuple[int, int], job: str
 ) -> tuple[str, int]:
-    """A worker's task: write a data file of items. Each try has a writer id and a data key of its own. Returns the
-    file's name, and the bytes of the items.
-    """
+    """A worker's task: write a data file, by a writer id and data key of its own. Its name, and the items' bytes."""
     save: Save = make(extensions=Extensions((), chain().renew()))
     parts = [each for (item,) in items.values() for each in streams_of(item)]
     file = _write_file(save, at, parts, partial(read, readers[0]), job)

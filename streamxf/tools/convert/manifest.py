@@ -50,9 +50,7 @@ class Placed(NamedTuple):
 
 
 class PackedFile(NamedTuple):
-    """The tensors of a file, in the order of their places, and the names of items without bytes of their own: objects,
-    and tensors that share memory.
-    """
+    """A file's tensors, in the order of their places, and items without bytes of their own: objects, shared tensors."""
 
     tensors: tuple[Placed, ...]
     others: tuple[str, ...]

@@ -24,7 +24,7 @@ from streamxf.checkpoint.publish import made_by_writers
 from streamxf.checkpoint.saving import Save
 from streamxf.checkpoint.sources import Content
 from streamxf.errors import ChecksumError, MetadataError, ParameterError, UnsupportedError, located
-from streamxf.format.extra import UNRECORDED, with_order
+from streamxf.format.extra import with_order
 from streamxf.format.header import Kind
 from streamxf.format.items import ITEMSIZES, TensorItem, check_name, elements_size
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
@@ -185,7 +185,7 @@ def _copy_of(
         json.dumps([storage.label(), [version, before] if index is None else index.save_id]),
         checkpoint,
         _stored,
-        index.extra if index is not None else UNRECORDED,
+        metadata.extra,
         check,
         run,
     )

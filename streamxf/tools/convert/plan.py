@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from operator import add
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -17,10 +17,9 @@ import numpy as np
 from streamxf.checkpoint.bare import LENGTH_BYTES, MAX_HEADER, METADATA
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.elements import Array
-from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
 from streamxf.errors import MetadataError, NotAllowedError, ObjectError, ParameterError, UnsupportedError, shorten
-from streamxf.format.extra import NESTING, UNRECORDED, in_saved_order, moved
+from streamxf.format.extra import NESTING, in_saved_order, moved
 from streamxf.format.items import Item, Path, TensorItem
 from streamxf.formats.contents import OF_TORCH, SUFFIXES, FileReader, Format, chosen
 from streamxf.formats.huggingface import INDEX
@@ -94,9 +93,7 @@ class NewFile:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be written: files in a folder, or a single file, and which items are in them. `restored`, `left_out`
-    and `notes` are those of `Unpacked`.
-    """
+    """The files to write, in a folder or a single one, and the items in them; the rest is as in `Unpacked`."""
 
     files: Sequence[NewFile]
     folder: bool
@@ -140,7 +137,8 @@ def fresh(
     """
     stored = reader.stored
     if isinstance(reader, Checkpoint):
-        stored = {name: stored[name] for each in reader.metadata for name in _names(each)}
+        names = (in_saved_order(each.items, each.extra.get(NESTING)) for each in reader.metadata)
+        stored = {name: stored[name] for name in chain.from_iterable(names)}
     found = chosen(stored, only, prefix)
     items = {shown: item for shown, item in found.items() if not is_kept(item.name)}
     left_out: tuple[str, ...] = ()
@@ -174,11 +172,6 @@ def fresh(
     folder = format is Format.HUGGING_FACE
     files = _shards(tensors, metadata, shard_size) if folder else [_safetensors_file(name, tensors, metadata)]
     return Plan(files, folder, tensors.values(), left_out=(*objects, *left_out), notes=notes)
-
-
-def _names(metadata: Metadata) -> list[str]:
-    """The names of its items in the order of the save."""
-    return in_saved_order(metadata.items, metadata.index.extra.get(NESTING) if metadata.index is not None else None)
 
 
 def _model_of(manifest: PackManifest, items: Mapping[str, Item]) -> tuple[dict[str, Item], tuple[str, ...]]:
@@ -250,8 +243,7 @@ def _torch_file(
 
 def _record_of(reader: BoxReader, pairs: Sequence[tuple[Path | None, Path]]) -> Any:
     """What is recorded of the nesting, for items that go from path to path."""
-    indexes = [each.index for each in reader.metadata] if isinstance(reader, Checkpoint) else []
-    extras = [index.extra if index is not None else UNRECORDED for index in indexes]
+    extras = [each.extra for each in reader.metadata] if isinstance(reader, Checkpoint) else []
     extra, *_ = [reader.nesting] if isinstance(reader, FileReader) else extras or [{}]
     record = extra.get(NESTING) or {}
     same = all(old == new for old, new in pairs)

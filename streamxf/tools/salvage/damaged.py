@@ -1,6 +1,4 @@
-"""`DamagedCheckpoint`: what a checkpoint holds by its metadata, or by what its data files say of themselves, read piece
-by piece, so that what is damaged does not stop the rest.
-"""
+"""`DamagedCheckpoint`: what metadata or data files tell of a checkpoint, read so that damage stops nothing else."""
 
 from __future__ import annotations
 
@@ -117,9 +115,7 @@ class DamagedCheckpoint(Checkpoint):
         self.shares = Shares(progress, {place[:2]: place.size for item in items for place in item.places})
 
     def _overlaps(self, metadata: Metadata) -> set[str]:
-        """Items that share bytes of a file: of two places one is damaged, and where nothing vouches for the metadata
-        nothing shows which.
-        """
+        """Items that share bytes of a file: one of the places is damaged, and nothing vouches for either."""
         found: set[str] = set()
         places = sorted((*place[:3], item.name) for item in metadata.items.values() for place in item.places)
         at, reach, last = "", 0, ""

@@ -199,7 +199,7 @@ class Filler:
 
         def read(item: Item) -> None:
             check_limits(item.name, item.shape if isinstance(item, TensorItem) else ())
-            self._stored(item)
+            _ = self._tensor(item) if isinstance(item, TensorItem) else self._object(item)
 
         return self._result({}, self._each(self._checkpoint.stored, read))
 
@@ -211,9 +211,6 @@ class Filler:
         return self._each([name], lambda item: self._whole(item) if chunk else self._object(item)).get(name)
 
     # -- one item; raise `Noted` or anything else if it did not verify ------------------------------
-
-    def _stored(self, item: Item) -> Array | bytes | Frames:
-        return self._tensor(item) if isinstance(item, TensorItem) else self._object(item)
 
     def _loaded(self, item: ObjectItem) -> Any:
         return self._checkpoint.access.objects.load(self._object(item), item.place.size, "cpu")
@@ -389,9 +386,7 @@ class Filler:
         return found[0]
 
     def _each(self, names: Collection[str], read: Callable[[Any], T]) -> dict[str, T]:
-        """What `read` makes of items that verify, in the order of `names`. They are read in the order of their places,
-        so that files are read from front to back.
-        """
+        """What `read` makes of items that verify, in the order of `names`; files are read from front to back."""
         self._checkpoint.expect(names, self._progress)
         made: dict[str, T] = {}
         items = [self._checkpoint.stored[name] for name in names]

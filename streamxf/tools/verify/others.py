@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from functools import reduce
 from typing import Any
@@ -161,9 +161,7 @@ def _check_safetensors(file: StoredFile, access: Access, findings: Findings) -> 
 
 
 def _check_torch(file: StoredFile, access: Access, findings: Findings) -> None:
-    """Check directory and pickle, and the CRC-32 of every record; raises as `_check_safetensors`, and NoCheckpointError
-    if it is another kind of zip file.
-    """
+    """Check directory, pickle and records' CRC-32; raises as `_check_safetensors`, NoCheckpointError for other zips."""
     items: Mapping[str, Item] = {}
     unsupported: errors.StreamxfError | None = None
     stream: Any = StreamReader(BareBlocks(file.slice(0, file.size)))
@@ -195,7 +193,9 @@ def _check_torch(file: StoredFile, access: Access, findings: Findings) -> None:
             wrong = errors.ChecksumError(
                 f"the CRC-32 of the record {record} does not match: its stored bytes are damaged"
             )
-            for name in [*_inside(items, begin, begin + size)] or [None]:
+            tensors = (item for item in items.values() if isinstance(item, TensorItem))
+            inside = [item.name for item in tensors if begin <= item.chunks[0].place.at < begin + size]
+            for name in (*inside,) or (None,):
                 findings.damage(wrong, name)
 
 
@@ -214,10 +214,3 @@ def _let_python_open(stream: Any) -> None:
                 archive.open(entry).close()  # compares the names before the records with those in the directory
     except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
         raise NotSavedByTorch(str(error)) from None
-
-
-def _inside(items: Mapping[str, Item], begin: int, stop: int) -> Iterator[str | None]:
-    """The tensors that lie in a record."""
-    for item in items.values():
-        if isinstance(item, TensorItem) and begin <= item.chunks[0].place.at < stop:
-            yield item.name

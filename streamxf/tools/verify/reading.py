@@ -1,6 +1,4 @@
-"""How `verify` reads: files whose storage may fail in any way, or hold far less than it says, and containers of which
-every block is checked, whatever is wrong with the others.
-"""
+"""How `verify` reads: files that may fail or be full of holes, and each block of containers, whatever others have."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""`verify`: read every byte of a checkpoint or file, and say what is damaged. Of a checkpoint of DCP, that is its
-metadata, and the files that this names, or those that are there without it.
-"""
+"""`verify`: read every byte of a file, or of a checkpoint's metadata and data files, and say what is damaged."""
 
 from __future__ import annotations
 
@@ -301,9 +299,7 @@ def _steps(call: Verification, only_dcp: bool, part: tuple[int, int] = (0, 1)) -
 
 @contextmanager
 def _looking_again(call: Verification, look: Callable[[], object]) -> Iterator[None]:
-    """Raise NoCheckpointError if there is damage, and what was there when the checks began is not there any more: a
-    job removes checkpoints, and saves to them.
-    """
+    """Raise NoCheckpointError for damage where something else lies now: jobs remove checkpoints, and save to them."""
     before = None
     with suppress(OSError, errors.ForeignError):  # whoever checks it says more
         before = look()
@@ -324,9 +320,7 @@ def _state_of(storage: Storage) -> object:
 
 
 def _is_under_way(storage: Storage, data: Mapping[str, int | None]) -> bool:
-    """Whether a process writes data, or in the last hour has held the folder, as one does that removes a checkpoint, or
-    has made a file and not yet locked it.
-    """
+    """Whether a process writes data, held the folder in the last hour, as removals do, or has just made a file."""
     young = [LOCK, *(name for name, size in data.items() if size == 0)]
     with suppress(FileNotFoundError):  # the folder was removed
         if any(at is not None and abs(time() - at) < HOUR for at in storage.written(young).values()):

@@ -235,7 +235,8 @@ def html_page(summary: Summary, max_items: int = MAX_ITEMS) -> str:
         source="the checkpoint's own metadata" + (" and its tensors" if summary.values is not None else ""),
         version=escape(__version__),
         style=style,
-        data=_json(data),
+        # a ``</script`` anywhere in it would end the script element
+        data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e"),
         script=script,
     )
 
@@ -250,11 +251,6 @@ def _text(text: str) -> str:
 
 def _digest(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}"
-
-
-def _json(data: object) -> str:
-    """JSON for the inside of a script element, which a ``</script`` anywhere in it would end."""
-    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _figures(summary: Summary) -> str:
