@@ -312,12 +312,8 @@ class TensorHandle:
         """Read a part, as indexing with integers, slices and an ellipsis does, in the checkpoint's framework. Of a
         tensor that only torch and its class can make, all of it is read.
 
-        Raises
-        ------
-        IndexError
-            If the part is not inside the tensor.
-        StreamxfError
-            With file, item and block, if it is damaged or was altered.
+        Raises IndexError if the part is not inside the tensor; StreamxfError, with file, item and block, if it is
+        damaged or was altered.
         """
         try:
             return next(self.pieces(key, max(1, math.prod(self.shape)) * itemsize_of(self._item)))[0]
@@ -353,12 +349,8 @@ class TensorHandle:
         stays valid when the checkpoint is closed. **Nothing compares what is mapped with its CRCs**: `streamxf.verify`
         does. If another process cuts the file meanwhile, the operating system ends this one (SIGBUS).
 
-        Raises
-        ------
-        UnsupportedError
-            If it is not raw or not aligned, has several chunks (map each of `chunks`), or is not in a local file.
-        StreamxfError
-            If the file is not as long as it was.
+        Raises UnsupportedError if it is not raw or not aligned, has several chunks (map each of `chunks`), or is not in
+        a local file; StreamxfError if the file is not as long as it was.
         """
         if len(self._item.chunks) != 1:
             raise UnsupportedError(

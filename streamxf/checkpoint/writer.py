@@ -73,12 +73,8 @@ class CheckpointWriter:
     report : SaveReport or None
         Sizes and times, once it is published.
 
-    Raises
-    ------
-    FileExistsError
-        If there is a checkpoint, and `overwrite` is False.
-    ParameterError, ChainError, KeyMissingError
-        If the arguments cannot work together.
+    Raises FileExistsError if there is a checkpoint, and `overwrite` is False; ParameterError, ChainError,
+    KeyMissingError if the arguments cannot work together.
     """
 
     def __init__(

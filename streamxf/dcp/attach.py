@@ -69,12 +69,7 @@ def attach(
         For a reader: as in `streamxf.FileSystemReader`, for non-tensor objects. Tensors are unpickled by the reader
         itself; torch's does that with ``weights_only`` and the classes of ``torch.serialization.add_safe_globals``.
 
-    Raises
-    ------
-    UnsupportedError
-        If it cannot work with that object; the message says why.
-    ParameterError, ChainError
-        If the arguments do not fit.
+    Raises UnsupportedError if it cannot work with that object; ParameterError, ChainError if the arguments do not fit.
     """
     if isinstance(target, ChainWriterMixin | ChainReaderMixin):
         raise UnsupportedError(

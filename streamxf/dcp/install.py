@@ -72,12 +72,8 @@ def install(
         More arguments for writers and readers, such as ``{"thread_count": 2}`` and ``{"safe_globals": [...]}``.
         Arguments that a framework passes itself take precedence. Without ``trust``, readers trust the chain's signer.
 
-    Raises
-    ------
-    ChainError, ParameterError
-        If the arguments do not fit. Nothing is changed then.
-    UnsupportedError
-        If this torch lacks a required part; the message says which.
+    Raises ChainError, ParameterError if the arguments do not fit, UnsupportedError if this torch lacks a required part.
+    Nothing is changed then.
     """
     given = dict(reader or {})
     trust, unsigned = given.pop("trust", None), given.pop("allow_unsigned", False)

@@ -303,11 +303,8 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
         others, also to ranks without keys. Give it on every rank. Ranks that cannot do this together, or have little in
         common, read as with ``"each"``, and `report` has the reason.
 
-    Raises
-    ------
-    ParameterError
-        If a key is not 32 bytes, `require` is given without keys, or another argument is invalid; when it loads, if
-        `rename` gives two items one name, or names one that is not there.
+    Raises ParameterError if a key is not 32 bytes, `require` is given without keys, or another argument is invalid;
+    when it loads, if `rename` gives two items one name, or names one that is not there.
     """
 
     for_urls = "FsspecReader"

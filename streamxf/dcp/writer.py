@@ -434,10 +434,7 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
         `Progress` receives the bytes of this process's tensors and objects, from any thread; its exceptions fail the
         save. Copies of the writer, such as that of a save in another process, show the bar too, but have no `Progress`.
 
-    Raises
-    ------
-    ChainError, ParameterError, UnsupportedError
-        If the arguments cannot work together; the message says why.
+    Raises ChainError, ParameterError, UnsupportedError if the arguments cannot work together; the message says why.
     """
 
     for_urls = "FsspecWriter"

@@ -53,10 +53,7 @@ class ChainCheckpointIO:
     saved : tuple of str and str, optional
         The path of the last save, and the SHA-256 of the file in hexadecimal.
 
-    Raises
-    ------
-    ChainError, ParameterError
-        If the arguments do not fit.
+    Raises ChainError, ParameterError if the arguments do not fit.
     """
 
     def __init__(self, chain: ChainLike | None = None, *, keys: KeysLike = None) -> None:

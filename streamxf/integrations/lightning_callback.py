@@ -29,10 +29,7 @@ class ManagedCheckpoint(*_BASES):  # type: ignore[misc]
 
     With several ranks initialize torch.distributed before the manager is made.
 
-    Raises
-    ------
-    ParameterError
-        When training begins, if the Trainer saves in the background: by ``AsyncCheckpointIO``.
+    Raises ParameterError when training begins, if the Trainer saves in the background: by ``AsyncCheckpointIO``.
     """
 
     def __init__(self, manager: CheckpointManager) -> None:

@@ -107,10 +107,7 @@ def chain_handlers(chain: ChainLike | None = None, *, keys: KeysLike = None) -> 
         The key for ``encrypt`` in a chain's text form, and for restoring; by default those of the chain that can read.
         If the chain encrypts, unencrypted checkpoints are refused.
 
-    Raises
-    ------
-    ChainError, ParameterError
-        If the arguments do not fit.
+    Raises ChainError, ParameterError if the arguments do not fit.
     """
     handler = ChainHandler(chain, keys=keys)
     registry = ocp.handlers.DefaultCheckpointHandlerRegistry()

@@ -40,10 +40,7 @@ class ChainStorageConfig(StorageConfig):  # type: ignore[misc]  # torch_checkpoi
     storage : StorageConfig
         Where the files are; local by default, without O_DIRECT, which many file systems refuse for unaligned writes.
 
-    Raises
-    ------
-    ChainError, ParameterError
-        If the arguments do not fit.
+    Raises ChainError, ParameterError if the arguments do not fit.
     """
 
     chain: ChainLike | None = None

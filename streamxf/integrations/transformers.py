@@ -24,10 +24,7 @@ class ManagerCallback(TrainerCallback):  # type: ignore[misc]  # transformers is
 
     Add it after all other callbacks, which may stop training, since a checkpoint is complete once it has been called.
 
-    Raises
-    ------
-    ParameterError
-        When training begins: if the Trainer decides when to save or what to keep, or saves elsewhere.
+    Raises ParameterError when training begins, if the Trainer decides when to save or what to keep, or saves elsewhere.
     """
 
     def __init__(self, manager: CheckpointManager) -> None:

@@ -94,12 +94,8 @@ def write_key(path: PathLike, key: AnyKey, passphrase: str | None = None) -> Non
     The file is removed again if it cannot be written. With a `passphrase`, which public keys do not take, `read_key`
     needs it for this file.
 
-    Raises
-    ------
-    KeyFileError
-        If the path exists, its folder does not, or the file cannot be written.
-    ParameterError
-        If the passphrase cannot be used, or `key` is not a key.
+    Raises KeyFileError if the path exists, its folder does not, or the file cannot be written; ParameterError if the
+    passphrase cannot be used, or `key` is not a key.
     """
     place = os.fspath(path)
     public = isinstance(key, PublicKey | VerifyKey)

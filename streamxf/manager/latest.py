@@ -145,12 +145,8 @@ def is_complete(path: Location, *, ranks: int | None = None, storage_options: Ma
     ranks, storage_options
         As in `latest`.
 
-    Raises
-    ------
-    UnsupportedError
-        If it is of a kind that cannot be read here.
-    OSError, ForeignError
-        If the storage cannot be reached. A job that took that for "no" would start from scratch.
+    Raises UnsupportedError if it is of a kind that cannot be read here; OSError, ForeignError if the storage cannot be
+    reached. A job that took that for "no" would start from scratch.
     """
     storage = open_storage(path, storage_options)
     try:

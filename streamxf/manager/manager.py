@@ -178,10 +178,7 @@ class CheckpointManager:
     skipped : dict of str to str
         The checkpoints that the last `resume`, `latest` or `best` passed over, each with the reason.
 
-    Raises
-    ------
-    ParameterError, ChainError, UnsupportedError
-        If the arguments do not fit.
+    Raises ParameterError, ChainError, UnsupportedError if the arguments do not fit.
     """
 
     def __init__(
@@ -277,13 +274,9 @@ class CheckpointManager:
         last : bool
             Whether training ends after this step, so that it must be saved.
 
-        Raises
-        ------
-        ParameterError
-            If ranks ask for different steps.
-        CheckpointException, Exception
-            The error of a save in the background; it is raised once, on every rank. Training may go on. torch's
-            ``CheckpointException`` is a ``BaseException``, which ``except Exception`` does not catch.
+        Raises ParameterError if ranks ask for different steps; or the error of a save in the background, once, on every
+        rank, after which training may go on. torch's ``CheckpointException`` is a ``BaseException``, which ``except
+        Exception`` does not catch.
         """
         _named(self._name, step)
         asked = last or self._schedule.asks(step)
@@ -323,13 +316,8 @@ class CheckpointManager:
         metrics : mapping of str to float, optional
             For `Retention`, and for `list_checkpoints`.
 
-        Raises
-        ------
-        CheckpointException
-            If the save failed on any rank; with `async_save`, if an earlier one did. The checkpoint to be replaced
-            still loads.
-        AbortedError, ParameterError
-            As `begin`.
+        Raises CheckpointException if the save failed on any rank, or with `async_save` an earlier one: the checkpoint
+        to be replaced still loads; AbortedError, ParameterError as `begin`.
         """
         began = time.monotonic()
         name, numbers = _named(self._name, step), _floats(metrics)
@@ -388,11 +376,8 @@ class CheckpointManager:
         """Announce a save by a framework; returns the folder to save to. It is complete once `commit` is called. An
         earlier checkpoint there is removed at once.
 
-        Raises
-        ------
-        AbortedError, ParameterError, OSError, ForeignError
-            If another job saves to this run, its checkpoints are of several runs, or the run's folder cannot be written
-            to, or is not the same on all ranks. Do not save then.
+        Raises AbortedError, ParameterError, OSError, ForeignError if another job saves to this run, its checkpoints are
+        of several runs, or the run's folder cannot be written to, or is not the same on all ranks. Do not save then.
         """
         self._announced = time.monotonic()
         self._begin(_named(self._name, step), {}, framework=True)
@@ -421,13 +406,9 @@ class CheckpointManager:
             SHA-256 of files that this rank wrote, in hexadecimal, by paths in the step's folder. Those of other files
             are computed in the background; in object stores the store's own checksums serve.
 
-        Raises
-        ------
-        NoCheckpointError, OSError, ForeignError
-            If nothing was saved, or the commit record cannot be written; for a save in the background, this is logged
-            instead.
-        ParameterError
-            If an argument is invalid, or `digests` names files that are not there; then nothing is committed.
+        Raises NoCheckpointError, OSError, ForeignError if nothing was saved, or the commit record cannot be written,
+        which for a save in the background is only logged; ParameterError if an argument is invalid, or `digests` names
+        files that are not there: then nothing is committed.
         """
         name, numbers = _named(self._name, step), _floats(metrics)
         if not isinstance(after, Future | None):

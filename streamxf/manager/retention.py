@@ -65,10 +65,7 @@ class Retention:
     extras : {"keep", "remove"}
         What happens to other regular files in the folder of a removed checkpoint, if only the manager saved there.
 
-    Raises
-    ------
-    ParameterError
-        If a rule is invalid.
+    Raises ParameterError if a rule is invalid.
     """
 
     last: int | None = None

@@ -51,10 +51,7 @@ class Schedule:
         Signals that announce the end of the job. Each leads to a save, after which `CheckpointManager.stopping` is
         true.
 
-    Raises
-    ------
-    ParameterError
-        If a value is invalid.
+    Raises ParameterError if a value is invalid.
     """
 
     steps: int | None = None

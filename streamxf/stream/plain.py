@@ -145,10 +145,7 @@ def open(
     storage_options : mapping, optional
         fsspec's, for a URL.
 
-    Returns
-    -------
-    file
-        A binary file object. Use it in a ``with`` block: only a clean exit, or `close`, finishes a written file.
+    Returns a binary file object. Use it in a ``with`` block: only a clean exit, or `close`, finishes a written file.
 
     Raises
     ------

@@ -54,10 +54,7 @@ def unsafe_globals(
     path, keys, trust, allow_unsigned, require, codecs, storage_options
         As in `Checkpoint`.
 
-    Returns
-    -------
-    UnsafeGlobals
-        Names that neither torch, nor ``torch.serialization.add_safe_globals`` in this process, nor streamxf allows.
+    Returns names that neither torch, nor ``torch.serialization.add_safe_globals`` in this process, nor streamxf allows.
     """
     access = Access.of(keys, trust, allow_unsigned, require, codecs=codecs)
     names: dict[str, list[str]] = {}

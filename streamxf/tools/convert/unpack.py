@@ -139,10 +139,7 @@ def unpack(
     keys, trust, allow_unsigned, require, storage_options, target_options, max_expansion, progress
         As in `transcode`.
 
-    Returns
-    -------
-    Unpacked
-        Or, for ``"dcp"``, the result of `transcode`.
+    Returns `Unpacked`, or for ``"dcp"`` the result of `transcode`.
 
     Raises
     ------

@@ -80,11 +80,9 @@ def diff(
     executor : concurrent.futures.Executor, optional
         Its workers compare the tensors, as in `verify`.
 
-    Raises
-    ------
-    StreamxfError, OSError
-        If one is not a checkpoint that streamxf can read, its metadata is damaged or needs another key, or none of its
-        items can be read. A single unreadable item is incomparable, and the others are compared.
+    Raises StreamxfError, OSError if one is not a checkpoint that streamxf can read, its metadata is damaged or needs
+    another key, or none of its items can be read. A single unreadable item is incomparable, and the others are
+    compared.
     """
     keys = tuple(keys) if isinstance(keys, Iterator) else keys
     access = Access.of(keys, trust, allow_unsigned, require, max_expansion=max_expansion)

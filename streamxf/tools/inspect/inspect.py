@@ -319,11 +319,9 @@ def inspect(
     executor : concurrent.futures.Executor, optional
         Its workers read the tensors, as in `verify`; for `values` only.
 
-    Raises
-    ------
-    StreamxfError, OSError
-        If the path is not a checkpoint that can be read, its metadata is damaged, or the keys do not fit; with `values`
-        also if keys are missing. A tensor that cannot be read is in `TensorStatistics.unreadable` or `unread`.
+    Raises StreamxfError, OSError if the path is not a checkpoint that can be read, its metadata is damaged, or the keys
+    do not fit; with `values` also if keys are missing. A tensor that cannot be read is in `TensorStatistics.unreadable`
+    or `unread`.
     """
     keys = tuple(keys) if isinstance(keys, Iterator) else keys
     access = Access.of(keys, trust, allow_unsigned, require, max_expansion=max_expansion)

@@ -142,12 +142,8 @@ def salvage(
     keys, trust, allow_unsigned, require, expect_save_id, partial, rank, merge_ranks, without_metadata, max_expansion
         As in `load_intact`.
 
-    Returns
-    -------
-    salvaged : Salvaged
-        Its state dict is empty; `loaded` names the items of the new checkpoint.
-    converted : Converted or None
-        The result of writing; None if there was nothing to write.
+    Returns a `Salvaged` with an empty state dict, whose `loaded` names the items of the new checkpoint; and the result
+    of writing, None if there was nothing to write.
 
     Raises
     ------
