@@ -7,8 +7,7 @@ of its sizes decides nothing. What counts is what its storage holds, and of that
     at most MAX_EXPANSION times as much, or FREE bytes where that is more,
 
 is made in one call: bytes of tensors and objects that are decoded or compared, and characters that are printed. A
-`Budget` counts them, and refuses what would be too much before it is made. The caller may raise the factor, by
-``max_expansion=``.
+`Budget` counts them, and refuses too much before it is made. The caller may raise the factor (``max_expansion=``).
 
 Where something else sets a bound, the rule is not needed: a load fills memory that the caller has made, and a block of
 a container decodes to no more than its block size.

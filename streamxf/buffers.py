@@ -1,8 +1,7 @@
 """Memory: bytes-like objects as flat views without a copy, buffers that are reused from block to block, and the garbage
 collector paused.
 
-Blocks are a mebibyte each: allocating one per step costs more in page faults than many codecs cost in work, and with
-two threads it collapses.
+Blocks are a mebibyte each: to allocate one per step costs more in page faults than many codecs, with threads above all.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`Chain`: codecs in the order in which data flows through them on save, the rules of that order, and its text form;
 and `StreamCoder`, a chain made ready for one stream.
 
-On save a block passes the codecs front to back, on load back to front. All of that happens inside one worker, so that
-the block stays in cache.
+On save a block passes the codecs front to back, on load back to front, inside one worker, so that it stays in cache.
 """
 
 from __future__ import annotations
@@ -211,8 +210,7 @@ class StreamCoder:
     def open(cls, chain: Chain, stream: StreamInfo, seal: bytes | None, *, meter: Meter | None = None) -> StreamCoder:
         """Make the chain ready for a stream that is read, once the seal in its header has proved to be right.
 
-        Raises AuthenticationError if the seal does not match the key, or one of the two is missing. No other codec has
-        seen the stream then.
+        Raises AuthenticationError if the seal does not match the key, or either is missing, before any other codec.
         """
         state = chain.encryption.start(stream) if chain.encryption is not None else None
         expected = state.seal if state is not None else None

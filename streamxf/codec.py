@@ -61,12 +61,10 @@ class BlockInfo:
     """Facts about one block on its way through one codec.
 
     - `index`, `last`: the block's number in its stream, from 0, and whether it is the last one.
-    - `limit`: the most bytes that the codec may return. On decoding a codec must refuse to produce more *before* it
-      allocates memory for it.
+    - `limit`: the most bytes that the codec may return; on decoding it must refuse more *before* it allocates them.
     - `state`: the result of the codec's own `Codec.start` for this stream.
     - `scratch`: ``scratch(size)`` returns `size` bytes of reused writable memory, valid until the block has left the
-      chain. A codec that returns (a part of) it saves an allocation; using it is optional. A second call may return the
-      same memory.
+      chain. Returning (a part of) it, which is optional, saves an allocation. A second call may return it again.
     - `memory`: all scratch memory of the block; `extend` uses it.
     """
 

@@ -1,7 +1,6 @@
 """`install` by environment, for launchers and scripts that stay unchanged.
 
-``streamxf_autoload.py``, which torch calls when it is imported, calls `install_from_environment` if one of the
-variables is set.
+``streamxf_autoload.py``, which torch calls when it is imported, calls `install_from_environment` if a variable is set.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ def install_from_environment() -> None:
 
     If a value cannot be used, that is said on stderr, and torch's readers and writers raise it; its writers are left
     alone if only keys were given. With ``STREAMXF_STRICT=1``, or a torch that cannot be made to refuse, it raises
-    SystemExit. An ordinary error would make torch advise to set TORCH_DEVICE_BACKEND_AUTOLOAD=0, with which checkpoints
-    are saved without the chain.
+    SystemExit. After an ordinary error torch advises TORCH_DEVICE_BACKEND_AUTOLOAD=0, and checkpoints lack the chain.
     """
     text, locations = os.environ.get(CHAIN_VARIABLE, ""), os.environ.get(KEYS_VARIABLE, "").split()
     if ignored or not (text or locations):

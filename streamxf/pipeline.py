@@ -21,8 +21,7 @@ _IN_A_ROW = 64  # results that a worker gives a sink before it looks for other j
 
 
 class Pipeline(Generic[T]):
-    """One stream's jobs: run in parallel, their results handed out in the order of submission. A context manager, which
-    cancels what is left.
+    """One stream's jobs: run in parallel, with results in the order of submission; as a context, it cancels the rest.
 
     - `peak_jobs`: the most jobs that this stream had in flight: submitted and not handed out.
     """
@@ -36,8 +35,7 @@ class Pipeline(Generic[T]):
         """Make `call`, which holds about `size` bytes, in a worker. Returns the results of earlier jobs: those that are
         there, and those that had to be waited for until there was room.
 
-        Raises whatever an earlier job raised, when all others are cancelled and none is running any more, and
-        AbortedError after a fork.
+        Raises what an earlier job raised, when no other is running any more, and AbortedError after a fork.
         """
         if self._engine.pid != os.getpid():
             raise AbortedError("this stream was opened before a fork and cannot be used in the child process")

@@ -85,8 +85,7 @@ class Report:
     - `io_seconds`: seconds spent in calls of the file system, summed over all threads.
     - `peak_blocks`: the most blocks that one file of a save, or a load, had in flight at a time. Items that are so
       small that the calling thread does them do not count.
-    - `implementations`: the implementation that ran, by the codec's name, of codecs that have several: of `FloatZip`
-      ``"compiled"`` or ``"numpy"``.
+    - `implementations`: which ran, by the names of codecs with several: of `FloatZip` ``"compiled"`` or ``"numpy"``.
     """
 
     items: int

@@ -153,8 +153,7 @@ class Access:
     - `require`: minimum protection to accept; None accepts any item.
     - `expected_saves`: the only saves that are acceptable.
     - `transform`: undoes stream transforms.
-    - `refuses_plaintext`: the job that reads encrypts what it saves, so nothing else is acceptable, even without a key
-      that could open it.
+    - `refuses_plaintext`: the job that reads encrypts what it saves, so nothing else is acceptable, even without a key.
     - `trust`: whose signatures count, also where there is no key to open anything.
     - `renaming`: the names under which items are shown.
     """

@@ -35,8 +35,7 @@ Framework = Literal["torch", "numpy"]
 class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
     """A DCP checkpoint, opened for reading: a mapping from the names of its items to handles.
 
-    Only metadata is read when it is opened. ``checkpoint[name]`` returns a handle, and slicing it reads only the blocks
-    that are needed::
+    Only metadata is read at first. ``checkpoint[name]`` returns a handle, and slicing it reads the blocks needed::
 
         with streamxf.Checkpoint("checkpoint", keys=key) as checkpoint:
             for name, handle in checkpoint.items():

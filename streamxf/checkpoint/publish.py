@@ -246,8 +246,7 @@ def check_present(
     are not as long as they were written, which raises ContainerError.
 
     - `found`: what `Storage.names` found in the folder.
-    - `elsewhere`: files that other hosts wrote, to folders that surely are their own. Where people copy these together
-      later, none of them is here.
+    - `elsewhere`: files that other hosts wrote, to folders that surely are their own, and people may copy here later.
     """
     if storage.was_swapped():
         text = "the folder was moved or removed while it was saved to; the save was not published: find out by whom"

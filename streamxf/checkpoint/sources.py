@@ -208,8 +208,7 @@ class Given(NamedTuple):
 
 def tensor_of(value: Any, dtype: Any, staging: Staging) -> Given | None:
     """The tensor that `value` is, its elements taken as those of `dtype` if there is one; None if it is not one. Raises
-    UnsupportedError for arrays whose elements the format does not have, and sharded tensors; ParameterError if `dtype`
-    does not fit.
+    UnsupportedError for elements that the format has not, and sharded tensors; ParameterError for a wrong `dtype`.
     """
     torch: Any = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):

@@ -1,5 +1,4 @@
-"""Tensors of accelerators on their way to the host and back: block by block, through pinned memory, while other blocks
-are encoded or decoded.
+"""Tensors of accelerators on their way to the host and back, through pinned memory, while other blocks are coded.
 
 The copies have a stream of their own, which first waits for whatever the caller has put into its streams. Which buffer
 may be filled again, and when, is the business of `Ring`; only `CudaCopies` calls the device.

@@ -1,5 +1,4 @@
-"""Arguments and options: how a command declares its own, and those that several have, so that each has one name, one
-help text and one meaning.
+"""Arguments and options: a command's own, and those of several, each with one name, one help text and one meaning.
 
 Keys are given by their locations, never on the command line, where other users could read them.
 """

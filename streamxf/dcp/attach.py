@@ -48,8 +48,7 @@ def attach(
     safe_globals: Sequence[Any] = (),
     max_expansion: int = MAX_EXPANSION,
 ) -> T:
-    """Give a chain to a writer, or codecs and keys to a reader, of a class derived from torch's; returns the same
-    object.
+    """Give a chain to a writer, or codecs and keys to a reader, of a class derived from torch's; returns that object.
 
     The writer keeps its own save path; its items are bound to their places but not published with an index, so a
     reader with keys needs ``require="bound"``. docs/guarantees.md has the details.
@@ -63,8 +62,7 @@ def attach(
     codecs : CodecRegistry, Registry or torch ``ExtensionRegistry``, optional
         For a reader: where codecs and stream extensions are looked up.
     keys, require
-        For a reader: as in `streamxf.FileSystemReader`; `require` is ``"bound"`` once there are keys, and cannot be
-        ``"published"``.
+        For a reader: as in `streamxf.FileSystemReader`; with keys `require` is ``"bound"``, and never ``"published"``.
     weights_only, safe_globals, max_expansion
         For a reader: as in `streamxf.FileSystemReader`, for non-tensor objects. Tensors are unpickled by the reader
         itself; torch's does that with ``weights_only`` and the classes of ``torch.serialization.add_safe_globals``.
@@ -171,8 +169,7 @@ class _WriterTransforms(StorageWriterTransforms):
     def begin(self) -> tuple[bytes, list[str]]:
         """This process's writer id, and the descriptors of all items, which are one object: pickle then stores it once.
 
-        Raises KeyMissingError or KeyServiceError if the data key cannot be wrapped: a copy that went through a pickle
-        has lost the keys, say.
+        Raises KeyMissingError, KeyServiceError if the data key cannot be wrapped, as in a copy through a pickle.
         """
         begun = self._begun
         if begun is None or begun[0] != os.getpid():  # a forked child draws a data key of its own

@@ -1,8 +1,7 @@
 """What streamxf's writers and readers share: the checkpoint's place, progress, and only errors that all ranks can read.
 
 DCP sends an error from rank to rank by pickle. One that cannot be pickled, or that another rank cannot unpickle, does
-not arrive: that rank fails with something else or dies, and the rest wait for it until their time-out. A cause gets
-lost on the way, too.
+not arrive: that rank fails with something else or dies, and the rest wait for their time-out. A cause gets lost, too.
 """
 
 from __future__ import annotations

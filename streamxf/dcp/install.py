@@ -62,8 +62,7 @@ def install(
     Parameters
     ----------
     chain : Chain, codecs or str
-        As in `FileSystemWriter`. Extensions that a writer is made with come before it; a writer that is made with
-        codecs keeps those.
+        As in `FileSystemWriter`, after extensions that a writer is made with; one that is made with codecs keeps those.
     keys : Key, location, several of them or a KeyRing
         The key for ``encrypt`` in a chain's text form, and the readers' keys. By default these are the keys of the
         chain that can read. If the chain encrypts, readers refuse unencrypted checkpoints, regardless of their keys; an

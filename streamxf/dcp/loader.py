@@ -398,8 +398,7 @@ def part_of(metadata: Metadata, request: ReadItem) -> ItemPart:
 
 def _setter(planner: LoadPlanner) -> Callable[[ReadItem, Any], None] | None:
     """What torch's own planner does with an object once it has unpickled it, but for keys that are no strings: to
-    serialize it once more, only to be unpickled there, takes half of the time of a load. None for planners that do
-    something else with its bytes.
+    serialize it again, only to be unpickled there, takes half of a load. None for planners that do something else.
     """
     if not any(is_own(planner, loads) for loads in _LOADS):
         return None

@@ -41,8 +41,7 @@ class LoadPlanner(DefaultLoadPlanner):
     that this rank reads instead of all of them.
 
     ``dcp.load(state, storage_reader=streamxf.FileSystemReader(path), planner=streamxf.LoadPlanner())``. With readers
-    other than streamxf's it is torch's own, but that it resumes objects under integer keys, and keeps what it does not
-    load.
+    other than streamxf's it is torch's own, but for objects under integer keys, and those that it does not load.
 
     Parameters
     ----------

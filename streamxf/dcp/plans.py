@@ -159,8 +159,7 @@ def _size_of(content: Any) -> int:
 
 @dataclass(frozen=True)
 class RoomNote:
-    """What a rank tells the others of itself and its file system, as its plan's ``storage_data``; ranks of one file
-    system share its room.
+    """What a rank tells the others in its plan's ``storage_data``; ranks of one file system share its room.
 
     - `save`: the rank's writer id, since plans that are cached bring notes of earlier saves.
     - `volume`: before anything was written.

@@ -184,8 +184,7 @@ class ChainReaderMixin(StorageMixin):
     @errors_reach_all_ranks
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Check that all ranks read the same save, unless the planner has made new plans: storage that is being
-        overwritten or does not tell the truth may show them different metadata. With ``read="once"``, give each its
-        share.
+        overwritten, or lies, may show them different metadata. With ``read="once"``, give each its share.
         """
         found = {rank: vars(plan)[_SAVE] for rank, plan in enumerate(plans) if _SAVE in vars(plan)}
         if len({save_id for save_id, _ in found.values()}) > 1:
@@ -259,8 +258,7 @@ def _why_missing(storage: Storage, rank: int | None) -> str:
 
 
 class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
-    """Loads a checkpoint of streamxf or of stock DCP, with or without ``ZStandard``, from a local or mounted file
-    system.
+    """Loads a checkpoint of streamxf or of stock DCP, with or without ``ZStandard``, from a local or mounted folder.
 
     Parameters
     ----------
@@ -271,8 +269,7 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
     keys : Key, bytes, several of them or a KeyRing, optional
         To decrypt. With keys, unencrypted checkpoints are refused, since anyone could have put them there.
     trust : VerifyKey or location, or several
-        Trusted signers. A checkpoint that a `PrivateKey` opens must be signed by one of them; if any are given, so must
-        all others.
+        Trusted signers. A checkpoint that a `PrivateKey` opens must be signed by one; if any are given, so must all.
     allow_unsigned : bool
         Whether a checkpoint that a `PrivateKey` opens may lack that signature.
     require : {"default", "published", "bound", "encrypted"} or None
@@ -280,13 +277,11 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
         also accepts checkpoints of attached writers, ``"encrypted"`` those of torch's own. An explicit None accepts
         anything, encrypted or not: with it, anyone who writes to the storage decides what is loaded.
     weights_only : bool
-        Whether non-tensor objects load as by ``torch.load(weights_only=True)``. False lets the checkpoint's writer run
-        code in this process.
+        Whether objects load as by ``torch.load(weights_only=True)``. False lets the writer run code in this process.
     safe_globals : sequence
         Classes and functions that such items, and tensors of subclasses, may use as well.
     max_expansion : int
-        Limit on what such items may expand to, all together, as a multiple of their stored size; 256 MiB is always
-        allowed.
+        Limit on what they may expand to together, as a multiple of their stored size; 256 MiB is always allowed.
     expect_save_id : str or several, optional
         The only acceptable save, as ``writer.save_id`` gave it, or those of all ranks where each has metadata of its
         own. Without it, an older checkpoint that was put back as a whole loads.

@@ -1,8 +1,7 @@
 """The targets of a load: how each may be written to, whether all are filled, and what the checkpoint has besides.
 
 Global metadata is known to tile every tensor, so what DCP plans from it fills every target. A rank's own metadata
-speaks of this rank's shards. Loaded under another sharding, DCP would read what is there and leave the rest of the
-target as it was.
+speaks of this rank's shards. Loaded under another sharding, DCP would leave the rest of the target as it was.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ class Target:
 
     - `plain`: whether it is torch's own kind and each of its elements has a place of its own, so that `copy_` into its
       parts, one after the other, does what a single `copy_` does.
-    - `extent`: the addresses between which it lies; None if it is not plain, and for devices other than CPU and CUDA,
-      which may have no addresses.
+    - `extent`: the addresses between which it lies; None if it is not plain, and for devices other than CPU and CUDA.
     """
 
     tensor: torch.Tensor

@@ -130,8 +130,7 @@ def _geometry(kind: Kind, dtype: str, offset: _Ints, shape: _Ints, tensor_shape:
 class Header:
     """A container's header; nothing changes one. There is one for each item, and frozen classes are slow to make.
 
-    - `chain`: descriptors in save order, without fragments; stream transforms, which come first, have a ``!`` before
-      them.
+    - `chain`: descriptors in save order, without fragments; stream transforms, which come first, begin with ``!``.
     - `published`: whether streamxf's own DCP writer made it as part of a checkpoint; then it is bound, too.
     - `hashed`: whether the table has a SHA-256 for each block.
     - `informative`: flags that readers ignore.

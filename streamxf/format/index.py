@@ -1,5 +1,4 @@
-"""The index of a checkpoint, which holds everything that a reader needs to know: a root, and parts that it names;
-docs/format.md, "Metadata".
+"""The index of a checkpoint, all that a reader needs to know: a root, and the parts that it names; docs/format.md.
 
 The root and the files are read at once, items when they are asked for. Whatever breaks the format raises
 `MetadataError`, so what an `Index` gives needs no further checks.

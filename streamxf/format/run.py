@@ -30,8 +30,7 @@ class RunFacts:
     - `rules`: of the job that saved: plain JSON without floats and nulls.
     - `metrics`: those that were known then.
     - `continues`: step and save id of the checkpoint that the job had loaded.
-    - `line`: of each earlier line of the run, in their order, the first step from which on its checkpoints are no part
-      of this one's history.
+    - `line`: of each earlier line, in order, the first step from which its checkpoints are no part of this history.
     """
 
     run: str

@@ -61,8 +61,7 @@ class Contents:
     """What a checkpoint holds.
 
     - `path`: as it was given.
-    - `items`: by name, in the order of the checkpoint's own metadata. If ranks have their own metadata, the names of
-      copies end with the rank.
+    - `items`: by name, in the metadata's order; of ranks with their own metadata, names of copies end with the rank.
     - `files`: sizes in bytes of the files that belong to it, metadata among them, by their relative paths.
     - `packages`: versions of the packages that wrote it, if it names them.
     - `save_ids`: streamxf's, one for each metadata file.

@@ -42,8 +42,7 @@ _SCALARS = (str, int, float, bool, bytes, type(None))
 
 @collector_paused()
 def read(file: StoredFile, name: str) -> Shard:
-    """Read what a file holds, except for its tensors' elements; `name` is the file's in `Place`. Items are named as DCP
-    flattens nested state dicts.
+    """Read what a file holds but elements; `name` is the file's in `Place`. Items have the names that DCP gives them.
 
     Raises ContainerError if it is damaged, UnsupportedError if it cannot be read here, or is no state dict, and
     NoCheckpointError if it is another kind of zip file.

@@ -47,9 +47,7 @@ class ManagedCheckpoint(*_BASES):  # type: ignore[misc]
         return None if path is None else f"{path}/{_FILE}"
 
     def best(self) -> str | None:
-        """The best checkpoint, as ``ckpt_path``; None if the manager's rules name no metric, or none has it. Raises as
-        `CheckpointManager.best`.
-        """
+        """The best one, as ``ckpt_path``; None if there is no metric, or none has it. As `CheckpointManager.best`."""
         path = self._manager.best()
         return None if path is None else f"{path}/{_FILE}"
 

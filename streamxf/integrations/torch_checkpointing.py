@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,11 @@ from streamxf.stream.plain import TORCH_SAVED, decoded
 from streamxf.stream.plain import open as open_plain
 
 
-def _local() -> Any:
-    return LocalFileSystemStorageConfig(use_direct_io=False)
-
-
 @dataclass
 class ChainStorageConfig(StorageConfig):  # type: ignore[misc]  # torch_checkpointing is not there when types are checked
     """A storage for ``CheckpointManager.Config(storage_config=ChainStorageConfig("zstd+encrypt", keys=key))``.
 
-    Each file has the format of `streamxf.open`. If the chain encrypts, only encrypted files load; otherwise files saved
-    without a chain load, too.
+    Each file has the format of `streamxf.open`. Files saved without a chain load, too, unless the chain encrypts.
 
     Parameters
     ----------
@@ -45,7 +41,7 @@ class ChainStorageConfig(StorageConfig):  # type: ignore[misc]  # torch_checkpoi
 
     chain: ChainLike | None = None
     keys: KeysLike = field(default=None, kw_only=True, repr=False)
-    storage: Any = field(default_factory=_local, kw_only=True)
+    storage: Any = field(default_factory=partial(LocalFileSystemStorageConfig, use_direct_io=False), kw_only=True)
 
     def __post_init__(self) -> None:
         self._chain = Chain.chosen(self.chain, keys=self.keys)
@@ -90,12 +86,5 @@ class ChainStorage(Storage):  # type: ignore[misc]
             return file.seek(0, io.SEEK_END)
 
     # what is the same with a chain as without one
-    delete = _passed_on("delete")
-    mkdir = _passed_on("mkdir")
-    rmdir = _passed_on("rmdir")
-    rename = _passed_on("rename")
-    ls = _passed_on("ls")
-    exists = _passed_on("exists")
-    glob = _passed_on("glob")
-    isdir = _passed_on("isdir")
-    remap_path = _passed_on("remap_path")
+    delete, mkdir, rmdir, rename = map(_passed_on, ("delete", "mkdir", "rmdir", "rename"))
+    ls, exists, glob, isdir, remap_path = map(_passed_on, ("ls", "exists", "glob", "isdir", "remap_path"))

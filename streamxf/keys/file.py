@@ -91,8 +91,7 @@ def read_key(path: PathLike, passphrase: str | None = None) -> AnyKey:
 def write_key(path: PathLike, key: AnyKey, passphrase: str | None = None) -> None:
     """Write a key to a new file: readable by its owner only if it is secret, by everyone if it is public.
 
-    The file is removed again if it cannot be written. With a `passphrase`, which public keys do not take, `read_key`
-    needs it for this file.
+    The file is removed if it cannot be written. `read_key` needs its `passphrase`, which public keys do not take.
 
     Raises KeyFileError if the path exists, its folder does not, or the file cannot be written; ParameterError if the
     passphrase cannot be used, or `key` is not a key.

@@ -164,8 +164,7 @@ class Key(Secret, KeyProvider):
     it. Its material never appears in a repr, an error, a log, a descriptor or an ordinary pickle. Only a process that
     ``multiprocessing`` starts from this one may receive it (``dcp.async_save`` by process needs that).
 
-    `material` is exactly 32 bytes, from a cryptographic random source (`Key.generate`). A passphrase, or other text, is
-    refused.
+    `material` is 32 bytes from a cryptographic random source (`Key.generate`); a passphrase, or other text, is refused.
     """
 
     __slots__ = ()

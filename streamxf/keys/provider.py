@@ -25,8 +25,7 @@ class KeyProvider(ABC):
     unwraps : bool
         Whether it can unwrap; a public key cannot.
     vouches : bool
-        Whether only holders of the key can vouch with it. Readers accept contents that it vouches for; otherwise they
-        require a signature.
+        Whether only its holders can vouch with it: readers accept what it vouches for, else require a signature.
     portable : bool
         Whether it may be pickled: it holds nothing secret.
     """

@@ -56,8 +56,7 @@ class KeyRing(Uncopied):
         Trusted signers. Contents for a `PrivateKey` must be signed by one of them, since anyone may have its public
         key; if any are given, all contents must.
     allow_unsigned : bool
-        Whether that signature may be missing: a private key then shows for whom a checkpoint was written, but not by
-        whom.
+        Whether that signature may be missing: a private key then shows for whom it was written, but not by whom.
 
     Raises ParameterError if a key or signer cannot be used, or signers are given without keys.
     """

@@ -54,8 +54,7 @@ class Housekeeper:
     """Keeps the rules of retention, and what the run's folder says beside its checkpoints; on rank 0 alone.
 
     What its calls ask for is done in their order, and few of them wait for it. An error is logged, unless a call says
-    otherwise: a checkpoint that was saved is good without late metrics, and one that could not be removed is removed
-    after the next save.
+    otherwise: a saved checkpoint is good without late metrics, and one that cannot be removed goes after the next save.
     """
 
     def __init__(self, run: Run, keep: Retention, series: str, verify: Verify) -> None:

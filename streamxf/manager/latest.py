@@ -59,8 +59,7 @@ def latest(
     folder : path, str or Storage
         The folder that holds the checkpoints' folders, or its URL.
     verify : {"none", "sample", "whole"}
-        How much of it must be intact as well: nothing, which needs no keys; a sample of the tensors; or everything. As
-        in `CheckpointManager`.
+        How much must be intact as well: nothing, which needs no keys; a sample; everything. As in `CheckpointManager`.
     best : str, optional
         A metric: return the checkpoint with its best value instead of the newest, or None if no checkpoint has it.
     mode : {"min", "max"}
@@ -135,8 +134,7 @@ def is_complete(path: Location, *, ranks: int | None = None, storage_options: Ma
     """Whether a checkpoint is complete: its metadata can be read, or what a framework wrote has been committed to a
     `CheckpointManager`, and all files have the sizes that are recorded.
 
-    ``os.path.exists`` is true of the folder of a save that was killed. This reads metadata alone, and needs no keys;
-    `verify` reads all data.
+    ``os.path.exists`` is true where a save was killed. This reads metadata alone, without keys; `verify` reads all.
 
     Parameters
     ----------

@@ -116,8 +116,7 @@ def _is_asked_by_a_state() -> bool:
 
 
 class CheckpointManager:
-    """The checkpoints of a training job: decides when to save, saves, removes old checkpoints, and finds the one to
-    resume from.
+    """The checkpoints of a training job: decides when to save, saves, removes old ones, and finds what to resume from.
 
     Every rank makes one, with the same arguments, and calls the same methods in the same order::
 
@@ -161,8 +160,7 @@ class CheckpointManager:
         Which run this is, 32 hexadecimal digits, if the folder holds checkpoints of several. By default the one that
         the checkpoints there name, or a new one.
     writer, reader : dict, optional
-        More arguments for streamxf's writers and readers, such as ``{"thread_count": 2}`` and
-        ``{"safe_globals": [...]}``.
+        More arguments for writers and readers, such as ``{"thread_count": 2}``, ``{"safe_globals": [...]}``.
     storage_options : mapping, optional
         fsspec's, for a URL.
     abilities : Abilities or mapping, optional

@@ -263,9 +263,7 @@ class RowCache:
             self._load().difference_update(old)
 
     def drop(self, names: Collection[str], *, known: bool) -> None:
-        """Have everybody look again, before what the rows say changes; this process, too, unless it is to remember what
-        is `known`. Raises OSError.
-        """
+        """Have everybody look again before the rows change, this process but for what is `known`. Raises OSError."""
         self._load()
         if stored := {name: _GONE for name in names if self._stored.get(name, _GONE) != _GONE}:
             self._put(stored)

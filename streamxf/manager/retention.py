@@ -60,8 +60,7 @@ class Retention:
         permanent ones of `every` and `steps`. A checkpoint whose size is unknown counts as 0.
     max_age : float or str, optional
         Remove those saved longer than this before the newest, seconds or ``"90m"``, ``"12h"``, ``"7d"``, with the same
-        exceptions. A checkpoint whose time is unknown, or contradicts those of later steps, stays under all rules of
-        time.
+        exceptions. A checkpoint whose time is unknown, or contradicts those of later steps, stays under rules of time.
     extras : {"keep", "remove"}
         What happens to other regular files in the folder of a removed checkpoint, if only the manager saved there.
 
@@ -207,8 +206,7 @@ def _newest_of_each(
 ) -> Iterator[tuple[str, Record]]:
     """The newest record of each bucket, in at most `count` buckets; the oldest record, too, if there are fewer.
 
-    What was seen is remembered for good, and not only the last bucket: where a clock has been set back, the records of
-    one day do not stand together.
+    All that was seen is remembered, not only the last bucket: where a clock was set back, a day's records are apart.
     """
     seen: set[Hashable] = set()
     for record in records:

@@ -45,11 +45,9 @@ class Schedule:
         Compute the seconds instead, from the measured cost of saves and how often the job fails. The first step saves
         too, which measures the cost and shows early that saving works.
     mtbf : float, optional
-        For `optimal`: mean time between failures of the whole job, in seconds. By default it is estimated from the
-        run's own sessions.
+        For `optimal`: mean seconds between failures of the whole job, by default estimated from the run's own sessions.
     signals : tuple of int
-        Signals that announce the end of the job. Each leads to a save, after which `CheckpointManager.stopping` is
-        true.
+        Signals that announce the end of the job. Each leads to a save, and sets `CheckpointManager.stopping`.
 
     Raises ParameterError if a value is invalid.
     """
@@ -225,7 +223,6 @@ def estimated_mtbf(failures: int, seconds: float) -> float:
 
     As if, before everything else, one failure had been seen in one day: so there is an estimate before the first
     failure, and what is observed outweighs the assumption soon. The estimate need not be good, because the interval
-    goes with its root, and lost time is flat around the best interval: an estimate wrong by a factor of four makes the
-    lost time a quarter longer.
+    goes with its root, and an estimate wrong by a factor of four makes the lost time a quarter longer.
     """
     return (_DAY + seconds) / (1 + failures)

@@ -165,8 +165,7 @@ class BlockReader(Blocks):
 
     def decode_ends(self) -> memoryview | None:
         """Decode the blocks that authenticate the size, before anything that depends on it is handed out: the only
-        block of an empty stream, which no read would reach, and the last one of a keyed stream. Returns the whole
-        stream if it has one block.
+        block of an empty stream, and the last of a keyed one. Returns the whole stream if it has one block.
         """
         if self.size and (self._size_known or not self.header.keyed):
             return None

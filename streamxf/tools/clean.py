@@ -32,8 +32,7 @@ class CleanReport:
     - `failed`: leftovers that could not be removed, each with the reason.
     - `uploads`: files with unfinished uploads: their parts in the store were dropped, or would be.
     - `kept`: files that no writer makes, and data files of ranks without metadata. Only you know their purpose.
-    - `recent`: files written to, or whose upload began, less than `min_age` ago: leftovers, or those of a save under
-      way.
+    - `recent`: files written, or with an upload begun, less than `min_age` ago: leftovers, or of a save under way.
     """
 
     removed: tuple[str, ...]
@@ -69,8 +68,7 @@ def clean(
     dry_run: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> CleanReport:
-    """Remove leftovers of failed and killed saves: data files and drafts that the checkpoint does not name, and parts
-    of unfinished uploads.
+    """Remove leftovers of failed and killed saves: files and drafts that no metadata names, and unfinished uploads.
 
     The next save does the same, once it is published. Files that no writer makes stay. Call it when no save to the
     folder is under way. Where there are locks, a process that saves holds one until it has published, and no leftover
@@ -82,8 +80,7 @@ def clean(
         As in `Checkpoint`. Keys authenticate the metadata; without them, its digest must match.
     min_age : float, optional
         Minimum age of a leftover: seconds since it was last written to. By default 0 where a lock of the folder keeps
-        saves from being published meanwhile, and a day in object stores and on network file systems. 0 there says that
-        you know of no save under way.
+        saves from being published meanwhile, elsewhere a day. 0 there says that you know of no save under way.
     dry_run : bool
         Whether to remove nothing, and only report what would be removed.
 

@@ -29,12 +29,10 @@ class Damage:
     - `file`: the file's path, which `verify` gives relative to the checkpoint; None for several files, or none.
     - `item`: the item's name in the state dict; None if it concerns the file.
     - `offset`, `size`: where the item's shard begins in its tensor, and the size of one that `salvage` lost.
-    - `block`, `last_block`: the first and the last of a run of blocks with the same error, from 0; None if it concerns
-      the whole item.
+    - `block`, `last_block`: the ends of a run of blocks with the same error, from 0; None if it concerns the item.
     - `error`: the class of `streamxf.errors` that a reader would raise, or of another error.
     - `message`: the error's message, without the place.
-    - `unread`: whether the storage did not give it, which says nothing of what is stored: a report has it in its
-      `unread`.
+    - `unread`: whether the storage did not give it, which says nothing of what is stored: it is in a report's `unread`.
     """
 
     file: str | None

@@ -122,8 +122,7 @@ def say_lost(record: Any) -> Iterator[str]:
 
 def restore_optimizers(node: Any, whole: bool, path: str = "") -> Iterator[str]:
     """Make integers again of the ids of parameters in what torch's optimizers saved, and put back a dict of states that
-    had none, unless things were left out on purpose; without these, ``load_state_dict`` restores nothing, or fails.
-    Yields what was done.
+    had none, unless things were left out on purpose, as ``load_state_dict`` needs it. Yields what was done.
     """
     inner = node.items() if isinstance(node, dict) else enumerate(node) if type(node) is list else ()
     for key, value in [*inner]:

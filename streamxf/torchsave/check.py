@@ -104,8 +104,7 @@ class Check(_Archived):
 
     - `sizes`: bytes of the archive's records; `stored`: bytes that the item takes in storage.
     - `allowed`: gives what the caller allows, by name, whose calls are the caller's business.
-    - `names`: all that it asks for, and what the caller allows for it, or None; `unknown`: those that neither streamxf
-      nor the caller allows.
+    - `names`: what it asks for, each with what the caller allows for it, or None; `unknown`: those that nobody allows.
     """
 
     # Those of torch.save's own protocol, 2. C's unpickler reads frames, for one, in another way: an opcode that crosses

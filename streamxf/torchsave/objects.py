@@ -2,8 +2,7 @@
 found and checked in what ``torch.save`` wrote of a single shard.
 
 A planner unpickles whatever it is given, and a pickle can call anything. So the object is made here first, and the
-planner gets a new serialization of it. It never sees the stored bytes, so nothing depends on how its unpickler would
-read them.
+planner gets a new serialization of it, and never the stored bytes, however its unpickler would read them.
 """
 
 from __future__ import annotations

@@ -49,13 +49,11 @@ class Converted:
     """The result of `pack` and `transcode`.
 
     - `chain`: in its text form.
-    - `key_ids`, `signers`: kinds and ids of the keys that open it, as in ``"aeskw:0123456789abcdef"``; ids of those
-      that signed it.
+    - `key_ids`, `signers`: kinds and ids of keys that open it (``"aeskw:0123456789abcdef"``), ids of those that sign.
     - `save_ids`: one for each metadata file.
     - `items`, `files`: tensors, shards and objects; data files.
     - `kept_files`: data files that an interrupted call had finished.
-    - `discarded_files`: finished files of earlier calls with another source or chain, or that cannot be shown to have
-      had the same.
+    - `discarded_files`: finished files of earlier calls that had another source or chain, or cannot be shown not to.
     - `raw_bytes`, `stored_bytes`: of the items that this call wrote, before the chain; of all items, in storage.
     - `notes`: remarks, in sentences.
     """
@@ -109,10 +107,8 @@ class Conversion:
 
     - `items`: those of the new checkpoint, with their places in the source.
     - `rank`: of the metadata that will name them; None for that of all ranks.
-    - `identity`: tells contents of the source apart without reading them. What an earlier call finished is reused if it
-      had the same.
-    - `read`: returns the data of an object or a shard, from `reader`; called in the order of their places within each
-      data file.
+    - `identity`: tells contents of the source apart unread. What an earlier call finished is reused if it had the same.
+    - `read`: returns the data of an object or a shard, from `reader`; called in their order within each data file.
     - `extra`, `run`: as in the index.
     - `check`: called just before publishing; raises to prevent it.
     """

@@ -230,8 +230,7 @@ def pack(
     """Write a checkpoint of any format as one of DCP, through a chain.
 
     The source is a ``.safetensors`` or ``torch.save`` file, a folder, or a DCP checkpoint, streamxf's or another's.
-    Memory does not depend on the size of the model. A call that failed or was killed can be made again, and resumes, as
-    with `transcode`.
+    Memory does not depend on the size of the model. A call that failed or was killed resumes, as with `transcode`.
 
     Of a folder, all regular files are packed, including those in subfolders: tensors of any file as tensors, and
     everything else as bytes. The tensors of a model in Hugging Face's format keep their names; those of other files are

@@ -48,8 +48,7 @@ Gaps = Sequence[tuple[int, int]]
 
 class PackedReader(FileReader):
     """Everything that is packed; the item `ITEM` is the `manifest` as an object, and that of `rest_of` a file's bytes
-    around its tensors, which are in its `gaps`. What `beside` has loaded is used again. The other arguments are
-    `FileReader`'s.
+    around its tensors, its `gaps`. What `beside` has loaded is used again. Other arguments are `FileReader`'s.
     """
 
     def __init__(
@@ -188,8 +187,7 @@ def _refused(main: FileReader) -> dict[str, str]:
 
 
 class _Packing:
-    """Collects the items in files, one by one; those of the model, `main`, are read already. Those that are `refused`
-    are left out.
+    """Collects the items in files, one by one, but for those of the model, `main`, and those that are `refused`.
 
     - `of_checkpoint`: whether a file is one of a checkpoint.
     - `unread`: files that were expected to have tensors, and are packed as bytes.

@@ -72,8 +72,7 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True)
 class NewFile:
-    """A file that is to be written: tensors in the order of their places, and the bytes around them, which an item
-    holds as uint8.
+    """A file to write: tensors in the order of their places, and the bytes around them, an item's as uint8.
 
     - `name`: its path in the checkpoint's folder; of a single file, its name.
     """

@@ -123,8 +123,7 @@ def unpack(
     only : sequence of str
         Shell patterns; only items whose names match one of them are written.
     prefix : str
-        Only items whose names begin with it are written, without it: ``"model."`` extracts the model from a training
-        checkpoint.
+        Only items whose names begin with it, without it: ``"model."`` extracts the model from a training checkpoint.
     shard_size : int
         Bytes of tensors in one file of a Hugging Face folder; an error for any other target.
     skip_objects : bool
@@ -134,8 +133,7 @@ def unpack(
         Write only the model's tensors, by the names that ``load_state_dict`` and ``from_pretrained`` know: `source` may
         also be the folder of a Trainer or Lightning, or a file of `streamxf.open` that contains a ``torch.save`` file.
     overwrite : bool
-        Whether the target may be replaced. A folder must be a Hugging Face one, and files in it that are not weights
-        stay.
+        Whether the target may be replaced: of folders, Hugging Face ones, in which files that are not weights stay.
     keys, trust, allow_unsigned, require, storage_options, target_options, max_expansion, progress
         As in `transcode`.
 
@@ -294,8 +292,7 @@ def _settle(replaced: Path, target: Path) -> None:
 
 @contextmanager
 def _claimed(draft: Path) -> Iterator[Path]:
-    """Make the folder `draft`, locked for this process, and remove it afterwards, unless it still has a folder that was
-    to be replaced.
+    """Make the folder `draft`, locked for this process, and remove it, unless it has a folder to be put back.
 
     Only this user can read it, since what was encrypted may be written there. Raises AbortedError if another process
     has it locked, and FileExistsError if another user made it.

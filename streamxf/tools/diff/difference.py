@@ -35,10 +35,8 @@ class Distance:
     - `elements`, `differing`: how many each has, and how many of them are not the same.
     - `without`: how many of those have no distance: NaN or an infinity against something else, and numbers whose
       difference overflows a float64.
-    - `to_nan`, `from_nan`, `other_nan`: how many of those are NaN in the second tensor only, in the first only, and in
-      both with different bits.
-    - `largest`: the largest absolute difference; exact for integers. None if no differing element has a distance, or
-      the dtypes are not numbers.
+    - `to_nan`, `from_nan`, `other_nan`: of these, NaN in the second alone, in the first alone, in both by other bits.
+    - `largest`: the largest absolute difference, exact for integers; None if there is none, or these are no numbers.
     - `mean`: the mean absolute difference over all elements that have one, those that are the same among them.
     - `statistics`: of the second tensor minus the first, in float64, if requested. Complex differences count by their
       absolute values, and elements without a distance as NaN or infinities.

@@ -304,11 +304,9 @@ def inspect(
     Parameters
     ----------
     path : path, str or Storage
-        A checkpoint of streamxf or of stock DCP, a ``.safetensors`` or ``torch.save`` file, or a Hugging Face folder;
-        or the URL of one.
+        A checkpoint of DCP, a ``.safetensors`` or ``torch.save`` file, a Hugging Face folder; or the URL of one.
     keys, trust, allow_unsigned, require, storage_options
-        As in `Checkpoint`. An encrypted checkpoint is shown without keys, too; with keys its metadata must be
-        authentic.
+        As in `Checkpoint`. What is encrypted is shown without keys, too; with keys its metadata must be authentic.
     values : bool
         Whether to read all tensors as well, for `Summary.values`. That takes about as long as a load, and little
         memory; an encrypted checkpoint then needs keys.

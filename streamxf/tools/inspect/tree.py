@@ -138,8 +138,7 @@ def _ranges(numbers: list[int]) -> str:
 class Stack:
     """Layers on top of one another: what each part of a layer takes in each of them.
 
-    A role is what a tensor is inside of a layer, as in ``self_attn.q_proj.weight``; numbers in it are stars, so that
-    all experts are one.
+    A role is a tensor's name in a layer, ``self_attn.q_proj.weight``; numbers in it are stars: all experts are one.
     """
 
     name: str  # of what holds them: ``model.layers``
@@ -155,8 +154,7 @@ class Stack:
 def stacks_of(items: Iterable[Item]) -> list[Stack]:
     """All stacks of at least two layers, the largest first; a tensor is in one of them or in none.
 
-    Of several numbers in a name, the first one counts that has others beside it: that of the layer, and not that of
-    the expert in it.
+    Of several numbers in a name, the first counts that has others beside it: that of the layer, not of an expert in it.
     """
     names = [(item, item.name.split(".", MAX_DEPTH - 1)) for item in items if isinstance(item, TensorItem)]
     numbers: dict[str, set[int]] = {}

@@ -125,8 +125,7 @@ class Recipients:
       lists of writers that did not publish, which are not authenticated.
     - `signers`: ids of the signers, according to the metadata; None if it is not signed.
     - `authenticated`: whether a key has authenticated this. Otherwise it is the storage's claim, which may be false.
-    - `verified`: those among `signers` whose signature was verified with their `VerifyKey`. Without it a signature is
-      only a claim.
+    - `verified`: those among `signers` whose signature their `VerifyKey` verified; else it is only a claim.
     - `save_ids`: which save the checkpoint is, as ``writer.save_id`` gave it; if ranks have their own metadata, one for
       each file. Empty unless `authenticated`, and for a plain file.
     """

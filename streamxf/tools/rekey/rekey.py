@@ -195,8 +195,7 @@ def remove_recipient(
 ) -> tuple[str, ...]:
     """Remove a recipient's wrapped data keys and voucher; those of the others stay.
 
-    Whoever has read the contents, or has an older copy of the metadata, may have kept the data keys: this does not take
-    them back.
+    Whoever has read the contents, or has an older copy of the metadata, may have kept the data keys.
 
     `recipient` is its id, 16 hexadecimal digits, which `recipients` lists, or the key itself, which may also open the
     checkpoint. The other arguments, what is returned and what is raised are as in `rekey`; ParameterError also if there

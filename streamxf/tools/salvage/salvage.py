@@ -51,16 +51,14 @@ def load_intact(
 ) -> Salvaged:
     """Load the items of a damaged checkpoint that verify, in one process, and list the others.
 
-    All checks of the reader apply to each item separately. An item that does not verify is not in the result, and its
-    target keeps its values.
+    Each item is checked as by a reader. One that does not verify is not in the result, and its target keeps its values.
 
     Parameters
     ----------
     path : path, str or Storage
         The checkpoint's folder, or its URL.
     state_dict : dict, optional
-        Filled in place, as by ``dcp.load``. Without it everything is loaded into a new one: whole tensors on the CPU,
-        and objects.
+        Filled in place, as by ``dcp.load``. Without it all is loaded into a new one: whole tensors on the CPU, objects.
     keys, trust, allow_unsigned, require, codecs, weights_only, safe_globals, expect_save_id, storage_options
         As in `Checkpoint`.
     partial : bool
@@ -133,8 +131,7 @@ def salvage(
     Parameters
     ----------
     source, target : path, str or Storage
-        The checkpoint's folder and that of the new one, which must have none yet; or URLs, each with options for
-        fsspec.
+        The checkpoint's folder and the new one's, which must have none yet; or URLs, each with options for fsspec.
     chain, recipients, signer
         As in `transcode`.
     progress : Progress, optional

@@ -47,12 +47,10 @@ class Histogram:
 
 
 class FineHistogram:
-    """Counts finite numbers whose range is not known in advance: exact, in one pass, in any order. If they are `whole`,
-    no bin is narrower than 1.
+    """Counts finite numbers of any range: exact, in one pass, in any order. If `whole`, no bin is narrower than 1.
 
     All bins have the same width, a power of two, and begin at multiples of it. Each bin of a finer histogram therefore
-    lies within one bin of a coarser one: when numbers beyond the current bins arrive, neighbouring bins are merged, and
-    no count ever has to be split.
+    lies within one bin of a coarser one: for numbers beyond the bins, neighbours are merged, and no count is split.
     """
 
     def __init__(self, whole: bool = False) -> None:

@@ -27,8 +27,7 @@ class VerifyReport:
     - `damaged`: what is damaged; with `unread`, at most 1000 for each file.
     - `unread`: what could not be read, for want of permission, say: nothing is known of it.
     - `unlisted`: how many more there were of both.
-    - `unchecked`: the skipped checks, with reasons; empty for a checkpoint of streamxf's writers, if it is not
-      encrypted or the keys open it.
+    - `unchecked`: the skipped checks, with reasons; none for streamxf's checkpoints in clear, or that the keys open.
     - `leftovers`: files of other saves in the folder. They do no harm, and `clean` removes them.
     - `finished_here`: what an `executor` did not do, so that this process did it, and why; empty if there was nothing.
     - `advice`: what to do about both; empty if there is neither.
