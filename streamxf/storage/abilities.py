@@ -131,7 +131,7 @@ MOUNTS: dict[str, Abilities] = {
     **dict.fromkeys(("fuse.glusterfs", "fuse.ceph-fuse"), _SERVER),
     # both send a file when it is closed, and remember names and sizes for minutes
     "fuse.sshfs": Abilities(links=True, link_facts=False).over(_SERVER),
-    "fuse.s3fs": _NO_LINKS.over(_SERVER),
+    "fuse.s3fs": Abilities(in_one_step=False, links=False, link_facts=False).over(_SERVER),
     # Without its cache, a file that is opened to be locked is empty once that is closed; with it, files are sent some
     # seconds after they were closed. No mount option tells.
     "fuse.rclone": replace(_NO_LINKS.over(_MOUNTED), locks="none"),

@@ -9,18 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from streamxf.storage.abilities import MOUNTS, UNKNOWN_MOUNT
+
 _LOOK = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 
 SHARED = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "gpfs", "beegfs"})
 """Mounted from the same source, they are the same on every host, and number their folders alike."""
-
-_OF_ONE_MACHINE = frozenset(
-    {
-        *("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "bcachefs", "f2fs", "jfs", "reiserfs", "nilfs2", "udf"),
-        *("tmpfs", "ramfs", "overlay", "aufs", "ecryptfs", "vfat", "msdos", "exfat", "ntfs", "ntfs3", "fuseblk"),
-        *("hfs", "hfsplus", "apfs"),
-    }
-)
 
 _PLAIN = frozenset({"ext2", "ext3", "ext4", "xfs", "tmpfs", "ramfs", "vfat", "exfat"})
 """They store each byte of a file. Others may compress, or may lie on one that does."""
@@ -45,7 +39,7 @@ class Mount:
     @property
     def of_one_machine(self) -> bool:
         """Whether no other machine has this folder. A lock of a network folder is one machine's: no server is asked."""
-        return self.kind in _OF_ONE_MACHINE
+        return MOUNTS.get(self.kind, UNKNOWN_MOUNT).locks == "hosts"
 
     def is_other_than(self, other: Mount) -> bool:
         """Whether these are surely two folders, though they may have one path."""

@@ -31,8 +31,9 @@ except ImportError as error:
 from streamxf.codec import Codec
 from streamxf.keys import KeysLike
 from streamxf.testing import properties
-from streamxf.testing.case import Case, ConformanceError
-from streamxf.testing.storage import FILES, check_storage
+from streamxf.testing.case import Case
+from streamxf.tools.check.conformance import ConformanceError
+from streamxf.tools.check.storage import FILES, check_storage
 
 __all__ = [
     "FILES",

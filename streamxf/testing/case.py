@@ -23,22 +23,11 @@ from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.format.container import stage_limit
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.registry import CodecRegistry
+from streamxf.tools.check.conformance import require
 
 BLOCK_SIZE = 1 << 16
 
 Data = bytes | bytearray | memoryview
-
-
-class ConformanceError(AssertionError):
-    """A codec or a storage lacks a required property; the message has the property and the observation."""
-
-
-def require(condition: bool, message: str | Callable[[], str]) -> None:
-    """Raise `ConformanceError` unless `condition` holds; a bare ``assert`` would vanish under ``python -O``. A message
-    that is costly to put together is given as a callable.
-    """
-    if not condition:
-        raise ConformanceError(message if isinstance(message, str) else message())
 
 
 def difference(expected: Data, found: Data) -> str:

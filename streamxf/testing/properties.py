@@ -39,10 +39,10 @@ from streamxf.testing.case import (
     contents,
     difference,
     noise,
-    require,
     samples,
     weights,
 )
+from streamxf.tools.check.conformance import require
 
 # Far above what any codec needs beside a few buffers of a block's size, far below what a forged size asks for.
 SPARE_MEMORY = 16 << 20

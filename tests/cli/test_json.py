@@ -100,6 +100,7 @@ def test_every_field_is_used_and_every_name_is_a_field():
         "rekey file.sxf --key file:test.key --recipient file:test.key",
         "recipients encrypted",
         "recipients file.sxf --key file:test.key",
+        "check run",
         "codecs",
     ],
 )

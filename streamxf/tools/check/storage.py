@@ -8,9 +8,10 @@ from contextlib import suppress
 from functools import partial
 
 from streamxf.engine import in_thread
-from streamxf.storage.conditions import ABSENT, ReplacedMeanwhile
+from streamxf.storage.conditions import ABSENT
 from streamxf.storage.storage import Storage
-from streamxf.testing.case import ConformanceError, require
+from streamxf.tools.check.conformance import ConformanceError, require
+from streamxf.tools.check.observed import observe_abilities, weaker_than
 
 FILES = {
     "plain": bytes(range(256)) * 300,
@@ -33,6 +34,15 @@ def check_storage(storage: Storage, files: Mapping[str, bytes] | None = None) ->
     files : mapping, optional
         For a read-only storage: all its contents by path, such as `streamxf.testing.FILES`. Then nothing is written.
     """
+    check_needs(storage, files)
+    if files is None:
+        seen, known = observe_abilities(storage), storage.abilities
+        for name in weaker_than(seen, known):
+            require(False, f"by its abilities {name} is {getattr(known, name)!r}, and it was seen to be {seen[name]!r}")
+
+
+def check_needs(storage: Storage, files: Mapping[str, bytes] | None = None) -> None:
+    """The same of what no storage may lack, whatever its `Abilities`."""
     if files is not None:
         _check_reading(storage, files)
         return
@@ -43,7 +53,6 @@ def check_storage(storage: Storage, files: Mapping[str, bytes] | None = None) ->
             storage.write(path, data)
         _check_reading(storage, FILES)
         _check_writing(storage)
-        _check_conditions(storage)
     finally:
         with suppress(Exception):  # what went wrong before says more
             storage.remove_all()
@@ -108,6 +117,8 @@ def _check_writing(storage: Storage) -> None:
     require(not failed, f"remove() failed: {failed}")
     require(not storage.exists("one*") and not storage.exists("folder/inside"), "remove() has left a file")
     require(storage.exists("one two [3]") and storage.exists("folder/deeper/still"), "remove() has removed other files")
+    if storage.stamp("plain") is not None:
+        require(storage.stamp("missing") == ABSENT, "the stamp of a file that is not there is not ABSENT")
     _check_raises(lambda: storage.put("plain", b"once", once=True), "put(once=True)", FileExistsError)
     with suppress(KeyboardInterrupt), storage.child("plain").replacing() as file:
         file.write(b"half")
@@ -116,25 +127,6 @@ def _check_writing(storage: Storage) -> None:
     with storage.child("plain").replacing() as file:
         file.write(b"anew")
     require(storage.read("plain", 0, 100) == b"anew", "replacing() does not store what was written")
-
-
-def _check_conditions(storage: Storage) -> None:
-    if storage.abilities.replaces is False:
-        require(storage.stamp("plain") is None, "there is a stamp, and by its abilities nothing is put over one")
-        return
-    stamp = storage.stamp("plain")
-    require(stamp not in (None, ABSENT), f"the stamp of a file is {stamp!r}")
-    require(storage.stamp("missing") == ABSENT, "the stamp of a file that is not there is not ABSENT")
-    storage.write("plain", b"mine", over=stamp)
-    if not storage.abilities.replaces:
-        return  # that has shown that the store does not heed it
-    for over in (stamp, ABSENT):
-        try:
-            storage.write("plain", b"too late", over=over)
-        except ReplacedMeanwhile:
-            continue
-        raise ConformanceError("a file was replaced over a stamp that it no longer had")
-    require(storage.read("plain", 0, 9) == b"mine", "a write that was refused has changed the file")
 
 
 def _check_raises(act: Callable[[], object], what: str, error: type[OSError] = FileNotFoundError) -> None:

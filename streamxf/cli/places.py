@@ -1,0 +1,73 @@
+"""``streamxf check``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from streamxf.cli import options, show
+from streamxf.cli.exits import FAILED, FINE
+
+if TYPE_CHECKING:
+    from streamxf.tools.check.place import PlaceReport
+
+
+def check(
+    place: str = options.argument("PLACE", "Folder or URL where checkpoints are kept.", callback=options.existing),
+    second: str | None = options.value("PATH", "The same place by another mount, or by the URL of what is mounted."),
+    look: bool = options.flag("Show what is known of the place; try nothing, and write nothing."),
+    *,
+    out: show.Output,
+) -> int:
+    """Show what a place for checkpoints can do, and what streamxf does where it can do less than a disk.
+
+    It tries that in a new folder there, streamxf-check-..., and removes it. Whether writes are stored when they return,
+    what reads show and whom locks keep out shows only with --second, which may take three minutes. Give a mount of
+    another machine's kind, not the same one twice.
+
+    The exit code is 1 if the place lacks what streamxf needs, or does less than it is known for. The last lines have
+    what to tell streamxf then.
+
+    Examples:
+    streamxf check /mnt/checkpoints
+    streamxf check /mnt/bucket/runs --second s3://bucket/runs
+    """
+    from streamxf.storage.opening import open_storage
+    from streamxf.tools.check.place import check_place
+
+    found = check_place(open_storage(place), None if second is None else open_storage(second), look=look)
+    if out.json:
+        show.as_json(_as_dict(found))
+    else:
+        _print(found)
+    return FINE if found.ok else FAILED
+
+
+def _as_dict(found: PlaceReport) -> dict[str, Any]:
+    kind, source = (found.mount.kind, found.mount.source) if found.mount else ("", "")
+    mount = {"mount_type": kind or None, "mount_source": source or None}
+    facts = {"path": found.path, **mount, "ok": found.ok, "problem": found.problem}
+    return {**facts, "known": vars(found.known), "seen": found.seen, "consequences": found.consequences}
+
+
+def _print(found: PlaceReport) -> None:
+    mount = found.mount
+    show.say(f"{found.path}{f': {mount.kind}, mounted from {mount.source}' if mount and mount.kind else ''}")
+    table = show.TextTable("ability", "known", "seen", "so", fold=["so"])
+    for name, known in vars(found.known).items():
+        seen = _word(found.seen[name]) if name in found.seen else ""
+        table.row(name, _word(known), seen, found.consequences.get(name, ""), style="red" * (name in found.weaker))
+    table.print()
+    if found.problem is not None:
+        show.verdict(f"this is no place for checkpoints: {found.problem}", good=False)
+    elif found.weaker:
+        show.verdict(f"it does less than it is known for. Tell streamxf: {_said(found, found.weaker)}", good=False)
+    elif found.stronger:
+        show.say(f"if it does that on every machine, tell streamxf: {_said(found, found.stronger)}")
+
+
+def _word(value: bool | str | None) -> str:
+    return value if isinstance(value, str) else "unknown" if value is None else "yes" if value else "no"
+
+
+def _said(found: PlaceReport, names: list[str]) -> str:
+    return f"abilities={ {name: found.seen[name] for name in names} }"

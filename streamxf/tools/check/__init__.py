@@ -1,0 +1,1 @@
+"""What a place for checkpoints can do."""

@@ -1,0 +1,217 @@
+"""What a place is seen to do, by one view of it and by two; and ``streamxf check``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from streamxf.errors import ParameterError
+from streamxf.storage.abilities import Abilities
+from streamxf.storage.conditions import ABSENT
+from streamxf.storage.opening import open_storage
+from streamxf.storage.storage import Storage
+from streamxf.testing import ConformanceError, check_storage
+from streamxf.tools.check.observed import observe_abilities
+from streamxf.tools.check.place import check_place
+from tests.cli.command import Run, runner
+from tests.storage.stores import MemoryStorage
+
+LATER = 0.4  # seconds
+
+
+class Mounted(MemoryStorage):
+    """A view of what is `below`, which gets what is written here some time `after` it: a call sees to that."""
+
+    after = 0.0
+
+    def __init__(self, below: MemoryStorage) -> None:
+        super().__init__()
+        self.below_it, self.waiting = below, list[tuple[float, str, Any]]()
+
+    def _sent(self) -> None:
+        for due, path, held in [each for each in self.waiting if each[0] <= time.monotonic()]:
+            self.waiting.remove((due, path, held))
+            self.below_it.files[path] = held
+
+    def write(self, path: str, data: bytes, *, over: str | None = None) -> None:
+        super().write(path, data, over=over)
+        key = self.path_of(path)
+        self.waiting.append((time.monotonic() + self.after, key, self.files[key]))
+        self._sent()
+
+    def remove(self, paths: Iterable[str]) -> dict[str, Exception]:
+        for path in (paths := [*paths]):
+            self.below_it.files.pop(self.path_of(path), None)
+        return super().remove(paths)
+
+
+class Server(MemoryStorage):
+    """What is below: whoever looks there finds what has been sent by then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mounts: list[Mounted] = []
+
+    def mount(self, cls: type[Mounted]) -> Mounted:
+        self.mounts.append(cls(self))
+        return self.mounts[-1]
+
+    def info(self, path: str = "") -> Any:
+        for each in self.mounts:
+            each._sent()
+        return super().info(path)
+
+    def entries(self, path: str = "") -> Any:
+        for each in self.mounts:
+            each._sent()
+        return super().entries(path)
+
+    def read(self, path: str, start: int, stop: int) -> bytes:
+        self.info(path)
+        return super().read(path, start, stop)
+
+
+class Through(Mounted):
+    """Reads come from below, too."""
+
+    def read(self, path: str, start: int, stop: int) -> bytes:
+        return self.below_it.read(path, start, stop)
+
+
+class Behind(Mounted):
+    """With a cache of what is written, which is sent later, while removals go at once."""
+
+    after = LATER
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (Through, {"stored": True, "in_order": True, "fresh": True}),
+        (Mounted, {"stored": True, "in_order": True, "fresh": False}),
+        (Behind, {"stored": False, "in_order": False, "fresh": False}),
+    ],
+)
+def test_two_views_of_one_place(kind: type[Mounted], expected: dict[str, bool]) -> None:
+    server = Server()
+    seen = observe_abilities(server.mount(kind), server, 5)
+    assert {name: seen[name] for name in expected} == expected
+    assert (seen["creates"], seen["replaces"], seen["in_one_step"], seen["copies"]) == (True,) * 4
+    assert seen["locks"] == "none"
+    time.sleep(LATER)
+    server.exists()
+    assert not [*server.mounts[0].files]
+
+
+def test_another_place_is_not_taken_for_a_second_view() -> None:
+    with pytest.raises(ParameterError, match="it is another place"):
+        observe_abilities(MemoryStorage(), MemoryStorage(), 0.1)
+
+
+class Keeps(MemoryStorage):
+    """Its streams keep views, and are joined in the end."""
+
+    @contextmanager
+    def create(self, path: str = "") -> Iterator[IO[bytes]]:
+        pieces: list[Any] = []
+
+        class File:
+            def write(self, data: Any) -> int:
+                pieces.append(data)
+                return len(data)
+
+        yield File()  # type: ignore[misc]
+        self.write(path, b"".join(pieces))
+
+
+class HalfWay(MemoryStorage):
+    """A file is not there for a moment while it is replaced."""
+
+    def write(self, path: str, data: bytes, *, over: str | None = None) -> None:
+        if over is None:
+            self.files.pop(self.path_of(path), None)
+            time.sleep(0.005)
+        super().write(path, data, over=over)
+
+
+class Heedless(MemoryStorage):
+    def write(self, path: str, data: bytes, *, over: str | None = None) -> None:
+        super().write(path, data, over=over if over == ABSENT else None)
+
+
+@pytest.mark.parametrize(("kind", "name"), [(Keeps, "copies"), (HalfWay, "in_one_step"), (Heedless, "replaces")])
+def test_a_storage_that_says_more_than_it_does(kind: type[MemoryStorage], name: str) -> None:
+    with pytest.raises(ConformanceError, match=f"by its abilities {name} is True, and it was seen to be False"):
+        check_storage(kind().told({"in_one_step": True}))
+    check_storage(kind().told({"in_one_step": True, "creates": False, "replaces": False, name: False}))
+
+
+def test_locks_and_links_of_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = open_storage(tmp_path)
+    seen = observe_abilities(place.child("one"))
+    assert (seen["locks"], seen["links"], seen["link_facts"], seen["replaces"]) == ("hosts", True, True, False)
+    assert not [*tmp_path.iterdir()]
+    of_one = observe_abilities(open_storage(tmp_path, abilities={"locks": "machine"}).child("two"))
+    assert of_one["locks"] == "machine"
+    monkeypatch.setattr("streamxf.tools.check.observed._is_other", lambda storage, second: True)
+    found = check_place(place, open_storage(tmp_path))
+    assert found.ok
+    assert found.seen["locks"] == "hosts"
+    assert found.seen["fresh"]
+    monkeypatch.setattr("streamxf.tools.check.observed._is_busy", lambda storage: storage is not place and False)
+    found = check_place(place)
+    assert found.weaker == ["locks"]
+    assert not found.ok
+    assert found.consequences["locks"].startswith("a job's signs of life alone")
+
+
+def test_what_is_not_known_counts_as_the_weakest() -> None:
+    class Unknown(MemoryStorage):
+        own_abilities = Abilities()
+
+    found = check_place(Unknown(), look=True)
+    assert found.ok
+    assert not found.seen
+    assert found.consequences.keys() == {"locks", "stored", "in_order", "copies", "threads", "replaces", "in_one_step"}
+    tried = check_place(Unknown())
+    assert tried.stronger == ["in_one_step", "copies", "locks"]
+
+
+def test_a_place_that_lacks_what_is_needed() -> None:
+    class Half(MemoryStorage):
+        def read(self, path: str, start: int, stop: int) -> bytes:
+            return super().read(path, start, min(stop, 1000))
+
+    found = check_place(Half())
+    assert found.problem is not None
+    assert "gave 1000 bytes" in found.problem
+    assert not found.ok
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    return runner(capsys)
+
+
+def test_the_command(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run("check", tmp_path)
+    assert done.code == 0
+    assert str(tmp_path) in done.out
+    assert not [*tmp_path.iterdir()]
+    assert run("check", tmp_path / "missing").code == 2
+    assert run("check", tmp_path, "--second", tmp_path, "--json").json["seen"]["stored"] is True
+    looked = run("check", "memory://x", "--look")
+    assert looked.code == 0
+    assert "signs of life alone" in looked.out
+    monkeypatch.setattr(Storage, "abilities", Abilities("hosts", replaces=True, in_one_step=True, links=None))
+    done = run("check", tmp_path)
+    assert done.code == 1
+    assert "it does less than it is known for. Tell streamxf: abilities={'replaces': False}" in done.out
+    done = run("check", tmp_path, "--json")
+    assert done.json["ok"] is False
+    assert done.json["seen"]["links"] is True
