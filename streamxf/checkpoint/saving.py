@@ -207,7 +207,6 @@ class Save:
         made = chain_of(chain, recipients, signer, was_encrypted)
         storage = open_storage(path, storage_options)
         storage.check_fresh()
-        warn_unless_in_one_step(storage, stacklevel=4)
         save = cls(storage, Extensions((), made), block_log2_of(block_size), True, overwrite, stock)
         if storage.near and os.path.lexists(storage.path) and not os.path.isdir(storage.path):
             text = "this is a file, and a checkpoint is a folder: name another target"
@@ -217,7 +216,7 @@ class Save:
         if any(map(is_metadata_name, storage.names())):
             if not overwrite:
                 raise FileExistsError(errno.EEXIST, f"there is a checkpoint already; {cure}", storage.label())
-            check_may_replace(storage)
+            check_may_replace(storage, 4)
         return save
 
     def renew(self) -> Self:
@@ -351,8 +350,10 @@ def chain_of(chain: ChainLike | None, recipients: KeysLike, signer: SignerLike |
     return Chain((codec for each in own for codec in each), raw=any(each.raw for each in own))
 
 
-def check_may_replace(storage: Storage) -> None:
-    """Raise UnsupportedError where the checkpoint that is there might be gone before the new one is stored."""
+def check_may_replace(storage: Storage, stacklevel: int = 0) -> None:
+    """Raise UnsupportedError where the checkpoint that is there might be gone before the new one is stored; with a
+    `stacklevel`, warn where a crash while the metadata is replaced may leave neither.
+    """
     if not storage.abilities.keeps_older:
         raise UnsupportedError(
             "there is a checkpoint, and this place is not known to store a file by the time that its writer goes on "
@@ -361,16 +362,12 @@ def check_may_replace(storage: Storage) -> None:
             "streamxf.open_storage(path, abilities={'stored': True, 'in_order': True})",
             file=storage.label(),
         )
-
-
-def warn_unless_in_one_step(storage: Storage, stacklevel: int) -> None:
-    """Warn of storage on which a crash while the metadata is replaced may leave no checkpoint at all."""
-    if not storage.abilities.in_one_step:
+    if stacklevel and not storage.abilities.in_one_step:
         warnings.warn(
             f"{storage.label()} is not known to replace a file in one step: a crash while .metadata is written "
             "may leave neither the old checkpoint nor the new one. Save into a new folder each time, or to a local or "
             "mounted file system, or to an object store",
-            stacklevel=stacklevel,
+            stacklevel=stacklevel + 1,
         )
 
 

@@ -30,7 +30,7 @@ from streamxf import torch_private
 from streamxf.chain import Chain, ChainLike
 from streamxf.checkpoint.datafile import write_files
 from streamxf.checkpoint.publish import check_free, publish, remove_unpublished
-from streamxf.checkpoint.saving import Extensions, Save, Stock, check_may_replace, check_stock, warn_unless_in_one_step
+from streamxf.checkpoint.saving import Extensions, Save, Stock, check_may_replace, check_stock
 from streamxf.checkpoint.staging import Staging
 from streamxf.codec import Codec
 from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks, progress_on, rank_here
@@ -162,7 +162,6 @@ class ChainWriterMixin(StorageMixin):
         self._coming = None
         self._background = None
         self._storage.check_fresh()
-        warn_unless_in_one_step(self._storage, stacklevel=3)
 
     # -- what DCP calls, in this order -------------------------------------------------------------
 
@@ -215,7 +214,7 @@ class ChainWriterMixin(StorageMixin):
         if storage.exists(GLOBAL if self.use_collectives else metadata_name(0)):
             if not self.overwrite:
                 raise RuntimeError(f"Checkpoint already exists in {storage.label()}, and {self.overwrite=}.")
-            check_may_replace(storage)
+            check_may_replace(storage, 3)
             text = f"Detected an existing checkpoint in {storage.label()}: this save replaces it"
             warnings.warn(f"{text}. Pass overwrite=False to refuse that", stacklevel=3)
         save.enter(links=self.run_facts is None)  # in a run's folder nobody names links, and others may make some

@@ -200,10 +200,13 @@ class Housekeeper:
         gone = left | ({COMMIT, REMOVED} if storage.near else files.keys() & {COMMIT, REMOVED})
         published = {path for path in folder.top if is_metadata_name(path)}
         old = run.record(name, folder) if self.line and (published or COMMIT in files) else None
-        if old is not None and (why := lined([old], self.line)[0].abandoned):
+        if why := old and lined([old], self.line)[0].abandoned:
             _log.warning("%s: this save replaces the checkpoint of another line: %s", storage.label(name), why)
         if published or COMMIT in files:
-            check_may_replace(folder.place)
+            if why and not folder.place.abilities.keeps_older:  # it goes first: what was resumed from stays
+                gone |= {*ours} - {SAVING}
+            else:
+                check_may_replace(folder.place)
         if save.framework:
             gone |= published
         record = run.record(name, folder) if save.framework or COMMIT in files else None

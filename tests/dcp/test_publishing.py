@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from streamxf.storage import disk, lock
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import open_storage
 from streamxf.storage.remote import RemoteStorage
+from streamxf.storage.storage import Storage
 from tests.failing import fails_with
 
 from .helpers import assert_same, data_files, error_of, full_chain, index_of, load, refused, save
@@ -279,10 +281,26 @@ def test_storage_that_may_not_replace_in_one_step_is_warned_of(tmp_path: Path) -
         protocol = "ftpmemory"
 
     fsspec.register_implementation("ftpmemory", Ftp, clobber=True)
-    with pytest.warns(UserWarning, match="ftpmemory:.* is not known to replace a file in one step"):
-        streamxf.FsspecWriter("ftpmemory://x")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        streamxf.FsspecWriter("memory://x")
-        streamxf.FsspecWriter(f"file://{tmp_path}")
-        streamxf.FileSystemWriter(tmp_path)
+
+    def writes_twice(url: str, write: Callable[[Storage], object]) -> list[str]:
+        place = open_storage(url, abilities={"stored": True, "in_order": True}).child(write.__name__)
+        with warnings.catch_warnings(record=True) as caught:
+            write(place)
+        assert not caught
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            write(place)
+        return [str(each.message) for each in caught if "one step" in str(each.message)]
+
+    def with_dcp(place: Storage) -> None:
+        dcp.save({"a": 1}, storage_writer=streamxf.FileSystemWriter(place), no_dist=True)
+
+    def without(place: Storage) -> None:
+        with streamxf.CheckpointWriter(place, overwrite=True) as writer:
+            writer.add("a", 1)
+
+    for write in (with_dcp, without):
+        (text,) = writes_twice("ftpmemory://x", write)
+        assert "is not known to replace a file in one step" in text
+        for url in ("memory://x", f"file://{tmp_path}", str(tmp_path / "own")):
+            assert not writes_twice(url, write)

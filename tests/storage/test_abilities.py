@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from fsspec.implementations.memory import MemoryFileSystem
+from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
 from streamxf.errors import AbortedError, ParameterError, UnsupportedError
@@ -121,6 +122,24 @@ def test_rules_keep_what_may_be_all_that_is_stored(
     with CheckpointManager(tmp_path, keep=1, abilities={"stored": True, "in_order": True}) as manager:
         manager.save(7, {"step": 7})
     assert steps() == [7]
+
+
+@pytest.mark.parametrize("way", ["damaged", "asked"])
+def test_a_checkpoint_that_training_went_back_behind_is_out_of_the_way(tmp_path: Path, later: None, way: str) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, {"w": torch.full((100,), step)})
+    if way == "damaged":
+        data = next((tmp_path / "step-3").glob("*.distcp"))
+        data.write_bytes(data.read_bytes()[:-400])
+    state = {"w": torch.zeros(100, dtype=torch.int64)}
+    with CheckpointManager(tmp_path) as manager:
+        assert manager.resume(state, step=2 if way == "asked" else None) == 2
+        manager.save(3, {"w": torch.full((100,), 30)})
+        with pytest.raises(CheckpointException, match="not known to store"):
+            manager.save(3, {"w": torch.full((100,), 31)})
+    with CheckpointManager(tmp_path) as manager:
+        assert (manager.resume(state), state["w"][0]) == (3, 30)
 
 
 def test_no_file_is_opened_to_be_locked_where_that_may_empty_it(tmp_path: Path, later: None) -> None:

@@ -71,7 +71,7 @@ class PlaceReport:
             "copies": "" if can.copies else "each write gets bytes of its own",
             "threads": "" if can.threads else "one request at a time",
             "replaces": "" if can.replaces or can.locks == "hosts" else _RACE,
-            "in_one_step": "" if can.in_one_step else "a reader may meet half a file; making a writer warns",
+            "in_one_step": "" if can.in_one_step else "a reader may meet half a file; a save over a checkpoint warns",
         }
         return {name: text for name, text in found.items() if text}
 
