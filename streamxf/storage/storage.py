@@ -119,9 +119,7 @@ class Storage(ABC):
         """
         if self.abilities.fresh is False:
             raise UnsupportedError(
-                "this URL leads through a cache, which may return what has been replaced since; use the URL of the "
-                "storage itself. Nothing was changed",
-                file=self.label(),
+                f"{STALE}; use the URL of the storage itself. Nothing was changed", file=self.label()
             )
 
     def past_caches(self) -> Storage:
@@ -498,4 +496,5 @@ def _links(location: str) -> tuple[str, str, str]:
     return (first, chained, rest) if chained and "://" in first else (location, "", "")
 
 
+STALE = "this URL leads through a cache, which may return what has been replaced since"
 NOT_REGULAR = "this is not a regular file, so no writer made it; it was not read"

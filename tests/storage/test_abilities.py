@@ -234,7 +234,13 @@ def test_a_cache_is_refused_where_it_would_do_harm_and_read_past_elsewhere(cache
         with pytest.raises(UnsupportedError, match="leads through a cache"):
             refused()
     assert str(streamxf.latest(cached, storage_options=options)).endswith("/step-2")
-    with streamxf.Checkpoint(f"{cached}/step-2", storage_options=options) as saved:
+    reader = streamxf.FsspecReader(f"{cached}/step-2", **options)
+    with pytest.warns(UserWarning, match="leads through a cache"):
+        dcp.load({"step": 0}, storage_reader=reader, no_dist=True)
+    with (
+        pytest.warns(UserWarning, match="leads through a cache"),
+        streamxf.Checkpoint(f"{cached}/step-2", storage_options=options) as saved,
+    ):
         assert saved["step"].read() == 2
     with CheckpointManager(plain) as manager:
         manager.save(2, {"step": 22})  # by another process, which the cache does not know of
