@@ -1,5 +1,4 @@
-"""Memory: bytes-like objects as flat views without a copy, buffers that are reused from block to block, and the garbage
-collector paused.
+"""Memory: bytes-like objects as flat views without a copy, reused buffers, and the garbage collector paused.
 
 Blocks are a mebibyte each: to allocate one per step costs more in page faults than many codecs, with threads above all.
 """

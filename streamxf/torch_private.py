@@ -138,8 +138,7 @@ def typed_storage(storage: UntypedStorage, dtype: dtype) -> Any:
 
 
 def extensions_of_the_asking_writer(frames: int) -> Any:
-    """The whole list of extensions of the torch writer that asks one of them for its stream, some frames above the
-    caller; None if something else asks.
+    """All extensions of the torch writer that asks one for its stream, some frames above; None if something else asks.
 
     That is `self.extensions` in ``_StorageWriterTransforms.transform_save_stream``.
     """

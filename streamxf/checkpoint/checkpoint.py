@@ -311,8 +311,7 @@ class TensorHandle:
         """Read a part, as indexing with integers, slices and an ellipsis does, in the checkpoint's framework. Of a
         tensor that only torch and its class can make, all of it is read.
 
-        Raises IndexError if the part is not inside the tensor; StreamxfError, with file, item and block, if it is
-        damaged or was altered.
+        Raises IndexError if it is outside the tensor; StreamxfError, with file, item, block, if damaged or altered.
         """
         try:
             return next(self.pieces(key, max(1, math.prod(self.shape)) * itemsize_of(self._item)))[0]

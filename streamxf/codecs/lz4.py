@@ -23,8 +23,7 @@ class LZ4(Codec):
     Parameters
     ----------
     level : int
-        0 is LZ4's default. 1 to 12 are its high-compression levels; -1 to -64 trade size for speed (the acceleration
-        factor). Readers do not need it.
+        0 is LZ4's default; 1 to 12 compress more (LZ4 HC); -1 to -64 are faster (acceleration). Readers do not need it.
 
     Raises ParameterError if the level is out of range.
     """

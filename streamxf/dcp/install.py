@@ -172,8 +172,7 @@ class Installation:
         self._attached = keys  # a writer of `attach` cannot sign, so nobody waits there for the chain's own signer
 
     def uninstall(self) -> None:
-        """Undo it: torch's classes are as before, unless there is an outer installation. Objects that were made
-        meanwhile keep their chain.
+        """Undo it: torch's classes are as before, or as of an outer installation. Objects made since keep their chain.
 
         Raises UnsupportedError if an inner installation has to be undone first, this one has been undone already, or
         somebody else has changed the same parts of torch since.

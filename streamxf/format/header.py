@@ -135,8 +135,7 @@ class Header:
     - `hashed`: whether the table has a SHA-256 for each block.
     - `informative`: flags that readers ignore.
     - `seal`: 32 bytes, in a keyed stream, that is one whose chain encrypts.
-    - `keyed`, `size`, `body`, `digest`: whether its chain encrypts, its bytes, those before the seal, and H of the
-      format.
+    - `keyed`, `size`, `body`, `digest`: whether its chain encrypts, its bytes, those before the seal, the format's H.
     """
 
     block_log2: int

@@ -43,8 +43,7 @@ class File(NamedTuple):
     """A data file.
 
     - `writer`: the id of the process that wrote it, 16 random bytes.
-    - `key`: that process's data key, wrapped under that of the process that published, whose own files have zeros
-      there; None if the chain does not encrypt.
+    - `key`: its data key, wrapped under the publisher's, whose own files have zeros there; None without encryption.
     """
 
     size: int

@@ -151,8 +151,7 @@ class TensorItem:
 
     - `dtype`: as torch names it, ``"bfloat16"``.
     - `path`: its place in the nested state dict, if the planner flattened one.
-    - `properties`: what else DCP records: ``requires_grad``, ``pin_memory``, ``memory_format``, ``layout``, where they
-      are not those of a plain tensor.
+    - `properties`: ``requires_grad``, ``pin_memory``, ``memory_format``, ``layout``, where not those of a plain tensor.
     """
 
     name: str

@@ -1,7 +1,6 @@
 """Parts of an index that have items, read when they are asked for.
 
-All that a part says of single items and chunks is checked when it is read, as columns: no object is made for a chunk
-that nobody asks for.
+What a part says of items and chunks is checked when it is read, as columns: no chunk becomes an object unasked.
 """
 
 from __future__ import annotations
@@ -60,8 +59,7 @@ class Band(NamedTuple):
 
 
 class ItemParts:
-    """The parts of all bands, each by the number of its band and its place there; for any thread, and without a lock,
-    which a fork could leave taken.
+    """The parts of all bands, by band and place there; for any thread, without a lock, which a fork could leave taken.
 
     - `files`: paths, and the size and writer of each, in the order in which chunks count them.
     - `read`: gives bytes of the parts, from a position, so many.

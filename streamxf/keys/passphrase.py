@@ -105,8 +105,7 @@ def protect_key(key: SecretKey, passphrase: str, cost: PassphraseCost = DEFAULT_
 def open_protected(line: str, passphrase: str | None) -> AnyKey:
     """Undo `protect_key`.
 
-    Raises ParameterError if the line is damaged, or the passphrase cannot be used; KeyMissingError if there is none;
-    and WrongKeyError if it is wrong.
+    Raises ParameterError if line or passphrase cannot be used, KeyMissingError without one, WrongKeyError if wrong.
     """
     parts = line.split(":")
     if len(parts) != 7 or (parts[0], parts[3]) != (PROTECTED, _KDF) or not is_key_id(parts[2]):

@@ -520,8 +520,7 @@ class CheckpointManager:
         """The path of the newest checkpoint that verifies, the same on all ranks, for frameworks that load by
         themselves; None if there is none yet. It is not removed before the next save. Raises as `resume`.
 
-        All files of a framework are compared with their digests, unless ``verify="none"``, since few frameworks can
-        fall back to the one before.
+        Frameworks' files are compared with their digests, unless ``verify="none"``: few can fall back to older ones.
 
         Parameters
         ----------

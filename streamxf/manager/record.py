@@ -48,8 +48,7 @@ class Record:
     - `note`: more in words: why it is foreign or not verified, or the error in its metadata.
     - `damaged`: whether its metadata cannot be read.
     - `newer`: whether a version of streamxf saved it that is not known here; its kind is ``"foreign"`` then.
-    - `other_notes`: whether notes lie there that cannot be read, are not authentic or name another save. Then a metric
-      that is not in `metrics` is unknown.
+    - `other_notes`: whether notes there are unreadable, not authentic or of another save: other metrics are unknown.
     """
 
     name: str

@@ -107,8 +107,7 @@ class Interval:
 
     - `seconds`: from the beginning of one save to the beginning of the next.
     - `cost`: seconds for which a save blocks training.
-    - `mtbf`: seconds between two failures of the job, on average: given by the user, or estimated from `failures` and
-      `observed_seconds`.
+    - `mtbf`: mean seconds between failures of the job: given, or estimated from `failures` and `observed_seconds`.
     - `failures`: how many were observed.
     - `observed_seconds`: of training, this run included.
     - `overhead`: the fraction of time, from 0 to 1, that saves and repeated work are expected to take.

@@ -46,8 +46,7 @@ class Load:
 
     - `take`: gives the bytes, in memory that stays as it is until `release`, or in what ``scratch(size)`` gives. Called
       once, by any thread.
-    - `release`: says that the bytes are used no more, where their memory will be used for something else then; called
-      once after `take`, even if that raised.
+    - `release`: says that their memory may be used for something else; called once after `take`, even if that raised.
     """
 
     take: Callable[[Callable[[int], memoryview]], memoryview]

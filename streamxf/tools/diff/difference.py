@@ -33,8 +33,7 @@ class Distance:
     """How far two tensors of the same shape are apart.
 
     - `elements`, `differing`: how many each has, and how many of them are not the same.
-    - `without`: how many of those have no distance: NaN or an infinity against something else, and numbers whose
-      difference overflows a float64.
+    - `without`: how many of those have no distance: NaN or infinity against others, and differences beyond a float64.
     - `to_nan`, `from_nan`, `other_nan`: of these, NaN in the second alone, in the first alone, in both by other bits.
     - `largest`: the largest absolute difference, exact for integers; None if there is none, or these are no numbers.
     - `mean`: the mean absolute difference over all elements that have one, those that are the same among them.

@@ -1,7 +1,6 @@
 """The elements of tensors of any dtype as numbers for NumPy.
 
-Elements come as `BoxReader` reads them: unsigned numbers of their size (complex ones, of 16 bytes), and the name of
-their dtype.
+Elements come as `BoxReader` reads them: unsigned numbers of their size (complex ones, of 16 bytes), and a dtype's name.
 """
 
 from __future__ import annotations
