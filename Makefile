@@ -18,7 +18,7 @@ ARGS ?=
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test compat frameworks exhaustive gpu sanitize fuzz mutate torture bench bench-smoke bench-publish lint format docs docs-session docs-screenshots clean
+.PHONY: help demo test compat frameworks exhaustive gpu places sanitize fuzz mutate torture bench bench-smoke bench-publish lint format docs docs-session docs-screenshots clean
 
 help: ## Show this list
 	@echo "Targets:"
@@ -47,6 +47,10 @@ exhaustive: $(STAMPS)/test ## Run the tests that try everything (an hour; SHARE=
 # Elsewhere they say in one line that they did not run.
 gpu: $(STAMPS)/test ## Run the tests that need a GPU
 	$(RUN) pytest -m gpu tests/gpu $(ARGS)
+
+# As root, with FUSE, and from the system rclone, s3fs, sshfs, openssh-server and samba. Where one is missing, a line says so.
+places: $(STAMPS)/places ## Run the tests of mounted buckets and folders, as two hosts have them (10 minutes, as root)
+	$(RUN) pytest tests/places $(ARGS)
 
 # With the compiler that CC names, which must have the sanitizers.
 sanitize: $(STAMPS)/test ## Run the tests of FloatZip's kernel on one built with AddressSanitizer and UBSan (a minute)

@@ -26,7 +26,7 @@ def list_(run: str = options.RUN, run_id: str | None = options.RUN_ID, *, out: s
     Kinds: own checkpoints name this run and their folder; unclaimed ones name no run, since no CheckpointManager saved
     them; foreign ones name another run or folder, since they were copied or renamed, and are never resumed from
     automatically; unfinished ones belong to a save in progress, or one that was killed; the metadata of damaged ones
-    cannot be read. Nothing else is verified.
+    cannot be read. No data is looked at: verify and latest tell whether that is there.
 
     Checkpoints of other formats are listed only if there is no complete DCP checkpoint, as for latest.
 
@@ -95,7 +95,7 @@ def _print(found: Sequence[Record], readers: Mapping[str, str]) -> None:
     complete = [each for each in found if each.complete and not each.damaged]
     total = f"{many(len(complete), 'complete checkpoint')}, {size_text(sum(each.bytes or 0 for each in complete))}"
     damaged = [f"{each.name}: {each.note}" for each in found if each.damaged]
-    show.say("\n".join([total, *listed("damaged", damaged)]))
+    show.say("\n".join([f"{total}, by their metadata alone", *listed("damaged", damaged)]))
 
 
 def _moment(seconds: float) -> str:

@@ -204,7 +204,7 @@ class RowCache:
 
     A row counts only while its folder has the same mark, and where there are keys only if they vouch for its file; to
     lose them all costs time alone. Object stores list folders without marks, so there it counts as long as the folder
-    is there. In any case what is to be removed or resumed from is looked at itself.
+    is there, unless a mount of it was seen. In any case what is to be removed or resumed from is looked at itself.
     """
 
     def __init__(self, storage: Storage, authority: Authority) -> None:
@@ -224,7 +224,7 @@ class RowCache:
         if (known := self._known.get(name)) is None and (row := self._stored.get(name, _GONE)) != _GONE:
             with suppress(Exception):  # whatever somebody has put there
                 known = self._known[name] = str(row[0]), _unpacked(name, row[1])
-        return known[1] if known is not None and mark in (known[0], ANY) else None
+        return known[1] if known is not None and (known[0] == mark or (mark == ANY and known[0][:1] == "/")) else None
 
     def known(self, name: str, *, looked: bool) -> tuple[str, Record] | None:
         """What was found last, and which mark the folder had; if need be only what this process has `looked` at."""

@@ -98,40 +98,17 @@ _SERVER = Abilities("machine", True, True, None, True, True, False, None, False,
 _MOUNTED = Abilities("machine", copies=True, threads=True, asynchronous=False, replaces=False, flat=False)
 
 MOUNTS: dict[str, Abilities] = {
-    **dict.fromkeys(
-        [
-            "ext2",
-            "ext3",
-            "ext4",
-            "xfs",
-            "btrfs",
-            "zfs",
-            "bcachefs",
-            "f2fs",
-            "jfs",
-            "reiserfs",
-            "nilfs2",
-            "udf",
-            "tmpfs",
-            "ramfs",
-            "overlay",
-            "aufs",
-            "ecryptfs",
-            "ntfs",
-            "ntfs3",
-            "fuseblk",
-            "hfs",
-            "hfsplus",
-            "apfs",
-        ],
-        _DISK,
-    ),
+    **dict.fromkeys(("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "bcachefs", "f2fs", "jfs", "reiserfs"), _DISK),
+    **dict.fromkeys(("nilfs2", "udf", "tmpfs", "ramfs", "overlay", "aufs", "ecryptfs", "ntfs", "ntfs3"), _DISK),
+    **dict.fromkeys(("fuseblk", "hfs", "hfsplus", "apfs"), _DISK),
     **dict.fromkeys(("vfat", "msdos", "exfat"), _NO_LINKS.over(_DISK)),
     **dict.fromkeys(["nfs", "nfs4", "lustre", "ceph", "gpfs", "beegfs", "cifs", "smb3", "virtiofs", "9p"], _SERVER),
     **dict.fromkeys(("fuse.glusterfs", "fuse.ceph-fuse"), _SERVER),
     # both send a file when it is closed, and remember names and sizes for minutes
     "fuse.sshfs": Abilities(links=True, link_facts=False).over(_SERVER),
     "fuse.s3fs": Abilities(in_one_step=False, links=False, link_facts=False).over(_SERVER),
+    # by its option -writebackCache, which no list of mounts shows, files are sent after they were closed
+    "fuse.seaweedfs": Abilities(in_one_step=True, links=True, link_facts=True).over(_MOUNTED),
     # Without its cache, a file that is opened to be locked is empty once that is closed; with it, files are sent some
     # seconds after they were closed. No mount option tells.
     "fuse.rclone": replace(_NO_LINKS.over(_MOUNTED), locks="none"),

@@ -42,6 +42,7 @@ def serving(folder: Path, volume_mib: int = 64) -> Iterator[str]:
     command += ["-volume.max=400", f"-master.volumeSizeLimitMB={volume_mib}", "-volume.minFreeSpace=1MiB"]
     command += [f"-{name}={port}" for name, port in ports.items()]
     url = f"http://127.0.0.1:{ports['s3.port']}"
+    (folder / "filer").write_text(f"127.0.0.1:{ports['filer.port']}.{ports['filer.port.grpc']}")
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=environment)

@@ -338,6 +338,10 @@ def _ends_of(storage: Storage, path: str = "") -> tuple[int, bytes, bytes]:
 def _check_checkpoint(call: Verification, begin: float, part: tuple[int, int]) -> _Steps:
     listed = call.storage.names()
     names = metadata_among(listed)
+    read = [(findings, _read(call, findings)) for findings in map(call.findings, names)]
+    known = [metadata for _, metadata in read if metadata is not None]
+    if unlisted := {path for each in known for path in each.files}.difference(listed):
+        listed = {**call.storage.names(unlisted), **listed}  # the listing may be older than they are
     data = {name: size for name, size in listed.items() if name.endswith(".distcp")}
     if not names:
         reason = unfinished(listed) if data else "there is no checkpoint: the folder has no .metadata"
@@ -346,8 +350,6 @@ def _check_checkpoint(call: Verification, begin: float, part: tuple[int, int]) -
         if reason is not None:
             raise errors.NoCheckpointError(reason, file=call.storage.label())
         call.findings(GLOBAL).damage(errors.MetadataError(_NO_METADATA))
-    read = [(findings, _read(call, findings)) for findings in map(call.findings, names)]
-    known = [metadata for _, metadata in read if metadata is not None]
     checks: dict[str, FileCheck] = {}
     for findings, metadata in read:
         if metadata is not None:
@@ -362,8 +364,7 @@ def _check_checkpoint(call: Verification, begin: float, part: tuple[int, int]) -
     salvage = f"streamxf salvage {shlex.quote(call.storage.label())} TARGET"
     if len(known) < len(names) or not names or foreign:
         salvage += " --without-metadata"
-        for name in sorted(data.keys() - checks.keys()):
-            checks[name] = FileCheck(call, name, listed[name] or 0)
+        checks |= {name: FileCheck(call, name, listed[name] or 0) for name in sorted(data.keys() - checks.keys())}
     yield [*checks.values()][part[0] :: part[1]]
     last, used = call.findings(GLOBAL), {*names, *checks}
     beside = sorted(name for name in listed if name not in used and made_by_saves(name))
@@ -379,8 +380,7 @@ def _check_checkpoint(call: Verification, begin: float, part: tuple[int, int]) -
                 f"{many(len(strangers), 'file')} of ranks that have no metadata here, such as {strangers[0]}, which "
                 "may be all that is left of these ranks' part of the checkpoint"
             )
-    unvouched = [each.name for each in known if each.index is not None and not each.authenticated]
-    if unvouched:
+    if unvouched := [each.name for each in known if each.index is not None and not each.authenticated]:
         what = unvouched[0] if len(unvouched) == 1 else f"{len(unvouched):,} metadata files"
         last.unchecked.append(f"the vouchers of {what}, which need a key")
     _note_missing(call)

@@ -14,6 +14,7 @@ import torch
 import streamxf
 from streamxf import Checksum, FloatZip
 from streamxf.errors import ForeignError
+from streamxf.storage.local import LocalStorage
 from tests.altered import flip
 from tests.dcp.helpers import KEY, data_files, full_chain, save
 from tests.failing import fails_with
@@ -41,6 +42,23 @@ def test_the_report_is_that_of_a_local_folder(saved: tuple[Path, Any]) -> None:
         assert (remote.files, remote.items, remote.blocks) == (local.files, local.items, local.blocks)
         assert remote.bytes_read == local.bytes_read == sum(file.stat().st_size for file in folder.iterdir())
         assert remote.unchecked == local.unchecked
+
+
+def test_a_listing_that_is_older_than_the_checkpoint_is_no_damage(
+    saved: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As mounts remember it: sshfs (3.7.3) for 20 s, NFS for up to 60."""
+    folder, _ = saved
+    names, before = LocalStorage.names, LocalStorage(folder).names()
+    save({"w": torch.ones(9)}, folder, "zstd")  # type: ignore[arg-type]
+
+    def listed(self: LocalStorage, known: Any = ()) -> dict[str, int | None]:
+        return before | {name: size for name, size in names(self).items() if name in known}
+
+    monkeypatch.setattr(LocalStorage, "names", listed)
+    assert streamxf.verify(folder).ok
+    data_files(folder)[0].unlink()
+    assert not streamxf.verify(folder).ok
 
 
 def test_damages_stand_in_the_order_of_files(saved: tuple[Path, Any]) -> None:
