@@ -207,7 +207,7 @@ def read_metadata(
     cannot be renamed as `access` says; ReplacedError if other files took its place again and again. An index that reads
     from the file later raises that, too.
     """
-    if storage.abilities.fresh is False:
+    if not storage.near and storage.abilities.fresh is False:
         warnings.warn(f"{storage.label()}: {STALE}. The storage's own URL shows what is there", stacklevel=2)
     with errors.located(file=storage.label(name)):
         try:
