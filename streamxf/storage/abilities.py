@@ -107,8 +107,8 @@ MOUNTS: dict[str, Abilities] = {
     # both send a file when it is closed, and remember names and sizes for minutes
     "fuse.sshfs": Abilities(links=True, link_facts=False).over(_SERVER),
     "fuse.s3fs": Abilities(in_one_step=False, links=False, link_facts=False).over(_SERVER),
-    # by its option -writebackCache, which no list of mounts shows, files are sent after they were closed
-    "fuse.seaweedfs": Abilities(in_one_step=True, links=True, link_facts=True).over(_MOUNTED),
+    # with its option -writebackCache, of which no list of mounts tells, files go later, and others' are of the old size
+    "fuse.seaweedfs": Abilities(in_one_step=False, links=True, link_facts=True).over(_MOUNTED),
     # Without its cache, a file that is opened to be locked is empty once that is closed; with it, files are sent some
     # seconds after they were closed. No mount option tells.
     "fuse.rclone": replace(_NO_LINKS.over(_MOUNTED), locks="none"),

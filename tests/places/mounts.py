@@ -68,17 +68,21 @@ def s3fs(bucket: Bucket, folder: str) -> list[str]:
     return [program("s3fs", "s3fs"), "checkpoints", folder, "-f", "-o", how]
 
 
-def weed_mount(bucket: Bucket, folder: str) -> list[str]:
-    program("fusermount3", "fuse3")
-    how = [f"-dir={folder}", f"-cacheDir={folder}-cache", f"-localSocket={folder}.sock"]
-    return [str(weed()), "mount", f"-filer={bucket.filer}", "-filer.path=/buckets/checkpoints", *how]
+def weed_mount(*how: str) -> Callable[[Bucket, str], list[str]]:
+    def command(bucket: Bucket, folder: str) -> list[str]:
+        program("fusermount3", "fuse3")
+        own = [f"-dir={folder}", f"-cacheDir={folder}-cache", f"-localSocket={folder}.sock", *how]
+        return [str(weed()), "mount", f"-filer={bucket.filer}", "-filer.path=/buckets/checkpoints", *own]
+
+    return command
 
 
 MOUNTS = {
     "rclone mount, no cache": rclone("off"),
     "rclone mount, write cache": rclone("writes"),
     "s3fs mount": s3fs,
-    "weed mount": weed_mount,
+    "weed mount": weed_mount(),
+    "weed mount, write-back cache": weed_mount("-writebackCache"),
 }
 PLACES = (*MOUNTS, "sshfs mount", "SeaweedFS, obstore", "OpenSSH, sshfs")
 
