@@ -162,6 +162,7 @@ class Save:
     - `place`: where the checkpoint's folder is, once it is there; None if it is not local.
     - `numbers`: of its containers, which any thread may draw.
     - `meter`: what all threads of the save count in.
+    - `sizes`: about how many bytes its files will have, where that is known.
     - `failures`: of its files; after the first the others stop.
     """
 
@@ -180,6 +181,7 @@ class Save:
         self.modules = tuple(self.extensions.providers())
         self.numbers = count()
         self.meter = Meter()
+        self.sizes: dict[str, int] = {}
         self._needs: dict[str, tuple[tuple[str, ...], str]] = {}
         self.failures: list[BaseException] = []
         self._locking = threading.Lock()
@@ -210,9 +212,7 @@ class Save:
         save = cls(storage, Extensions((), made), block_log2_of(block_size), True, overwrite, stock)
         if storage.near and os.path.lexists(storage.path) and not os.path.isdir(storage.path):
             text = "this is a file, and a checkpoint is a folder: name another target"
-            if not os.path.exists(storage.path):
-                text = TO_NOTHING
-            raise NotADirectoryError(errno.ENOTDIR, text, storage.path)
+            raise NotADirectoryError(errno.ENOTDIR, text if os.path.exists(storage.path) else TO_NOTHING, storage.path)
         if any(map(is_metadata_name, storage.names())):
             if not overwrite:
                 raise FileExistsError(errno.EEXIST, f"there is a checkpoint already; {cure}", storage.label())
@@ -230,13 +230,13 @@ class Save:
 
     @contextmanager
     def create(self, path: str) -> Iterator[IO[bytes]]:
-        """`Storage.create` of a data file. Where there are locks, the first one is locked until `leave`, before there
-        is any other: tools leave alone what lies beside it.
-        """
+        """`Storage.create` of a data file; the first is locked until `leave`: tools leave alone what lies beside it."""
         with self._locking:
             if not self._locked:
                 self._make_locked(path)
         with self.storage.create(path) as raw:
+            if path in self.sizes and hasattr(raw, "expect"):
+                raw.expect(self.sizes[path])
             yield raw
 
     @contextmanager

@@ -271,8 +271,7 @@ class ChainWriterMixin(StorageMixin):
             save.file_name(self.rank or 0, number): sorted(items, key=lambda item: item.type != WriteItemType.BYTE_IO)
             for number, items in enumerate(filter(None, buckets))
         }
-        versions = tensor_versions({item.index.fqn for item in plan.items}, planner)
-        begin = perf_counter()
+        versions, begin = tensor_versions({item.index.fqn for item in plan.items}, planner), perf_counter()
         try:
             check_seen(plan, storage, planner)
             save.place = storage.mount()
@@ -281,6 +280,7 @@ class ChainWriterMixin(StorageMixin):
                 if save.progress is not None:
                     save.progress.expect(planned_bytes(plan.items))
                 staging = Staging()
+                save.sizes = {} if storage.near else {name: planned_bytes(items) for name, items in files.items()}
                 entries = {name: entries_of(items, planner, staging) for name, items in files.items()}
                 stored = write_files(save, entries, self.thread_count)
             if self.sync_files:  # the process that publishes may be on another host

@@ -19,9 +19,9 @@ from streamxf.storage.fetch import begun, is_asynchronous, made
 
 PART_BYTES = 8 * 2**20
 _UNDER_WAY = 4  # parts; each takes its bytes of memory, as does the one that is being filled
-_LONGER = ((8_000, 64), (5_000, 8))
-"""From which part on they are how many times as long, and go one by one. S3 takes 10,000: a terabyte fits. A store that
-wants all of them equal, such as R2, takes 40 GiB."""
+_LONGER: tuple[tuple[int, int], ...] = ((8_000, 64), (5_000, 8))
+"""From which part on they are how many times as long, and go one by one. S3 takes 10,000: a terabyte fits."""
+_EQUAL = 9_500
 
 
 class S3Multipart:
@@ -114,6 +114,7 @@ class Upload:
         self._filesystem = filesystem
         self._multipart = multipart
         self._part = bytearray()
+        self._least, self._growth = PART_BYTES, _LONGER
         self._begun = False
         self._under_way: deque[Future[Any]] = deque()
         self._parts: list[Any] = []
@@ -132,6 +133,13 @@ class Upload:
         else:
             self._abort(error)
 
+    def expect(self, size: int) -> None:
+        """Have all parts but the last of one length, as some stores want them (R2), in a file of about so many bytes:
+        others have longer ones at the end.
+        """
+        if 1.02 * size > _LONGER[-1][0] * PART_BYTES:  # of which containers take some
+            self._least, self._growth = -(-size // _EQUAL), ((_EQUAL + 300, 64),)
+
     def write(self, data: Buffer, /) -> int:
         """Take all of `data`; raises what went wrong with an earlier part."""
         view = flat_view(data)
@@ -149,11 +157,11 @@ class Upload:
 
     @property
     def _part_bytes(self) -> int:
-        return PART_BYTES * self._longer
+        return self._least * self._longer
 
     @property
     def _longer(self) -> int:
-        return next((times for number, times in _LONGER if self._number >= number), 1)
+        return next((times for number, times in self._growth if self._number >= number), 1)
 
     def _send(self) -> None:
         if not self._begun:

@@ -30,6 +30,7 @@ class Store(MemoryFileSystem):
     cachable = False
     pending: dict[str, int] = {}  # noqa: RUF012
     fails: str | None = None
+    sizes: list[int] = []  # noqa: RUF012
 
     def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
         if mode == "rb" or "data" in options:  # the latter is how a put in one step opens it
@@ -55,6 +56,9 @@ class Upload(AbstractBufferedFile):  # type: ignore[misc]
         if final:
             del Store.pending[self.path]
             self.fs.pipe_file(self.path, b"".join(self._parts))
+
+    def expect(self, size: int) -> None:
+        Store.sizes.append(size)
 
     def discard(self) -> None:
         Store.call("abort")
@@ -95,7 +99,9 @@ def save_to(url: str, state: dict[str, Any], threads: int, planner: Any = None) 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("fails", ["planner", "initiate", "part", "complete"])
 def test_nothing_is_left_of_a_save_that_fails(url: str, fails: str, threads: int) -> None:
+    Store.sizes.clear()
     assert save_to(url, state_of(1), threads) is None
+    assert (len(Store.sizes), sum(Store.sizes)) == (threads, 4 * 70_000 * 4), "parts go by what is expected"
     assert not Store.pending
     Store.fails = fails
     error = save_to(url, state_of(2), threads, failing() if fails == "planner" else None)

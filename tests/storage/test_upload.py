@@ -121,3 +121,17 @@ def test_parts_grow_so_that_ten_thousand_are_enough(monkeypatch: pytest.MonkeyPa
         assert 5 * 2**20 <= file._part_bytes <= 5 * 2**30
         size += file._part_bytes
     assert size >= 2**40
+
+
+@pytest.mark.parametrize("size", [30 * 2**30, 2**40])
+def test_parts_are_of_one_length_where_the_size_is_known(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some stores take no others, such as Cloudflare's R2."""
+    monkeypatch.setattr(multipart, "PART_BYTES", 8 * 2**20)
+    file = Upload(FILESYSTEM, Store())
+    file.expect(size)
+    first = file._part_bytes
+    for number in range(10_000):
+        file._number = number
+        if number * first < size * 1.02:  # of which containers take some
+            assert file._part_bytes == first
+    assert first <= 2**20 * 128
