@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
 from typing import Literal, get_args
@@ -32,7 +33,7 @@ from streamxf.manager.folder import Folder
 from streamxf.manager.holds import has_no_place, holding
 from streamxf.manager.listing import SKIP, Run, named_to_skip
 from streamxf.manager.notes import FOLDER, Authority, is_framework_file
-from streamxf.manager.record import Line, Record, continued, numbers_in, order_of, series_of
+from streamxf.manager.record import Record, numbers_in, order_of, series_of
 from streamxf.manager.retention import Retention
 from streamxf.manager.sample import read_sample
 from streamxf.storage.removal import remove_entry
@@ -65,14 +66,15 @@ class Choice:
 
     - `record`: the newest that may be resumed from, and is not in `skipped`; what is still to be read of it is `check`.
     - `skipped`: newer ones, each with the reason.
-    - `run_id`: which run it is, as its checkpoints say; `line`: that of what a job saves which loads the record.
+    - `run_id`: which run it is, as its checkpoints say.
+    - `passed`: whether it is older than one that the caller has passed over.
     - `index_id`: the save that its DCP index names; `has_index`: whether it has DCP's metadata at all.
     """
 
     record: Record | None = None
     check: Verify = "none"
     run_id: str | None = None
-    line: Line = ()
+    passed: bool = False
     index_id: str | None = None
     has_index: bool = True
     skipped: dict[str, str] = field(default_factory=dict)
@@ -143,7 +145,7 @@ def choose(
             if isinstance(error, OSError) and not has_no_place(error):
                 raise
             _log.warning("nothing keeps %s from being removed while it is read: %s", choice.record.name, error)
-        choice.line = continued(records, choice.record)
+        choice.passed = any(each.name in passed and each.order > choice.record.order for each in complete)
         if name is None and best is None:
             check_later(run, records, choice, passed)
         return choice
@@ -168,11 +170,11 @@ def check_copied(run: Run, records: Collection[Record], others: Iterable[str] = 
 def check_later(run: Run, records: Sequence[Record], choice: Choice, passed: Collection[str] = ()) -> None:
     """Say what may have been saved later than the chosen one, and whose metadata is lost or cannot be read. Raises
     NoCheckpointError where that may be the last of another line, so that nobody can tell from where training went on:
-    if it was written later and has a lower step, or an abandoned checkpoint lies between the two.
+    if it was written later and has a lower step, or an abandoned checkpoint lies between the two, and no line is noted.
     """
     chosen = choice.record
     assert chosen is not None
-    written = cache(partial(_written, run))
+    written, noted = cache(partial(_written, run)), run.noted_line(chosen.series)
     known = [each for each in records if each.series == chosen.series and each.counts and not each.damaged]
     for each in records:
         if each.series != chosen.series or each.name in (chosen.name, *named_to_skip(), *passed):
@@ -182,25 +184,27 @@ def check_later(run: Run, records: Sequence[Record], choice: Choice, passed: Col
             continue
         others = [chosen] if each.order < chosen.order else []
         others += [one for one in known if one.abandoned and chosen.order < one.order < each.order]
-        if others and written(each.name) > max(written(chosen.name), written(others[0].name)):
+        later = bool(others) and written(each.name) > max(written(chosen.name), written(others[0].name))
+        if later and not noted:
             raise NoCheckpointError(
                 f"{each.name} was saved after {others[0].name}, and cannot be read: {why}. Perhaps training had gone "
                 "back to an earlier step before it. Nothing was loaded or removed; say from where training goes on: "
                 f"resume(state, step=N), or {SKIP}={each.name}, which passes it over for {chosen.name}",
                 file=run.storage.label(each.name),
             )
-        if (each.damaged or each.order > chosen.order) and each.name not in choice.skipped:
+        if (later or each.order > chosen.order) and each.name not in choice.skipped:
             text = "%s is chosen, though %s may have been saved later: %s"
             _log.warning(text, chosen.name, escaped(run.storage.label(each.name)), escaped(why))
 
 
 def _written(run: Run, name: str) -> float:
     """When the data of a checkpoint was last written to; what damaged its metadata may have written to that."""
-    with suppress(OSError):  # of a folder that cannot be listed
+    try:
         files = run.folder(name).files.items()
-        data = [file.written or 0.0 for path, file in files if not is_metadata_name(path) and path[0] != "."]
-        return max(data, default=0.0)
-    return 0.0
+    except OSError:  # a folder that cannot be listed may be the newest
+        return math.inf
+    data = [file.written or 0.0 for path, file in files if not is_metadata_name(path) and path[0] != "."]
+    return max(data, default=0.0)
 
 
 def _is_bare(folder: Folder) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -25,7 +25,7 @@ from streamxf.manager.folder import checksum_of
 from streamxf.manager.forget import finish, forget_in, leftovers
 from streamxf.manager.holds import has_no_place, put_hold
 from streamxf.manager.listing import Run
-from streamxf.manager.record import Line, Record, last_line, lined, numbers_in
+from streamxf.manager.record import Line, Record, continued, lined, numbers_in
 from streamxf.manager.retention import Retention
 from streamxf.manager.sessions import Session, Sessions
 from streamxf.storage.removal import files_of, remove_entry, remove_tree
@@ -68,7 +68,8 @@ class Housekeeper:
         self._size = 0  # of the last checkpoint
         self._saves: dict[str, _Save] = {}
         self.resumed: str | None = None
-        self.line: Line | None = None  # of what this job saves; None until it is known what it continues
+        self.line: Line | None = None  # of what this job saves, from its first save after it has loaded one
+        self._loaded: Record | None = None
         self.continues: tuple[int, str] | None = None
         self._abandoned: list[str] = []  # of which was said that they stay
 
@@ -86,6 +87,8 @@ class Housekeeper:
         if not self._began:
             self._pool.submit(self._prepare).result()
             self._began = True
+        elif self.line is None:
+            self._pool.submit(self._settle_line).result()
         if files_of(self._storage, name):
             self.wait()  # something of it may be being removed
         self.make_room(name)
@@ -105,6 +108,11 @@ class Housekeeper:
         """Note that a save is published, with metrics that came later; then remove what the rules do not keep."""
         self._submit(f"{name} is saved, and could not be noted", self._saved, name, save_id, dict(metrics))
         self._submit("older checkpoints could not be removed", self._forget, {name: "was just saved"})
+
+    def go_on_from(self, record: Record) -> None:
+        """What is saved next continues this checkpoint, which was loaded."""
+        self._loaded, self.line = record, None
+        self.continues = (record.step, record.save_id) if record.save_id is not None else None
 
     def complete(
         self, name: str, metrics: Mapping[str, float], digests: Mapping[str, str], *, wait: bool = True
@@ -159,12 +167,18 @@ class Housekeeper:
 
     # -- in the housekeeper's thread --------------------------------------------------------------------
 
+    def _settle_line(self, records: Sequence[Record] | None = None) -> None:
+        """Which line this job's saves are of. Not before its first: another may have saved since this one loaded."""
+        records = self._run.records(series=self._series) if records is None else records
+        last = self._run.last_line(records, self._series)
+        self.line = last if self._loaded is None else continued(records, self._loaded, last)
+
     def _prepare(self) -> None:
         records = self._run.records(series=self._series)
         begun = [record.run for record in records if record.kind == "unfinished" and record.run]
         # if its first save was killed, nothing but that tells of the run
         self._run.run_id = self._run.settle_id(records) or (begun[-1] if begun else secrets.token_hex(16))
-        self.line = last_line(records) if self.line is None else self.line
+        self._settle_line(records)
         self._size = next((record.bytes for record in reversed(records) if record.counts and record.bytes), 0)
         if self._run.authority.blind and (older := [record for record in records if record.complete]):
             _log.warning(
@@ -200,7 +214,7 @@ class Housekeeper:
         gone = left | ({COMMIT, REMOVED} if storage.near else files.keys() & {COMMIT, REMOVED})
         published = {path for path in folder.top if is_metadata_name(path)}
         old = run.record(name, folder) if self.line and (published or COMMIT in files) else None
-        if why := old and lined([old], self.line)[0].abandoned:
+        if why := old and lined([old], self.line or ())[0].abandoned:
             _log.warning("%s: this save replaces the checkpoint of another line: %s", storage.label(name), why)
         if published or COMMIT in files:
             if why and not folder.place.abilities.keeps_older:  # it goes first: what was resumed from stays
@@ -263,8 +277,7 @@ class Housekeeper:
             if more:
                 self._supplement(name, known, more)
         self._size = record.bytes or self._size
-        self.resumed = None
-        self._end(name)
+        self._published(name)
         self._sessions.seen()
 
     def _complete(self, name: str, metrics: dict[str, float], digests: Mapping[str, str]) -> None:
@@ -301,8 +314,7 @@ class Housekeeper:
             _log.warning("%s will not be resumed from as it is: %s", place.label(), error)
         authority.published[commit.save_id] = name
         self._size = sum(file.size for file in found.values())
-        self.resumed = None
-        self._end(name)
+        self._published(name)
         self._submit(f"{name} could not be digested", self._digest, name, commit)
         self._submit("", self._sessions.seen)
 
@@ -313,6 +325,12 @@ class Housekeeper:
             place = self._storage.child(name)
             digests = {path: digest_of(place, path) for path in unknown}
             self._supplement(name, commit.save_id, {}, digests)
+
+    def _published(self, name: str) -> None:
+        self.resumed = None
+        self._end(name)
+        if self.line:
+            _logging("the line could not be noted", self._run.remember_line, self._series, self.line)
 
     def _supplement(self, name: str, save_id: str, *known: Mapping[str, Any]) -> None:
         self._run.change(name)

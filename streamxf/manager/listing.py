@@ -20,7 +20,7 @@ from streamxf.format.names import GLOBAL
 from streamxf.formats.opening import contents_of, open_source, parts_of
 from streamxf.manager.folder import Folder, checksum_of
 from streamxf.manager.notes import ANY, Authority, RowCache
-from streamxf.manager.record import Record, is_numbered, lined, series_of
+from streamxf.manager.record import Line, Record, is_numbered, last_line, lined, series_of
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.removal import files_of, files_of_many, is_literal
 from streamxf.storage.storage import Entries, Storage
@@ -39,7 +39,7 @@ SKIP = "STREAMXF_SKIP"
 def named_to_skip() -> list[str]:
     """The checkpoints that the environment names, separated by commas, which a name may hold itself."""
     skip = os.environ.get(SKIP, "")
-    return [skip, *skip.split(",")]
+    return [skip, *map(str.strip, skip.split(","))]
 
 
 class Run:
@@ -108,7 +108,6 @@ class Run:
                 gone = any(each.abandoned for each in placed)
                 apart = (each for each in placed if each.kind == "foreign" or (gone and (each.line or each.abandoned)))
                 if not (again := {each.name for each in apart} & told):
-                    self._check_unread(placed)
                     return placed
             elif lied:
                 again = told
@@ -121,18 +120,10 @@ class Run:
             raise self.unread[name]
         return self._placed(record) if record is not None else None
 
-    def _check_unread(self, records: Collection[Record]) -> None:
-        """Raise why a checkpoint could not be read, unless a newer one is complete: whoever fell back for it would lose
-        work, and an old one must not stop a job.
-        """
-        counted = [each for each in records if each.counts and not each.damaged and not each.abandoned]
-        for each in records:
-            error = None if each.name in named_to_skip() else self.unread.get(each.name)
-            if error and not any(newer.series == each.series and newer.order > each.order for newer in counted):
-                raise error
-
     def settle_id(self, records: Sequence[Record]) -> str | None:
-        """Which run this is, by its checkpoints; None if none says so. Raises ParameterError if they are of several."""
+        """Which run this is, by its checkpoints; None if none says so. Raises ParameterError if they are of several,
+        and why they cannot be read if that is why none says it.
+        """
         if self.run_id is None:
             found: dict[str, str] = {}
             for record in records:
@@ -146,7 +137,23 @@ class Run:
                     file=self.storage.label(),
                 )
             self.run_id = next(iter(found), None)
+            unread = [each.name for each in records if each.name in self.unread and each.name not in named_to_skip()]
+            if unread and not found:
+                raise self.unread[unread[-1]]
         return self.run_id
+
+    def noted_line(self, series: str) -> Line:
+        """The line of a series that was saved last, as jobs have noted it; () if none has gone back, or it is lost."""
+        return self._rows.line(series, self.run_id or self.ids.get(series))
+
+    def last_line(self, records: Iterable[Record], series: str) -> Line:
+        """The same, by these records, too."""
+        return last_line((each for each in records if each.series == series), self.noted_line(series))
+
+    def remember_line(self, series: str, line: Line) -> None:
+        """Note that a checkpoint of this line was saved. Raises OSError."""
+        if self.run_id is not None:
+            self._rows.note_line(series, self.run_id, line)
 
     def remember(self) -> None:
         """Store what was found, for the next process. Raises OSError."""
@@ -197,11 +204,8 @@ class Run:
     def _lined(self, records: Iterable[Record]) -> list[Record]:
         """In their order; in each series those `abandoned` that are not of the line that was saved last."""
         ordered = sorted(records, key=lambda record: record.order)
-        if any(each.line for each in ordered):
-            series = {each.series: [one for one in ordered if one.series == each.series] for each in ordered}
-            marked = {each.name: each for part in series.values() for each in lined(part)}
-            ordered = [marked[each.name] for each in ordered]
-        return ordered
+        lines = {series: self.last_line(ordered, series) for series in {each.series for each in ordered}}
+        return [lined([each], line)[0] if (line := lines[each.series]) else each for each in ordered]
 
     def _newest(self, records: Iterable[Record]) -> dict[str, Record]:
         """Of each series the newest checkpoint that counts and names a run, or that which is known."""

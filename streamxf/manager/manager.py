@@ -43,7 +43,7 @@ from streamxf.manager.holds import MAX_NAME_BYTES
 from streamxf.manager.housekeeper import Housekeeper
 from streamxf.manager.listing import Run
 from streamxf.manager.notes import Authority
-from streamxf.manager.record import MAX_DIGITS, Line, Record, is_numbered, numbers_in, series_of
+from streamxf.manager.record import MAX_DIGITS, Record, is_numbered, numbers_in, series_of
 from streamxf.manager.retention import Retention
 from streamxf.manager.schedule import Interval, SaveTimer, Schedule
 from streamxf.manager.signals import StopSignals
@@ -509,7 +509,7 @@ class CheckpointManager:
                 continue
             finally:
                 self._holds.close()
-            self._resumed(record, found.line)
+            self._resumed(record, goes_on=True)
             self._continues = True
             _log.info("resumed from %s", place)
             return record.step
@@ -525,7 +525,7 @@ class CheckpointManager:
         Parameters
         ----------
         skip : mapping of str to str, optional
-            The names of checkpoints to pass over, such as those that could not be loaded, each with the reason.
+            The checkpoints to pass over, by name or path, such as those that could not be loaded, with the reasons.
         """
         return self._path_of(best=None, skip=skip)
 
@@ -546,7 +546,10 @@ class CheckpointManager:
 
     def _path_of(self, best: tuple[str, str] | None, skip: Mapping[str, str] | None = None) -> str | Storage | None:
         skipped: dict[str, str] = {}
-        passed = {name: str(reason) for name, reason in _mapping("skip", skip).items()}
+        passed = {_name_of(key): str(reason) for key, reason in _mapping("skip", skip).items()}
+        if odd := [name for name in passed if series_of(name) != self._series]:
+            name = _named(self._name, 1)
+            raise ParameterError(f"skip= has {odd[0]!r:.80}, which is no name of this run's, such as {name}")
         if self._only_looks:
             with ExitStack() as holds:
                 looked = self._chosen(self._run, skipped | passed, holds, best=best, passed=passed)
@@ -557,8 +560,8 @@ class CheckpointManager:
         if (found := self._chosen(self._run, skipped, self._holds, best=best, passed=passed)) is None:
             return None
         assert found.record is not None
-        self._resumed(found.record, found.line if best is None and (passed or not self._continues) else None)
-        self._continues |= bool(passed) and best is None
+        self._resumed(found.record, goes_on=best is None and (found.passed or not self._continues))
+        self._continues |= found.passed and best is None
         return self._place(found.record.name)
 
     # -- the end -------------------------------------------------------------------------------------
@@ -610,8 +613,8 @@ class CheckpointManager:
         best: tuple[str, str] | None = None,
         passed: Collection[str] = (),
     ) -> Choice | None:
-        """What to load, and the line to go on from; None without a record. Rank 0 chooses, and all ranks read it. What
-        is passed over comes to those `skipped`; what the caller has `passed` over decides nothing.
+        """What to load; None without a record. Rank 0 chooses, and all ranks read it. What is passed over comes to
+        those `skipped`; what the caller has `passed` over decides nothing.
         """
         name = None if step is None else _named(self._name, step)
         rank, size = self._agreement.rank, self._agreement.size
@@ -640,14 +643,13 @@ class CheckpointManager:
                 _log.warning("%s is passed over: %s", escaped(self._storage.label(name)), escaped(reason))
             skipped[name] = reason
 
-    def _resumed(self, record: Record, line: Line | None = None) -> None:
-        """What saves on, or, without a `line`, only looks at it."""
+    def _resumed(self, record: Record, *, goes_on: bool) -> None:
+        """What saves on, or only looks at it."""
         self._run.run_id = self._run.run_id or record.run
         if self._housekeeper is not None:
             self._housekeeper.resumed = record.name
-            if line is not None:
-                self._housekeeper.line = line
-                self._housekeeper.continues = (record.step, record.save_id) if record.save_id is not None else None
+            if goes_on:
+                self._housekeeper.go_on_from(record)
 
     def _on_rank_0(self, call: Callable[[Housekeeper], T]) -> T:
         """What rank 0 does, and all wait for; what it raises is raised on every rank."""
@@ -713,6 +715,11 @@ def _is_full(error: BaseException) -> bool:
     """Whether a save failed since the disk, or somebody's part of it, is full."""
     failures = [each for each, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
     return any(getattr(each, "errno", None) in (errno.ENOSPC, errno.EDQUOT) for each in failures)
+
+
+def _name_of(place: Any) -> str:
+    """A checkpoint's name, of what `latest` returns, too."""
+    return place.name if isinstance(place, Storage) else os.path.basename(os.fspath(place).rstrip("/"))
 
 
 def _mapping(argument: str, value: Any, *, needed: bool = False) -> dict[Any, Any]:

@@ -32,7 +32,7 @@ from streamxf.errors import (
 )
 from streamxf.format.limits import MAX_NOTE
 from streamxf.keys import VerifyKey
-from streamxf.manager.record import Record
+from streamxf.manager.record import Line, Record
 from streamxf.storage.removal import remove_entry
 from streamxf.storage.small import MOST_BYTES, put_small, read_small, small_files
 from streamxf.storage.storage import Entries, Storage, StorageEntry
@@ -40,6 +40,7 @@ from streamxf.wording import some
 
 BLIND = "no key here can verify it"
 ANY = "*"  # a folder's mark where its storage tells none at a glance
+_LINE = "/"  # before a series, in place of a folder's name
 _GONE = ["", ""]  # the row of a folder of which nothing is known any longer
 _ROOM = MOST_BYTES - 2**10  # of a file, for its rows
 _FILES = 16  # from so many on they become one
@@ -256,11 +257,26 @@ class RowCache:
         merges = len(old) >= _FILES
         if merges:
             there = set(names)
-            wanted = self._stored = {name: row for name, row in self._stored.items() if name in there and row != _GONE}
+            kept = {name: row for name, row in self._stored.items() if name in there or name.startswith(_LINE)}
+            wanted = self._stored = {name: row for name, row in kept.items() if row != _GONE}
         self._put(wanted)
         if merges:
             remove_notes(self._storage, old)
             self._load().difference_update(old)
+
+    def line(self, series: str, run_id: str | None) -> Line:
+        """Which line of a run was saved last, as its jobs have noted; () where nothing is noted."""
+        self._load()
+        with suppress(Exception):  # whatever somebody has put there
+            row = self._stored.get(_LINE + series, _GONE)
+            return tuple(map(int, json.loads(row[1]))) if row[0] == run_id and row != _GONE else ()
+        return ()
+
+    def note_line(self, series: str, run_id: str, line: Line) -> None:
+        """Note a line of which a checkpoint was saved, for when its metadata cannot be read. Raises OSError."""
+        if len(line) > len(self.line(series, run_id)) and self._authority.vouches:
+            self._stored[_LINE + series] = row = [run_id, json.dumps(line)]
+            self._put({_LINE + series: row})
 
     def drop(self, names: Collection[str], *, known: bool) -> None:
         """Have everybody look again before the rows change, this process but for what is `known`. Raises OSError."""

@@ -80,6 +80,11 @@ class Record:
         return self.kind in ("own", "unclaimed") and self.verified
 
     @property
+    def doubtful(self) -> bool:
+        """Whether it is complete, and nobody knows by now of which line it is."""
+        return self.complete and (self.damaged or self.newer or not self.verified)
+
+    @property
     def state(self) -> tuple[object, ...]:
         """Which save it is, and what decides whether it stays."""
         metrics = repr(self.metrics)  # NaN is not equal to itself
@@ -132,23 +137,26 @@ def numbers_in(name: str) -> tuple[int, ...]:
     return tuple(map(int, _NUMBER.findall(name)))
 
 
-def last_line(records: Iterable[Record]) -> Line:
-    """That which was saved last, of the records of one series."""
+def last_line(records: Iterable[Record], noted: Line = ()) -> Line:
+    """That which was saved last, of the records of one series, and of what is `noted` beside them."""
     counted = [each for each in records if each.counts]
-    return max(counted, key=lambda each: (len(each.line), each.order)).line if counted else ()
+    found = max(counted, key=lambda each: (len(each.line), each.order)).line if counted else ()
+    return noted if len(noted) >= len(found) else found
 
 
-def lined(records: Sequence[Record], line: Line | None = None) -> list[Record]:
-    """The records of one series, those `abandoned` that are no part of a line; by default of the last."""
-    line = last_line(records) if line is None else line
+def lined(records: Sequence[Record], line: Line) -> list[Record]:
+    """The records of one series, those `abandoned` that are no part of a line."""
     return [replace(each, abandoned=_reason(each, line)) if each.counts else each for each in records]
 
 
-def continued(records: Sequence[Record], loaded: Record) -> Line:
-    """The line of a job that has loaded one of these: the last, if that is its newest checkpoint, or a new one."""
-    last = last_line(records)
-    newest = next((each for each in reversed(lined(records, last)) if each.counts and not each.abandoned), None)
-    if newest is None or newest.name == loaded.name or len(last) >= _MOST:
+def continued(records: Sequence[Record], loaded: Record, last: Line) -> Line:
+    """The line of a job that has loaded one of these: the last, if that is its newest checkpoint, or a new one. It
+    passes over what is doubtful, which must not come back when it can be read again.
+    """
+    known = [each for each in records if each.doubtful or (each.counts and not _reason(each, last))]
+    passed = any(each.order > loaded.order and each.name != loaded.name for each in known)
+    goes_on = loaded.counts and not passed and not _reason(loaded, last)
+    if goes_on or not known or len(last) >= _MOST:
         return last
     if not loaded.counts:  # of another run: what is here is no part of its history
         return (0,) * (len(last) + 1)

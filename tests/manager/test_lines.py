@@ -12,11 +12,12 @@ import torch
 import streamxf
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import read_metadata
-from streamxf.errors import NoCheckpointError
+from streamxf.errors import NoCheckpointError, ParameterError, UnsupportedError
 from streamxf.manager.folder import Folder
 from streamxf.manager.forget import forget
 from streamxf.manager.listing import list_checkpoints
 from streamxf.manager.manager import CheckpointManager
+from streamxf.manager.record import Record
 from streamxf.manager.retention import Retention
 from streamxf.storage.opening import open_storage
 
@@ -107,9 +108,97 @@ def test_who_passes_one_over_after_a_resume_has_gone_back(tmp_path: Path) -> Non
     assert resumed(tmp_path) == 25
 
 
+def unreadable(monkeypatch: pytest.MonkeyPatch, error: OSError | UnsupportedError) -> set[str]:
+    """A set of names: what they hold cannot be read for now, by no fault of its own."""
+    names: set[str] = set()
+    record = Folder.record
+
+    def failing(folder: Folder) -> Any:
+        if folder.name not in names:
+            return record(folder)
+        if isinstance(error, OSError):
+            raise error
+        return Record(folder.name, kind="foreign", newer=True, note=error.message)
+
+    monkeypatch.setattr(Folder, "record", failing)
+    return names
+
+
+TROUBLE = [PermissionError(13, "Permission denied"), OSError(5, "Input/output error"), UnsupportedError("is newer")]
+
+
+@pytest.mark.parametrize("error", TROUBLE, ids=["denied", "sector", "newer"])
+@pytest.mark.parametrize("way", ["skip", "step", "latest"])
+@pytest.mark.parametrize("went_back", [False, True])
+def test_what_was_passed_over_does_not_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, way: str, went_back: bool
+) -> None:
+    """Neither by itself, nor so that rules count from it, when it can be read again."""
+    saved_run(tmp_path, 100, 200, 300)
+    if went_back:
+        goes_back(tmp_path, 100, 150, 200, 250, 300)
+    bad = unreadable(monkeypatch, error)
+    bad.add("step-300")
+    with pytest.raises(type(error)):
+        resumed(tmp_path)
+    with CheckpointManager(tmp_path, keep=3) as manager:
+        if way == "latest":
+            assert str(manager.latest({str(tmp_path / "step-300"): "I know"})).endswith(
+                "step-250" if went_back else "step-200"
+            )
+        else:
+            if way == "skip":
+                monkeypatch.setenv("STREAMXF_SKIP", "step-1, step-300")
+            manager.resume(blank(), step=200 if way == "step" else None)
+        for step in (260, 270):
+            manager.save(step, state_at(step))
+    monkeypatch.delenv("STREAMXF_SKIP", raising=False)
+    bad.clear()
+    assert resumed(tmp_path, keep=1) == 270
+    saved_run(tmp_path, 280, keep=1)
+    assert resumed(tmp_path) == 280
+    assert "step-300" in complete(tmp_path)
+
+
+@pytest.mark.parametrize("error", TROUBLE, ids=["denied", "sector", "newer"])
+def test_the_line_is_known_though_its_only_checkpoint_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    saved_run(tmp_path, 300, 400, 500, 600)
+    goes_back(tmp_path, 400, 410)
+    bad = unreadable(monkeypatch, error)
+    bad.add("step-410")
+    for call in (lambda: resumed(tmp_path), lambda: streamxf.latest(tmp_path)):
+        with pytest.raises(type(error)):
+            call()
+    assert forget(tmp_path, 2).removed == ()
+    goes_back(tmp_path, 600, 610)
+    bad.clear()
+    assert resumed(tmp_path) == 610, "which somebody chose, and was saved last"
+
+
+def test_the_line_is_known_though_a_frameworks_commit_record_is_gone(tmp_path: Path) -> None:
+    def commit(manager: CheckpointManager, *steps: int) -> None:
+        for step in steps:
+            torch.save({}, Path(str(manager.begin(step))) / "model.pt")
+            manager.commit(step)
+
+    with CheckpointManager(tmp_path) as manager:
+        commit(manager, 400, 500, 600)
+    with CheckpointManager(tmp_path) as manager:
+        manager.latest({"step-500": "", "step-600": ""})
+        commit(manager, 410)
+    for file in (tmp_path / "step-410").glob(".streamxf*"):
+        file.unlink()
+    with CheckpointManager(tmp_path, keep=1) as manager:
+        assert manager.latest() == str(tmp_path / "step-400")
+        with pytest.raises(ParameterError, match="no name of this run's, such as step-1"):
+            manager.latest({"epoch=3": "a typing error"})
+
+
 @pytest.mark.parametrize("what", ["cut", "lost"])
-@pytest.mark.parametrize(("steps", "last", "chosen"), [((400, 410), 410, 600), ((400, 410, 420, 600, 610), 610, 420)])
-def test_nobody_guesses_the_line_of_one_that_cannot_be_read(
+@pytest.mark.parametrize(("steps", "last", "chosen"), [((400, 410), 410, 400), ((400, 410, 420, 600, 610), 610, 600)])
+def test_a_line_is_not_guessed_where_the_note_of_it_is_lost_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, steps: tuple[int, ...], last: int, chosen: int
 ) -> None:
     """Whoever took the abandoned line for the last one would train on from there, and its rules remove the other."""
@@ -119,19 +208,31 @@ def test_nobody_guesses_the_line_of_one_that_cannot_be_read(
         goes_back(tmp_path, 600, 610)
     metadata = tmp_path / f"step-{last}" / ".metadata"
     metadata.write_bytes(b"") if what == "cut" else metadata.unlink()
-    before = sorted(tmp_path.iterdir())
+    assert resumed(tmp_path) == chosen
+    shutil.rmtree(tmp_path / ".streamxf")
+    before = sorted(tmp_path.glob("step-*"))
     for call in (lambda: resumed(tmp_path), lambda: streamxf.latest(tmp_path), lambda: forget(tmp_path, 1)):
         with pytest.raises(NoCheckpointError, match=f"step-{last} was saved after step-.* resume.state, step=N"):
             call()
-    assert sorted(tmp_path.iterdir()) == before
+    assert sorted(tmp_path.glob("step-*")) == before
     assert not any("went back" in each.abandoned for each in list_checkpoints(tmp_path) if each.damaged)
+    other = 420 if last == 610 else 600
     with CheckpointManager(tmp_path) as manager:
-        assert manager.latest({f"step-{last}": "I know"}) == str(tmp_path / f"step-{chosen}")
+        assert manager.latest({f"step-{last}": "I know"}) == str(tmp_path / f"step-{other}")
     monkeypatch.setenv("STREAMXF_SKIP", f"step-{last}")
-    assert resumed(tmp_path) == chosen
+    assert resumed(tmp_path) == other
     goes_back(tmp_path, 400, 700)
     monkeypatch.delenv("STREAMXF_SKIP")
     assert resumed(tmp_path) == 700
+
+
+def test_two_jobs_that_go_back_to_one_step_have_lines_of_their_own(tmp_path: Path) -> None:
+    saved_run(tmp_path, 400, 500, 600)
+    with CheckpointManager(tmp_path) as first:
+        assert first.resume(blank(), step=400) == 400
+        goes_back(tmp_path, 400, 420, 430)
+        first.save(410, state_at(410))
+    assert resumed(tmp_path) == 410
 
 
 def test_a_run_goes_on_from_a_foreign_checkpoint_as_itself(run: Path, tmp_path: Path) -> None:
