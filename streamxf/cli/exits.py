@@ -45,15 +45,18 @@ _NEXT = {"distcp": f"; {SALVAGE_DATA}", "metadata": f"; {RESTORE_METADATA}"}
 
 
 def exit_code(error: BaseException, command: str) -> int:
-    """The exit code for an error that ended a command. Of `diff`, 1 means "different" and nothing else."""
+    """The exit code for an error that ended a command. Of `diff`, 1 means "different" and nothing else; of `verify`,
+    "damaged".
+    """
     asked = isinstance(error, _ASKED_WRONGLY) or getattr(error, "errno", None) in (errno.EROFS, errno.EOPNOTSUPP)
-    return USAGE if asked or command == "streamxf diff" else FAILED
+    unread = command == "streamxf verify" and isinstance(error, OSError | errors.ForeignError)
+    return USAGE if asked or unread or command == "streamxf diff" else FAILED
 
 
 def line_of(error: BaseException) -> str:
     """What an error says, in one line: what, where, and what to do."""
     said = reason_of(error)
-    if isinstance(error, errors.DAMAGE) and "salvage" not in said:
+    if isinstance(error, errors.DAMAGE) and not isinstance(error, errors.IdentityError) and "salvage" not in said:
         said += _NEXT.get((error.file or "").rpartition(".")[2], "")
     return printable(" ".join(said.split()), LINE)
 

@@ -7,7 +7,7 @@ import logging
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
 from typing import Literal, get_args
@@ -358,7 +358,11 @@ def _check_published(place: Storage, authority: Authority, check: Verify, part: 
         if not report.ok:
             raise ContainerError(f"{_DAMAGE}{report.damaged[0]}")
     with Checkpoint.at(place, access, listing=stored or check == "none") as checkpoint:
-        if missing := contents_of(checkpoint).incomplete:
+        missing = contents_of(checkpoint).incomplete
+        for path in missing:
+            with suppress(FileNotFoundError), place.open(path):  # raises what says more, as of a Git LFS pointer
+                pass
+        if missing:
             raise MetadataError(f"not there in the size that the metadata gives: {', '.join(missing[:3])}")
         if check == "sample" and not stored:
             read_sample(checkpoint)

@@ -102,6 +102,8 @@ class Folder:
             if entry is None:
                 raise ContainerError("the file is gone", file=self.place.label(path))
             if entry.size != file.size:
+                with self.place.open(path):  # raises what says more, as of a Git LFS pointer
+                    pass
                 raise ContainerError(
                     f"the file had {file.size} bytes when it was committed, and now has {entry.size}",
                     file=self.place.label(path),

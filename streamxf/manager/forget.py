@@ -181,10 +181,11 @@ def forget_in(
     for each in sorted({record.series for record in counted}):
         part = [record for record in counted if record.series == each]
         part = part if line is None else lined(part, line)
+        reasons |= {one.name: (one.note,) for one in part if one.damaged}
         reasons |= {one.name: (f"{ABANDONED}{one.abandoned}",) for one in part if one.abandoned}
-        own = [record for record in part if not record.abandoned]
-        if line is None and (known := [record for record in own if not record.damaged]):
-            check_later(run, records, Choice(known[-1]))  # or the rules of the wrong line might remove the other
+        own = [record for record in part if not (record.abandoned or record.damaged)]
+        if line is None and own:
+            check_later(run, records, Choice(own[-1]))  # or the rules of the wrong line might remove the other
         ranked = own
         if coming is not None and coming.series == each:
             ranked = [*(record for record in own if record.name != coming.name), coming]
@@ -278,22 +279,22 @@ def _remove_unchanged(
 ) -> dict[str, str]:
     """Those that could not be removed, each with the reason."""
 
-    def order(record: Record) -> Order | None:
-        folder = run.folder(record.name, files(record.name))
-        if not run.is_still(record, folder):
-            return None
-        return ([], []) if record.link else _order(run, folder, extras and record.kind == "own")
+    def order(record: Record) -> Order | Exception | None:
+        try:
+            folder = run.folder(record.name, files(record.name))
+            if not run.is_still(record, folder):
+                return None
+            return ([], []) if record.link else _order(run, folder, extras and record.kind == "own")
+        except (OSError, StreamxfError) as error:  # the others are removed all the same
+            return error
 
     made = dict(zip([each.name for each in records], run.side_by_side(order, records), strict=True))
-    orders = {name: order for name, order in made.items() if order is not None}
+    orders = {name: order for name, order in made.items() if isinstance(order, tuple)}
     failed = dict.fromkeys(made.keys() - orders, "it has changed since it was listed; the next call looks at it again")
-    notes = {each.name: each.note for each in records}
+    failed |= {name: reason_of(order, name) for name, order in made.items() if isinstance(order, Exception)}
     for name, left in remove_trees(run.storage, orders, files).items():
         if isinstance(left, Exception):
             failed[name] = reason_of(left, name)
-        elif left and notes[name]:
-            text = "%s still holds %s, since nothing says whose they are (%s): delete it if you need none"
-            _log.warning(text, escaped(run.storage.label(name)), many(len(left), "file"), escaped(notes[name]))
         elif others := sorted({*left}.difference(orders[name][1])):  # the log has a warning of what was to go
             _log.info(
                 "%s: what is not of the checkpoint stays: %s", escaped(run.storage.label(name)), escaped(some(others))

@@ -70,6 +70,7 @@ class Housekeeper:
         self.resumed: str | None = None
         self.line: Line | None = None  # of what this job saves, from its first save after it has loaded one
         self._loaded: Record | None = None
+        self._noted: Line | None = None
         self.continues: tuple[int, str] | None = None
         self._abandoned: list[str] = []  # of which was said that they stay
 
@@ -170,7 +171,8 @@ class Housekeeper:
     def _settle_line(self, records: Sequence[Record] | None = None) -> None:
         """Which line this job's saves are of. Not before its first: another may have saved since this one loaded."""
         records = self._run.records(series=self._series) if records is None else records
-        last = self._run.last_line(records, self._series)
+        fresh = Run(self._storage, self._run.authority, self._run.run_id)  # others may have noted theirs meanwhile
+        last = fresh.last_line(records, self._series)
         self.line = last if self._loaded is None else continued(records, self._loaded, last)
 
     def _prepare(self) -> None:
@@ -329,8 +331,9 @@ class Housekeeper:
     def _published(self, name: str) -> None:
         self.resumed = None
         self._end(name)
-        if self.line:
+        if self.line and self.line != self._noted:
             _logging("the line could not be noted", self._run.remember_line, self._series, self.line)
+        self._noted = self.line
 
     def _supplement(self, name: str, save_id: str, *known: Mapping[str, Any]) -> None:
         self._run.change(name)

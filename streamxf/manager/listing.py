@@ -204,7 +204,10 @@ class Run:
     def _lined(self, records: Iterable[Record]) -> list[Record]:
         """In their order; in each series those `abandoned` that are not of the line that was saved last."""
         ordered = sorted(records, key=lambda record: record.order)
-        lines = {series: self.last_line(ordered, series) for series in {each.series for each in ordered}}
+        parts: dict[str, list[Record]] = {}
+        for each in ordered:
+            parts.setdefault(each.series, []).append(each)
+        lines = {series: self.last_line(part, series) for series, part in parts.items()}
         return [lined([each], line)[0] if (line := lines[each.series]) else each for each in ordered]
 
     def _newest(self, records: Iterable[Record]) -> dict[str, Record]:
@@ -250,6 +253,8 @@ class Run:
         except (OSError, ForeignError) as error:  # of a bad sector, or of a server
             if isinstance(error, OSError) and error.errno not in _UNREADABLE:
                 raise
+            if isinstance(error, OSError) and error.filename is None:
+                error.filename = self.storage.label(name)
             self.unread[name] = error
             return Record(name, verified=False, note=f"{type(error).__name__}: {error}", damaged=True)
         if not folder.is_link:

@@ -719,7 +719,7 @@ def _is_full(error: BaseException) -> bool:
 
 def _name_of(place: Any) -> str:
     """A checkpoint's name, of what `latest` returns, too."""
-    return place.name if isinstance(place, Storage) else os.path.basename(os.fspath(place).rstrip("/"))
+    return place.name if isinstance(place, Storage) else os.path.basename(str(place).rstrip("/"))
 
 
 def _mapping(argument: str, value: Any, *, needed: bool = False) -> dict[Any, Any]:

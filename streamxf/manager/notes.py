@@ -274,7 +274,8 @@ class RowCache:
 
     def note_line(self, series: str, run_id: str, line: Line) -> None:
         """Note a line of which a checkpoint was saved, for when its metadata cannot be read. Raises OSError."""
-        if len(line) > len(self.line(series, run_id)) and self._authority.vouches:
+        self._load()
+        if self._authority.vouches:
             self._stored[_LINE + series] = row = [run_id, json.dumps(line)]
             self._put({_LINE + series: row})
 

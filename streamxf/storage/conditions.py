@@ -158,7 +158,7 @@ def put_over(filesystem: Any, path: str, data: bytes, stamp: str) -> None:
     store, known = conditions_of(filesystem, path), tried(filesystem, path)
     assert store is not None
     if not known:
-        known.update(_heeded(filesystem, path))
+        known.update({"creates": None, "replaces": None} | _heeded(filesystem, path))
     ability, refused = "creates" if stamp == ABSENT else "replaces", None
     try:
         if known.get(ability) is not False:

@@ -93,11 +93,24 @@ def opened(folder: str | int, parts: Sequence[str] = (), *, make: bool = False, 
         os.close(descriptor)
 
 
+@contextmanager
+def scan(folder: int) -> Iterator[Iterator[os.DirEntry[str]]]:
+    """The entries of an open folder. An error in the block names the folder, and not its descriptor."""
+    try:
+        with os.scandir(folder) as entries:
+            yield entries
+    except OSError as error:
+        if isinstance(error.filename, int):
+            with suppress(OSError):
+                error.filename = os.readlink(f"/proc/self/fd/{folder}")
+        raise
+
+
 def walk(folder: int, prefix: str = "", depth: int = DEEPEST) -> Iterator[tuple[int, str, str, bool | None]]:
     """Everything below an open folder, each after what is in it: the descriptor of its folder, its name, its path, and
     whether it is a folder; None of one that cannot be listed, or lies too deep, and was not entered.
     """
-    with os.scandir(folder) as entries:
+    with scan(folder) as entries:
         found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in islice(entries, MOST)]
     for name, is_folder in found:
         entered: bool | None = is_folder

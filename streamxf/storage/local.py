@@ -86,7 +86,7 @@ class LocalStorage(Storage, raises_only_known=True):
     def entries(self, path: str = "") -> Iterator[StorageEntry]:
         with (
             files.opened(self.place, files.components(path) if path else ["."]) as folder,
-            os.scandir(folder) as entries,
+            files.scan(folder) as entries,
         ):
             for entry in entries:
                 with suppress(FileNotFoundError):  # removed meanwhile
@@ -99,7 +99,7 @@ class LocalStorage(Storage, raises_only_known=True):
         """
         found: dict[str, int | None] = {}
         unlisted = (FileNotFoundError, PermissionError) if known else (FileNotFoundError,)
-        with suppress(*unlisted), files.opened(self.place, ["."]) as folder, os.scandir(folder) as entries:
+        with suppress(*unlisted), files.opened(self.place, ["."]) as folder, files.scan(folder) as entries:
             for entry in entries:
                 if entry.name == LOCK or entry.is_dir(follow_symlinks=False):
                     continue

@@ -107,6 +107,7 @@ class Adversary(RunOnDisk):
             self.outside = self.place.outside()
             self.others = {path: what for path, what in self.others.items() if not path.startswith(f"{name}/")}
             folder.ours &= self.keying.strict
+            folder.doubted |= not self.keying.strict
         else:
             self.move(name, to)
             self.model.folders[name], self.files[name] = copy.deepcopy(folder), self.files[to]
@@ -129,7 +130,7 @@ class Adversary(RunOnDisk):
         facts = RunFacts(run, told, digits[-1] if digits else step, when, {"last": 1}, {"loss": -1e9})
         made, _ = checkpoint(whose, self.saves, facts)
         self.write(name, made, 4)
-        self.own(name, made, Folder(told, False, when, dict(facts.metrics)))
+        self.own(name, made, Folder(told, False, when, dict(facts.metrics), doubted=self.keying.strict))
 
     @rule(file=st.sampled_from(LITTER), kind=KINDS, hollow=HOLLOW)
     def litters(self, file: str, kind: str, hollow: bytes) -> None:
@@ -248,6 +249,7 @@ class Adversary(RunOnDisk):
             os.mkfifo(place)
         else:
             place.write_bytes(b"garbage")
+        self.model.noted, self.blocked = (), True
         self.forget_once({"last": 1}, "sample", False)
         self.save_step(step, None, None)
         with self.watched():
@@ -257,3 +259,4 @@ class Adversary(RunOnDisk):
         place.unlink()
         if aside.exists():
             aside.rename(place)
+        self.model.noted, self.blocked = self.noted_line(), False

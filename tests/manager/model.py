@@ -107,6 +107,7 @@ class Folder:
     - `told`: under which name it says that it was saved; "" if it does not say.
     - `ours`: whether it may be this run's: with keys, who saved it had them; and it names no other run.
     - `broken`: which ways of checking find its damage; none of them finds what is not damaged.
+    - `unread`: whether its metadata cannot be read; `doubted`: whether it does not count since nobody vouches for it.
     - `line`: for each time that training had gone back before, where what was given up then begins.
     - `mixed`: whether, with keys, others lie among the files that a framework committed.
     - `muddled`: whether beside it lies a note that nobody can read or vouches for, or of another save. It may have been
@@ -121,6 +122,8 @@ class Folder:
     broken: set[str] = field(default_factory=set)
     muddled: bool = False
     mixed: bool = False
+    unread: bool = False
+    doubted: bool = False
     line: Line = ()
 
 
@@ -130,6 +133,7 @@ class Model:
 
     folders: dict[str, Folder] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
+    noted: Line = ()  # beside the checkpoints
 
     @property
     def counted(self) -> dict[int, Folder]:
@@ -142,7 +146,8 @@ class Model:
 
     def last_line(self) -> Line:
         """The one on which training went back most often."""
-        return max(((len(each.line), step, each.line) for step, each in self.counted.items()), default=(0, 0, ()))[2]
+        found = max(((len(each.line), step, each.line) for step, each in self.counted.items()), default=(0, 0, ()))[2]
+        return self.noted if len(self.noted) >= len(found) else found
 
     def in_line(self, line: Line | None = None) -> dict[int, Folder]:
         """Those which are history of a line, by default of the last."""
@@ -150,10 +155,16 @@ class Model:
         bounds = dict(enumerate(line)) | {len(line): math.inf}
         return {step: each for step, each in self.counted.items() if step < bounds.get(len(each.line), 0)}
 
-    def after(self, step: int) -> Line:
-        """The line of training that goes on from this step."""
-        last, own = self.last_line(), self.counted[step].line
-        if step == max(self.in_line(), default=None):
+    def after(self, step: int, own: Line) -> Line:
+        """The line of training that goes on from this step, which is of its `own`."""
+        last = self.last_line()
+        bounds = dict(enumerate(last)) | {len(last): math.inf}
+        doubtful = {
+            int(name.removeprefix("step-"))
+            for name, each in self.folders.items()
+            if (each.unread or each.doubted) and name.removeprefix("step-").isdigit() and name.startswith("step-")
+        }
+        if step < bounds.get(len(own), 0) and step >= max({*self.in_line(), *doubtful}, default=0):
             return last
         return own + (step + 1,) + (0,) * (len(last) - len(own))
 
@@ -174,7 +185,7 @@ class Model:
         line: Line | None = None,
     ) -> tuple[set[int], set[int]]:
         """What a `forget` would remove, and what it would not only because someone reads it."""
-        counted = self.in_line(line)
+        counted = {step: each for step, each in self.in_line(line).items() if not each.unread}
         saved = [Saved(step, each.time, each.size, each.metrics, each.muddled) for step, each in counted.items()]
         linked = {step for step in counted if f"step-{step}" in self.links.values()}
         wanted = counted.keys() - keep(believed(saved, now), rules) - linked - {just_saved}

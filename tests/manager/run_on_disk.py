@@ -74,7 +74,10 @@ class RunOnDisk(RuleBasedStateMachine):
         self.killed: list[Housekeeper] = []
         self.keeping: dict[str, Any] = {}
         self.check = "sample"
-        self.line: Line | None = None  # the job's, once it is known what it continues
+        self.line: Line | None = None  # the job's, from its first save after it has loaded one
+        self.loaded: tuple[int, Line] | None = None
+        self.noted: Line | None = None  # by this job
+        self.blocked = False  # whether nothing can be noted
         self.saves = 0
         self.tidy = False  # whether the job has saved
         self.files: dict[str, Files] = {}  # of complete checkpoints, as they were saved or planted
@@ -248,6 +251,10 @@ class RunOnDisk(RuleBasedStateMachine):
     def seen(self) -> Run:
         return Run(open_storage(self.place.run), self.keying.authority(), self.known_id())
 
+    def noted_line(self) -> Line:
+        """What is noted now."""
+        return Run(open_storage(self.place.run), self.keying.authority(), self.run_id).noted_line("step-{}")
+
     def forget(self, rules: dict[str, Any], check: str, dry_run: bool = False) -> ForgetReport:
         return forget_in(self.seen(), Retention(**rules), check, dry_run=dry_run)
 
@@ -265,14 +272,14 @@ class RunOnDisk(RuleBasedStateMachine):
             with self.watched():
                 self.job.close(ended=True)
             self.job = None
-        self.tidy, self.line = False, None
+        self.tidy, self.line, self.loaded, self.noted = False, None, None, None
 
     def kill_job(self) -> None:
         if self.job is not None:
             kill(self.job)
             self.killed.append(self.job)
             self.job = None
-        self.tidy, self.line = False, None
+        self.tidy, self.line, self.loaded, self.noted = False, None, None, None
 
     def go(self, call: Callable[[Housekeeper], Any]) -> Any:
         """Have the job's housekeeper do something."""
@@ -291,8 +298,10 @@ class RunOnDisk(RuleBasedStateMachine):
     def begin(self, step: int, metrics: dict[str, float], framework: bool = False) -> RunFacts:
         """A save is noted; the first one of a job applies the rules, and puts in order what others left."""
         name = f"step-{step}"
+        if self.line is None:
+            self.model.noted = self.noted_line()
+            self.line = self.model.last_line() if self.loaded is None else self.model.after(*self.loaded)
         if not self.tidy:
-            self.line = self.model.last_line() if self.line is None else self.line
             going, _ = self.to_go(self.keeping, self.check, self.line)
         known, counted = self.files.get(name, {}), step in self.model.counted
         began = self.now
@@ -342,8 +351,12 @@ class RunOnDisk(RuleBasedStateMachine):
         self.measure()
         before, _ = self.model.to_go(self.keeping, self.check, self.now, read, step, self.line)
         self.go(call)
+        self.model.noted = self.noted_line()
         if not self.is_there(name):
             return before
+        if self.line and self.noted != self.line and not self.blocked:
+            self.noted = self.line
+            assert self.model.noted == self.line
         self.measure([name])  # with what came late
         after, _ = self.model.to_go(self.keeping, self.check, self.now, read, step, self.line)
         return after

@@ -26,7 +26,6 @@ from streamxf.manager import holds
 from streamxf.manager.choice import choose
 from streamxf.manager.latest import latest_in
 from streamxf.manager.listing import list_checkpoints
-from streamxf.manager.record import continued
 from tests.manager.adversary import STRANGE, Adversary
 from tests.manager.canned import checkpoint, data_of
 from tests.manager.model import DAY, Folder
@@ -82,9 +81,8 @@ class Histories(Adversary):
         with self.watched():
             records = job._run.records(series="step-{}")
             (record,) = (each for each in records if each.name == f"step-{step}")
-            job.line = continued(records, record)
-        self.line = self.model.after(step)
-        assert job.line == self.line
+            job.go_on_from(record)
+        self.line, self.loaded, self.noted = None, (step, self.model.counted[step].line), None
 
     @rule(step=STEPS, point=POINTS)
     def kill_at_the_first_save(self, step: int, point: int) -> None:
@@ -365,6 +363,7 @@ class Histories(Adversary):
                 self.committed[name] = self.committed[name]._replace(size=0)
                 self.litter |= {f"{name}/{each}" for each in files if "/" in each}  # nothing else says whose they are
             told_none = Folder("", not self.keying.strict, self.time_of(name), None, broken=set(EVERY_CHECK))
+            told_none.unread = True
             self.model.folders[name] = told_none
         self.files[name] = files
 
@@ -375,6 +374,7 @@ class Histories(Adversary):
             self.place.lose(".streamxf")
         elif found:
             self.place.lose(f".streamxf/{found[which % len(found)]}")
+        self.model.noted = self.noted_line()
 
     @rule(seconds=st.sampled_from([-400 * DAY, -DAY, -3600, -60, 60, 3600, DAY, 40 * DAY, 400 * DAY]))
     def clock_jumps(self, seconds: int) -> None:
@@ -389,7 +389,8 @@ class Histories(Adversary):
         self.start_job({}, check)
         self.save(1, [None])
         self.forget_once({"last": 1}, check, False)
-        good, counted = self.model.newest_good(check), self.model.in_line()
+        good, line = self.model.newest_good(check), self.model.in_line()
+        counted = {step: each for step, each in line.items() if not each.unread}
         linked = {step for step in counted if f"step-{step}" in self.model.links.values()}
         held = {step for step in counted if f"step-{step}" in self.read_now()}
         assert counted.keys() <= {max(counted), good} | linked | held

@@ -10,14 +10,21 @@ import subprocess
 import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
-from streamxf.errors import ObjectError
+from streamxf.cli.__main__ import main
+from streamxf.errors import ObjectError, UnsupportedError
+from streamxf.manager.folder import Folder
+from streamxf.manager.listing import Run
+from streamxf.manager.manager import CheckpointManager
+from streamxf.manager.record import Record
 
 from . import troubled
+from .runs import saved_run
 
 TOOLS = ("resume", "latest", "verify", "load_intact", "salvage", "diff", "afterwards")
 FINE = ("step 2", "step-2", "OK: no damage found", "all", "all", "same", "step 2")
@@ -85,3 +92,57 @@ def test_trouble_is_told_as_what_it_is(what: str, tmp_path: Path) -> None:
         assert not {name: text for name, text in found[kind].items() if not fnmatchcase(text, wanted[name])}, kind
     if what == "a class":
         assert run_python("resume", run, what, path=framework) == "step 2\n"
+
+
+def test_a_pointer_in_place_of_a_file_is_not_passed_over_as_damage(tmp_path: Path) -> None:
+    """Of Git LFS: the older checkpoint would not be what anybody asked for."""
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 5531\n"
+    saved_run(tmp_path / "dcp", 100, 200)
+    next((tmp_path / "dcp" / "step-200").glob("*.distcp")).write_bytes(pointer)
+    with CheckpointManager(tmp_path / "other") as manager:
+        for step in (100, 200):
+            (Path(str(manager.begin(step))) / "model.pt").write_bytes(bytes(5531))
+            manager.commit(step)
+    (tmp_path / "other" / "step-200" / "model.pt").write_bytes(pointer)
+    for run in ("dcp", "other"):
+        with pytest.raises(UnsupportedError, match="git lfs pull"):
+            streamxf.latest(tmp_path / run)
+        with CheckpointManager(tmp_path / run, verify="none") as manager, pytest.raises(UnsupportedError):
+            manager.latest()
+
+
+def test_what_cannot_be_read_is_not_removed_and_stops_no_other_removal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved_run(tmp_path, 100, 200, 300, 400, 500)
+    for step in (100, 500):
+        (tmp_path / f"step-{step}" / ".metadata").write_bytes(bytes(2000))
+    look = Run.is_still
+
+    def failing(run: Run, record: Record, folder: Folder) -> bool:
+        if record.name == "step-200":
+            raise PermissionError(13, "Permission denied", record.name)
+        return look(run, record, folder)
+
+    monkeypatch.setattr(Run, "is_still", failing)
+    report = streamxf.forget(tmp_path, 1)
+    assert report.removed == ("step-300",)
+    assert [*report.failed] == ["step-200"]
+    assert report.kept.keys() == {"step-100", "step-400", "step-500"}
+
+
+def test_an_error_of_a_folder_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    saved_run(tmp_path, 100)
+
+    def failing(folder: Any = ".") -> Any:
+        if isinstance(folder, int):
+            raise OSError(5, "Input/output error", folder)
+        return scandir(folder)
+
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", failing)
+    for command in ("verify", "inspect", "diff"):
+        places = [str(tmp_path / "step-100")] * (2 if command == "diff" else 1)
+        code = main([command, *places])
+        assert str(tmp_path / "step-100") in capfd.readouterr().err
+        assert (code == 2) == (command != "inspect")

@@ -136,6 +136,9 @@ def verify(
         return _verify_parts(places, storages, unchecked, access, progress, named, fleet)
 
 
+_NOT_READ = (".npz", ".npy", ".keras", ".h5", ".gguf", ".msgpack")
+
+
 def _places(storages: Sequence[Storage], named: bool) -> tuple[dict[str, Storage], list[str]]:
     """All checkpoints and files in several places, and what is not looked into. Of one place, they have their paths in
     it; it is not searched if it is a checkpoint that is `named`.
@@ -149,6 +152,8 @@ def _places(storages: Sequence[Storage], named: bool) -> tuple[dict[str, Storage
         links: list[str] = []
         with suppress(*(OSError, errors.ForeignError, errors.UnsupportedError) if several else (FileNotFoundError,)):
             parts = [] if named else parts_of(storage, links=links)  # whoever checks it says more of what fails here
+        others = [name for name in storage.names(()) if name.endswith(_NOT_READ)] if parts else []
+        unchecked += [f"{name}: streamxf reads no such format" for name in others]
         for part in parts or ([] if links else [""]):
             path = "/".join(filter(None, (label if several else "", part)))
             places[path] = storage.child(part) if part else storage
