@@ -8,11 +8,13 @@ import signal
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from hypothesis.stateful import RuleBasedStateMachine
 
 from streamxf.errors import NoCheckpointError
 from streamxf.format.run import RunFacts
+from streamxf.manager import choice
 from streamxf.manager.forget import ForgetReport, forget_in
 from streamxf.manager.holds import holding
 from streamxf.manager.housekeeper import Housekeeper
@@ -88,6 +90,9 @@ class RunOnDisk(RuleBasedStateMachine):
         self.committed: dict[str, Committed] = {}  # what frameworks wrote
         self.holds: dict[int, tuple[str, ExitStack]] = {}
         self.errors = Errors()
+        # of files that were copied without their times; with them, a line may be undecided
+        self.untimed = patch.object(choice, "_written", lambda run, name: 0.0)
+        self.untimed.start()
         self.outside = self.place.outside()
         logging.getLogger("streamxf").addHandler(self.errors)
 
@@ -115,6 +120,7 @@ class RunOnDisk(RuleBasedStateMachine):
                 self.place._files.pipe_file(f"{self.place._base}/run1/{name}/{path}", data)
 
     def teardown(self) -> None:
+        self.untimed.stop()
         logging.getLogger("streamxf").removeHandler(self.errors)
         self.end_job()
         for job in self.killed:
