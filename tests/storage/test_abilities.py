@@ -317,7 +317,7 @@ def test_the_first_put_shows_whether_a_store_heeds_conditions(
     monkeypatch.setattr(filesystem, "rm_file", lambda path: objects.pop(path))
     conditions.put_over(filesystem, "a", b"one", conditions.ABSENT)
     assert objects == {"a": b"one"}
-    wanted = {} if answer == 403 else dict.fromkeys(("creates", "replaces"), answer == 412)
+    wanted = dict.fromkeys(("creates", "replaces"), None if answer == 403 else answer == 412)
     assert conditions.tried(filesystem, "a") == wanted
     assert ("does not heed the condition" in caplog.text) == (answer in (None, 501))
     before = len(puts)
