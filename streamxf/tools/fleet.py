@@ -2,7 +2,7 @@
 
 A task is a function of a module with arguments that can be pickled, and may be repeated: what an executor loses, such
 as the tasks of a worker that was killed, is done in this process, and so is what a worker cannot do, whose machine may
-lack a mount, a package or a key. A result is used once its types were checked.
+lack a mount, a package or a key.
 
 Keys are sent to threads of this process, and to children that multiprocessing starts, as `Uncopied` says. Any other
 executor may have workers anywhere: these get the locations of keys, and open them there.
@@ -19,11 +19,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack
 from contextvars import ContextVar
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
-from types import UnionType
-from typing import Any, Self, Union, get_args, get_origin, get_type_hints
+from typing import Any, Self
 
 from streamxf.chain import Chain
 from streamxf.checkpoint.access import Access
@@ -74,7 +73,7 @@ class Fleet:
         if not isinstance(executor, Executor):
             raise ParameterError(f"executor= takes an executor of concurrent.futures, not {type(executor).__name__}")
         self._executor = executor
-        self._flying: deque[tuple[Future[Any], Any, Take, Callable[..., Any], Any]] = deque()
+        self._flying: deque[tuple[Future[Any], Take, Callable[..., Any], Any]] = deque()
         self.missed: list[str] = []
         self._quiet = True  # as long as there was no result
         self._access, self._terms = access, partial[Access](replace, access)
@@ -103,20 +102,20 @@ class Fleet:
         """What workers get of `access`: that of this fleet, or one without keys."""
         return self._terms if access is self._access else partial(replace, access)
 
-    def submit(self, kind: Any, take: Take, call: Callable[..., Any], *args: Any) -> None:
-        """Have ``call(*args)`` made. `take` gets the result, of the type `kind`, or the StreamxfError that was raised;
-        in the order in which calls were submitted, now or later.
+    def submit(self, take: Take, call: Callable[..., Any], *args: Any) -> None:
+        """Have ``call(*args)`` made. `take` gets the result, or the StreamxfError that was raised, in the order in
+        which calls were submitted, now or later.
         """
         try:
             future = self._executor.submit(_made if self._near else _made_away, call, args)
         except Exception as error:  # it was shut down, or is broken
             future = Future()
             future.set_exception(error)
-        self._flying.append((future, kind, take, call, args))
+        self._flying.append((future, take, call, args))
         while len(self._flying) > _MOST or (self._flying and self._flying[0][0].done()):
             self._take()
 
-    def read(self, readers: Sequence[BoxReader], part: Items, share: Share, kind: Any, take: Take, *task: Any) -> None:
+    def read(self, readers: Sequence[BoxReader], part: Items, share: Share, take: Take, *task: Any) -> None:
         """Have a `task`, ``call, *args``, done as ``call(readers, part, None, *args)``; raises as that, and `Terms`."""
         call, *args = task
 
@@ -133,8 +132,7 @@ class Fleet:
             share.finish()
 
         opens = [reader.part({name: items[at] for name, items in part.items()}) for at, reader in enumerate(readers)]
-        results: Any = tuple.__class_getitem__((kind, *[int] * len(readers)))
-        self.submit(results, done, _there, opens, [self.terms(reader.access) for reader in readers], call, args)
+        self.submit(done, _there, opens, [self.terms(reader.access) for reader in readers], call, args)
 
     def check_here(self, call: Callable[..., Any], *args: Any, doubt: str, agrees: Callable[[Any], bool]) -> Any:
         """Make a call again that leaves a `doubt`, which is `missed` unless that `agrees`; returns what it gives."""
@@ -147,16 +145,14 @@ class Fleet:
         """Make a call once all results so far were taken."""
         future: Future[Any] = Future()
         future.set_result(None)
-        self._flying.append((future, None, lambda _: call(), call, ()))
+        self._flying.append((future, lambda _: call(), call, ()))
 
     def _take(self) -> None:
-        future, kind, take, call, args = self._flying[0]  # where an interrupt of the wait finds it, too
+        future, take, call, args = self._flying[0]  # where an interrupt of the wait finds it, too
         try:
             result = self._wait(future)
             if isinstance(result, StreamxfError) and not self._near and not isinstance(result, PolicyError):
                 raise result  # which may be that of its machine, and else is raised here again
-            if not isinstance(result, StreamxfError) and not fits(result, kind):
-                raise TypeError("what a worker returned is not the task's result")
         except Exception as error:  # the executor's own: an error of the task's is its result
             where = next((note for note in notes_of(error) if note.startswith(_WORKER)), "")
             self.missed.append(f"{where}{type(error).__name__}: {text_of(error)}".removesuffix(": "))
@@ -252,40 +248,17 @@ def is_of_machine(error: BaseException | None) -> bool:
     return _away.get() and own
 
 
-def fits(value: Any, kind: Any) -> bool:
-    """Whether data is of a type such as ``list[tuple[str, int | None]]``, or a dataclass: of exactly these classes, and
-    without integers below 0, unless they may be numbers of any kind. Errors are of a class or one derived from it.
-    """
-    origin, inner = get_origin(kind) or kind, get_args(kind)
-    if origin in (Union, UnionType):
-        return any(fits(value, each) for each in inner) or (type(value) is int and float in inner)
-    if isinstance(value, Exception):
-        return isinstance(value, origin)
-    found: type = type(value)
-    if found is not (type(None) if origin is None else origin):
-        return False
-    if is_dataclass(value):
-        return all(fits(getattr(value, name), each) for name, each in get_type_hints(origin).items())
-    if isinstance(value, dict):
-        inner = inner if len(inner) == 2 else (*inner, int)
-        return all(fits(key, inner[0]) and fits(each, inner[1]) for key, each in value.items())
-    if origin is tuple and inner[-1] is not Ellipsis:
-        return len(value) == len(inner) and all(map(fits, value, inner))
-    return all(fits(each, inner[0]) for each in value) if inner else origin is not int or value >= 0
-
-
 def by_tensors(
     fleet: Fleet | None,
     readers: Sequence[BoxReader],
     tensors: Items,
-    kind: Any,
     take: Take,
     progress: Progress | None,
     call: Callable[..., Any],
     *args: Any,
 ) -> None:
     """Make ``call(readers, tensors, progress, *args)``, or have a fleet make it for some tensors at a time; `take` gets
-    the results, of the type `kind`, in the order of the tensors. Raises as `call`, and `Terms`.
+    the results, in the order of the tensors. Raises as `call`, and `Terms`.
     """
     if progress is not None:
         progress.expect(_size(tensors))
@@ -294,7 +267,7 @@ def by_tensors(
         return
     with fleet:
         for part in _cut(tensors):
-            fleet.read(readers, part, Share(progress, _size(part)), kind, take, call, *args)
+            fleet.read(readers, part, Share(progress, _size(part)), take, call, *args)
 
 
 def _there(

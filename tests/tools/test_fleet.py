@@ -22,12 +22,11 @@ from streamxf.errors import KeyMissingError, ParameterError, PolicyError
 from streamxf.keys.location import format_key
 from streamxf.tools import fleet
 from streamxf.tools.diff.difference import Difference
-from streamxf.tools.fleet import fits
 from streamxf.tools.inspect.inspect import Summary
 from tests.altered import flip
 from tests.dcp.helpers import KEY, data_files, full_chain, save
 from tests.dcp.shards import rows, save_shards
-from tests.tools.executors import Altering, Backwards, Deadly, Elsewhere, Losing, Silent, Unpicklable
+from tests.tools.executors import Backwards, Deadly, Elsewhere, Losing, Silent, Unpicklable
 
 STATE: dict[str, Any] = {f"w{number:02}": torch.randn(200, 300) for number in range(12)} | {
     "codes": torch.randint(-5, 5, (3000,)),
@@ -270,31 +269,6 @@ def test_exceptions_that_cannot_be_pickled(encrypted: Path, later: Path, spawned
     difference = compared(storage, later, spawned)
     assert "cannot be pickled" in difference.notes[-1]
     assert replace(difference, notes=()) == compared(storage, later)
-
-
-FORGED: dict[str, Callable[[Any], Any]] = {
-    "nothing": lambda _: None,
-    "more budgets": lambda found: (*found, 5),
-    "fewer budgets": lambda found: found[:-1],
-    "a budget of text": lambda found: (*found[:-1], "many"),
-    "less than nothing": lambda found: (*found[:-1], -5),
-    "other results": lambda found: ({"w00": 5}, *found[1:]),
-}
-
-
-@pytest.mark.parametrize("change", FORGED.values(), ids=list(FORGED))
-def test_what_is_no_result_counts_for_nothing(encrypted: Path, later: Path, change: Callable[[Any], Any]) -> None:
-    with ThreadPoolExecutor(1):
-        found = streamxf.inspect(later, values=True, executor=Altering(change))
-    assert found.notes[-1].startswith("finished in this process")
-    assert found.values == streamxf.inspect(later, values=True).values
-    assert streamxf.diff(later, later, executor=Altering(change)).notes
-
-
-def test_numbers_of_any_kind_may_be_below_0() -> None:
-    assert fits(-5, int | float | None)
-    assert not fits(-5, int | None)
-    assert not fits(True, int | float)
 
 
 # -- keys and arguments ----------------------------------------------------------------------------------------------

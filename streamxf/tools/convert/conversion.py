@@ -257,7 +257,7 @@ class _Writing:
                 items = {name: (own[name],) for name in own}
                 share = Share(save.progress, sum(planned_size(part.identity(b"")) for part in parts))
                 task = _write_there, conversion.read, make, fleet.chain, (self._rank, number), self._job
-                fleet.read([conversion.reader], items, share, tuple[str, int], self._told.append, *task)
+                fleet.read([conversion.reader], items, share, self._told.append, *task)
         found = {number: file for number, file in self._finished(self._told)[0].items() if number in files}
         fleet.missed += [_NOT_THERE] * (len(files) - len(found))
         self._raw = sum(size for _, size in self._told)

@@ -212,7 +212,7 @@ class Comparison:
             else:
                 self._objects(name, prefixes[0] + name, prefixes[1] + name)
         sides = self._first, self._second
-        by_tensors(fleet, sides, pairs, Compared, found.add, self._progress, _compare, self._values)
+        by_tensors(fleet, sides, pairs, found.add, self._progress, _compare, self._values)
         removed, added = (
             tuple(name for name in these if name not in those) for these, those in ((one, other), (other, one))
         )

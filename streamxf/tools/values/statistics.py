@@ -358,7 +358,7 @@ def statistics_of(
     found = {name: nothing if has_numbers(item.dtype) else None for name, item in tensors.items()}
     counted = {name: (item,) for name, item in tensors.items() if found[name] is not None}
     results: dict[str, _Result] = {}
-    by_tensors(fleet, [reader], counted, dict[str, _Result], results.update, progress, _statistics)
+    by_tensors(fleet, [reader], counted, results.update, progress, _statistics)
     found |= {name: each if isinstance(each, Statistics) else None for name, each in results.items()}
     failed = {name: Damage.of(each) for name, each in results.items() if isinstance(each, Exception)}
     lost, unread = ({name: str(each) for name, each in failed.items() if each.unread is kind} for kind in (False, True))

@@ -237,7 +237,7 @@ class AnyCheck(ABC):
         there = _check_there, type(self), self.storage, fleet.terms(self.call.access), self.findings.file
         for args in self.parts():
             take = partial(self._take, partial(fleet.check_here, *there, *args))
-            fleet.submit(Findings, take, *there, *args)
+            fleet.submit(take, *there, *args)
         if self.share is not None:
             fleet.then(self.share.finish)
 

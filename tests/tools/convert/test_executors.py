@@ -234,12 +234,9 @@ def test_an_interrupt_cancels_what_has_not_begun(tmp_path: Path, source: Path) -
 
 
 FORGED: dict[str, Callable[[Any], Any]] = {
-    "nothing": lambda _: None,
-    "no name": lambda found: ((5, 5), *found[1:]),
     "another's file": lambda found: (("../../etc/passwd", found[0][1]), *found[1:]),
     "the metadata": lambda found: ((".metadata", 0), *found[1:]),
     "a file that is not there": lambda found: ((f"__0_0_{'0' * 32}.distcp", 0), *found[1:]),
-    "less than nothing": lambda found: ((found[0][0], -5), *found[1:]),
 }
 
 

@@ -19,17 +19,15 @@ import streamxf
 from streamxf import Checksum
 from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.opening import ItemPart
-from streamxf.errors import KeyMissingError, ParameterError, PolicyError, StreamxfError
+from streamxf.errors import KeyMissingError, ParameterError, PolicyError
 from streamxf.format.items import ObjectItem, Place
 from streamxf.keys import KeyRing, PrivateKey
 from streamxf.keys.file import write_key
 from streamxf.keys.location import format_key
 from streamxf.storage.opening import open_storage
-from streamxf.tools.damage import Damage
-from streamxf.tools.fleet import fits
 from streamxf.tools.verify import reading
 from streamxf.tools.verify.reading import FileCheck, Verification
-from streamxf.tools.verify.report import Findings, VerifyReport
+from streamxf.tools.verify.report import VerifyReport
 from tests.altered import flip
 from tests.dcp.helpers import KEY, data_files, full_chain, save
 from tests.progress.recorder import Recorder
@@ -210,52 +208,11 @@ def test_an_executor_that_was_shut_down(plain: Path) -> None:
     assert "RuntimeError: cannot schedule" in report.finished_here
 
 
-def without_attribute(found: Findings) -> Findings:
-    del found.refused
-    return found
-
-
-FORGED: dict[str, Callable[[Any], Any]] = {
-    "nothing": lambda _: None,
-    "another class": lambda _: "fine",
-    "a subclass": lambda found: type("More", (Findings,), {})(found.file),
-    "a count below 0": lambda found: replace(found, items=-5),
-    "a count that is no number": lambda found: replace(found, items="5"),
-    "damage that is text": lambda found: replace(found, damaged=["a"]),
-    "damage whose message is none": lambda found: replace(
-        found,
-        damaged=[Damage("f", None, None, None, None, None, "E", 7)],  # type: ignore[arg-type]
-    ),
-    "an error that is none of streamxf's": lambda found: replace(found, missing=[ValueError("a")]),
-    "an attribute that is missing": without_attribute,
-}
-
-
-@pytest.mark.parametrize("change", FORGED.values(), ids=list(FORGED))
-def test_what_is_no_result_counts_for_nothing(plain: Path, change: Callable[[Any], Any]) -> None:
-    report = streamxf.verify(plain, executor=Altering(change))
-    assert report.finished_here
-    assert same(replace(report, finished_here="")) == same(streamxf.verify(plain))
-
-
 def test_checks_that_a_worker_invents_are_not_shown(plain: Path) -> None:
     """Their text would be a format."""
     invented = Counter({("item", "{0.__class__}"): 3})
     report = streamxf.verify(plain, executor=Altering(lambda found: replace(found, skipped=invented)))
     assert report.unchecked == ()
-
-
-def test_types() -> None:
-    assert fits([(1, None), (2, "a")], list[tuple[int, str | None]])
-    assert fits({"a": 1.0}, dict[str, float])
-    assert fits((1, 2, 3), tuple[int, ...])
-    assert fits((), tuple[int, ...])
-    assert fits(KeyMissingError("none"), StreamxfError)
-    assert not fits(ValueError("none"), StreamxfError)
-    for value in ([(1,)], [(1, 2)], [(-1, None)], [(True, None)], ((1, None),), [[1, None]]):
-        assert not fits(value, list[tuple[int, str | None]]), value
-    assert not fits({"a": 1}, dict[str, float])
-    assert not fits({1: 1.0}, dict[str, float])
 
 
 # -- keys --------------------------------------------------------------------------------------------------------
