@@ -29,8 +29,8 @@ from torch.distributed.constants import default_pg_timeout
 from streamxf.dcp.base import sendable
 from streamxf.errors import ParameterError, UnsupportedError, escaped
 from streamxf.manager.notes import FOLDER
+from streamxf.manager.removal import remove_entry
 from streamxf.storage.disk import Mount, machine
-from streamxf.storage.removal import remove_entry
 from streamxf.storage.small import put_small, small_names
 from streamxf.storage.storage import Storage
 from streamxf.torch_private import default_store, new_process_group_helper, world

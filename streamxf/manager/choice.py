@@ -34,9 +34,9 @@ from streamxf.manager.holds import has_no_place, holding
 from streamxf.manager.listing import SKIP, Run, named_to_skip
 from streamxf.manager.notes import FOLDER, Authority, is_framework_file
 from streamxf.manager.record import Record, numbers_in, order_of, series_of
+from streamxf.manager.removal import remove_entry
 from streamxf.manager.retention import Retention
 from streamxf.manager.sample import read_sample
-from streamxf.storage.removal import remove_entry
 from streamxf.storage.small import small_names
 from streamxf.storage.storage import Storage
 from streamxf.wording import by_reason, some

@@ -23,11 +23,11 @@ from streamxf.manager.holds import going, has_no_place, held, is_over, removing
 from streamxf.manager.listing import Run, records_of
 from streamxf.manager.notes import remove_notes, written_since
 from streamxf.manager.record import Line, Record, lined, series_of
+from streamxf.manager.removal import Order, files_of_many, remove_tree, remove_trees
 from streamxf.manager.retention import Retention, settled
 from streamxf.manager.sessions import is_held
 from streamxf.storage.lock import locked
 from streamxf.storage.opening import Location
-from streamxf.storage.removal import Order, files_of_many, remove_tree, remove_trees
 from streamxf.storage.small import put_small, read_small
 from streamxf.storage.storage import Entries
 from streamxf.wording import by_reason, listed, many, reason_of, size_text, some

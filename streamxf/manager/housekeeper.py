@@ -26,9 +26,9 @@ from streamxf.manager.forget import finish, forget_in, leftovers
 from streamxf.manager.holds import has_no_place, put_hold
 from streamxf.manager.listing import Run
 from streamxf.manager.record import Line, Record, continued, lined, numbers_in
+from streamxf.manager.removal import files_of, remove_entry, remove_tree
 from streamxf.manager.retention import Retention
 from streamxf.manager.sessions import Session, Sessions
-from streamxf.storage.removal import files_of, remove_entry, remove_tree
 from streamxf.storage.small import put_small
 from streamxf.wording import many, size_text, some
 

@@ -21,8 +21,8 @@ from streamxf.formats.opening import contents_of, open_source, parts_of
 from streamxf.manager.folder import Folder, checksum_of
 from streamxf.manager.notes import ANY, Authority, RowCache
 from streamxf.manager.record import Line, Record, is_numbered, last_line, lined, series_of
+from streamxf.manager.removal import files_of, files_of_many, is_literal
 from streamxf.storage.opening import Location, open_storage
-from streamxf.storage.removal import files_of, files_of_many, is_literal
 from streamxf.storage.storage import Entries, Storage
 from streamxf.wording import some
 

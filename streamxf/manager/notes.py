@@ -33,7 +33,7 @@ from streamxf.errors import (
 from streamxf.format.limits import MAX_NOTE
 from streamxf.keys import VerifyKey
 from streamxf.manager.record import Line, Record
-from streamxf.storage.removal import remove_entry
+from streamxf.manager.removal import remove_entry
 from streamxf.storage.small import MOST_BYTES, put_small, read_small, small_files
 from streamxf.storage.storage import Entries, Storage, StorageEntry
 from streamxf.wording import some

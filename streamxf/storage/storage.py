@@ -417,8 +417,9 @@ class Storage(ABC):
         check_component(name)
 
     def remove_folder(self, name: str, turns: Sequence[Collection[str]]) -> list[str] | None:
-        """As `streamxf.storage.removal.remove_tree`, of names that were checked, the files of each turn only once all
-        before have gone; None where files of many folders are rather removed in batches.
+        """Remove files of a folder, whose names were checked, the files of each turn only once all before have gone,
+        then what is empty by then. Returns the paths of what stays; None where files of many folders are rather removed
+        in batches.
         """
         return None
 

@@ -21,8 +21,8 @@ from streamxf.manager.folder import Folder
 from streamxf.manager.latest import is_complete
 from streamxf.manager.listing import Run, folder_mark, list_checkpoints
 from streamxf.manager.notes import Authority, RowCache
+from streamxf.manager.removal import files_of
 from streamxf.storage.opening import open_storage
-from streamxf.storage.removal import files_of
 
 from .runs import blank, complete, is_at, resumed, saved_run, state_at
 

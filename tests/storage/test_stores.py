@@ -22,8 +22,8 @@ import streamxf
 from streamxf import Retention
 from streamxf.errors import ContainerError, ForeignError, NoCheckpointError, ParameterError, UnsupportedError
 from streamxf.manager.latest import is_complete
+from streamxf.manager.removal import files_of
 from streamxf.storage.opening import open_storage
-from streamxf.storage.removal import files_of
 from streamxf.storage.storage import Storage, StorageEntry
 from streamxf.testing import FILES, ConformanceError, check_storage
 from tests.dcp.s3_server import storage as s3_options

@@ -17,9 +17,9 @@ from fsspec.implementations.local import LocalFileSystem
 
 import streamxf
 from streamxf.errors import AbortedError, ParameterError
+from streamxf.manager import removal
 from streamxf.storage import files as files_module
 from streamxf.storage import lock as lock_module
-from streamxf.storage import removal
 from streamxf.storage.files import check_component
 from streamxf.storage.lock import locked
 from streamxf.storage.opening import open_storage, storage_over
