@@ -105,6 +105,7 @@ def choose(
     over by the caller may belong to another line, as `check_later`; ParameterError if they are of
     several runs; KeyMissingError if the job holds no key that reads them.
     """
+    run.storage.forget_listings()
     while True:
         records = run.records(series=series, sure=best is not None)
         choice = Choice(skipped=dict(skipped))
@@ -114,8 +115,7 @@ def choose(
                 raise _none(run, choice, name)
             check_copied(run, records, [each for each in run.names if series_of(each) == series])
             if left := [each.name for each in records if each.kind == "unfinished"]:
-                text = "%s: the save of %s was never completed, and does not count"
-                _log.warning(text, run.storage.label(), left[-1])
+                _log.warning("%s: the save of %s was not completed, and does not count", run.storage.label(), left[-1])
             return choice
         run.authority.check_reads(complete[-1].name)
         known = run.run_id

@@ -107,13 +107,13 @@ def latest(
         raise NoCheckpointError(f"no checkpoint can be resumed from ({choice.why})", file=storage.label())
     if choice.record is None:
         return None
-    name = choice.record.name
-    return storage.child(name) if isinstance(folder, Storage) else storage.location(name)
+    return (storage.child if isinstance(folder, Storage) else storage.location)(choice.record.name)
 
 
 def latest_in(run: Run, verify: Verify, *, best: tuple[str, str] | None = None, ranks: int | None = None) -> Choice:
     """The same, with what was passed over, and why. `best` is a metric, and ``"min"`` or ``"max"``."""
     check_verify(verify)
+    run.storage.forget_listings()
     records = records_of(run, sure=best is not None)
     complete = [each for each in records if each.complete]
     ranked = complete[::-1] if best is None else by_metric(complete[::-1], *best)

@@ -98,11 +98,10 @@ _SERVER = Abilities("machine", True, True, None, True, True, False, None, False,
 _MOUNTED = Abilities("machine", copies=True, threads=True, asynchronous=False, replaces=False, flat=False)
 
 MOUNTS: dict[str, Abilities] = {
-    **dict.fromkeys(("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "bcachefs", "f2fs", "jfs", "reiserfs"), _DISK),
-    **dict.fromkeys(("nilfs2", "udf", "tmpfs", "ramfs", "overlay", "aufs", "ecryptfs", "ntfs", "ntfs3"), _DISK),
-    **dict.fromkeys(("fuseblk", "hfs", "hfsplus", "apfs"), _DISK),
+    **dict.fromkeys("ext2 ext3 ext4 xfs btrfs zfs bcachefs f2fs jfs reiserfs nilfs2 udf tmpfs ramfs".split(), _DISK),
+    **dict.fromkeys("overlay aufs ecryptfs ntfs ntfs3 fuseblk hfs hfsplus apfs".split(), _DISK),
     **dict.fromkeys(("vfat", "msdos", "exfat"), _NO_LINKS.over(_DISK)),
-    **dict.fromkeys(["nfs", "nfs4", "lustre", "ceph", "gpfs", "beegfs", "cifs", "smb3", "virtiofs", "9p"], _SERVER),
+    **dict.fromkeys("nfs nfs4 lustre ceph gpfs beegfs cifs smb3 virtiofs 9p".split(), _SERVER),
     **dict.fromkeys(("fuse.glusterfs", "fuse.ceph-fuse"), _SERVER),
     # both send a file when it is closed, and remember names and sizes for minutes
     "fuse.sshfs": Abilities(links=True, link_facts=False).over(_SERVER),
@@ -114,7 +113,6 @@ MOUNTS: dict[str, Abilities] = {
     "fuse.rclone": replace(_NO_LINKS.over(_MOUNTED), locks="none"),
 }
 """By the type of the mounted file system, as Linux names it."""
-
 
 UNKNOWN_MOUNT, UNKNOWN_FUSE = _MOUNTED, replace(_MOUNTED, locks=None)
 """In the latter no file is opened a second time, to lock it."""

@@ -134,9 +134,7 @@ class Upload:
             self._abort(error)
 
     def expect(self, size: int) -> None:
-        """Have all parts but the last of one length, as some stores want them (R2), in a file of about so many bytes:
-        others have longer ones at the end.
-        """
+        """Have all parts but the last of one length, as some stores want (R2), in a file of about so many bytes."""
         if 1.02 * size > _LONGER[-1][0] * PART_BYTES:  # of which containers take some
             self._least, self._growth = -(-size // _EQUAL), ((_EQUAL + 300, 64),)
 

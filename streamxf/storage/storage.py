@@ -215,9 +215,7 @@ class Storage(ABC):
         return made
 
     def is_folder(self) -> bool:
-        """Whether it is a folder and not a file. Raises FileNotFoundError if it is neither, UnsupportedError if it is a
-        device, a pipe or the like.
-        """
+        """Whether it is a folder, and no file. Raises FileNotFoundError; UnsupportedError for a device or the like."""
         try:
             kind = self.info().kind
         except FileNotFoundError as error:

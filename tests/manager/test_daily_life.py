@@ -223,7 +223,7 @@ def test_a_job_that_was_preempted_in_its_first_save_starts_over_with_a_warning(
         job.kill()
     assert kinds(tmp_path) == {"step-1": "unfinished"}
     assert resumed(tmp_path, **options) is None
-    assert "the save of step-1 was never completed" in caplog.text
+    assert "the save of step-1 was not completed" in caplog.text
     saved_run(tmp_path, 2, **options)
     assert kinds(tmp_path) == {"step-2": "own"}
     assert not (tmp_path / "step-1").exists()

@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -26,64 +25,48 @@ from tests.manager.runs import saved_run, state_at
 from tests.polling import wait_until
 from tests.storage.servers import using
 
-SAID = Path(sys.argv[3])
-DELAY = 10.0  # seconds, for which a place is said to keep what was written
+WHAT, PLACE, SAID = sys.argv[1:]
+DELAY = 10.0  # seconds, after which a place is said to keep what was written
 
 
-def waits() -> None:
-    SAID.touch()
+def wait() -> None:
+    Path(SAID).touch()
     wait_until(Path(f"{SAID}.go").exists)
 
 
-def before_the_put(act: Callable[[], Any]) -> None:
-    """Do something when the second checkpoint is complete but for its metadata."""
-    for kind in (LocalStorage, RemoteStorage):
-
-        def acts(self: Storage, name: str, *arguments: Any, put: Any = kind.put, **how: Any) -> None:
-            if (name, self.name) == (".metadata", "step-2"):
-                act()
-            put(self, name, *arguments, **how)
-
-        kind.put = acts  # type: ignore[method-assign, assignment]
-
-
-def saves(place: Storage) -> None:
-    saved_run(place, 1, 2, 3, keep=2)
-
-
-def saves_ten(place: Storage) -> None:
+def main(place: Storage) -> None:
     forget._LONGEST_DELAY = DELAY
-    saved_run(place, *range(4, 14), keep=2)
-    waits()
+    if WHAT in ("saves", "saves_ten"):
+        saved_run(place, *(range(1, 4) if WHAT == "saves" else range(4, 14)), keep=2)
+        wait()
+    elif WHAT == "holds":
+        with streamxf.hold(place.child("step-1")):
+            wait()
+    elif WHAT == "overwrites":
+        state = state_at(22) | {f"more-{number}": number for number in range(30)}
+        dcp.save(state, storage_writer=streamxf.FileSystemWriter(place.child("step-2"), chain="zstd"), no_dist=True)
+    else:
+        saved_run(place, 1, 2)
 
 
-def is_killed(place: Storage) -> None:
-    before_the_put(lambda: os.kill(os.getpid(), signal.SIGKILL))
-    saved_run(place, 1, 2)
+def stop_before_the_put(kind: Any) -> None:
+    """When the second checkpoint is complete but for its metadata."""
+    put = kind.put
 
+    def stops(self: Storage, name: str, *arguments: Any, **how: Any) -> None:
+        if (name, self.name) == (".metadata", "step-2"):
+            wait() if WHAT == "saves_slowly" else os.kill(os.getpid(), signal.SIGKILL)
+        put(self, name, *arguments, **how)
 
-def saves_slowly(place: Storage) -> None:
-    before_the_put(waits)
-    saved_run(place, 1, 2)
-
-
-def holds(place: Storage) -> None:
-    with streamxf.hold(place.child("step-1")):
-        waits()
-
-
-def overwrites(place: Storage) -> None:
-    state = state_at(22) | {f"more-{number}": number for number in range(30)}
-    dcp.save(state, storage_writer=streamxf.FileSystemWriter(place.child("step-2"), chain="zstd"), no_dist=True)
-
-
-def main(what: str, place: str) -> None:
-    client, path, options = json.loads(place)
-    sessions.machine = lambda: "another machine"  # type: ignore[attr-defined]
-    socket.gethostname = lambda: "another-host"
-    with using(client) if client else nullcontext():
-        globals()[what](open_storage(path, options))
+    kind.put = stops
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    client, path, options = json.loads(PLACE)
+    sessions.machine = lambda: "another machine"  # type: ignore[attr-defined]
+    socket.gethostname = lambda: "another-host"
+    if WHAT in ("saves_slowly", "is_killed"):
+        stop_before_the_put(LocalStorage)
+        stop_before_the_put(RemoteStorage)
+    with using(client) if client else nullcontext():
+        main(open_storage(path, options))

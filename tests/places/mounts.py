@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -22,6 +22,8 @@ from tests.objectstore.emulators import emulated
 from tests.polling import wait_until
 from tests.storage.servers import PASSWORD, SERVERS, USER, served
 
+OF_BUCKET = ("rclone mount, off", "rclone mount, writes", "s3fs mount", "weed mount", "weed mount, -writebackCache")
+PLACES = (*OF_BUCKET, "sshfs mount", "SeaweedFS, obstore", "OpenSSH, sshfs")
 RUN = "run[1]"
 
 
@@ -54,37 +56,19 @@ def program(name: str, package: str, fuse: bool = True) -> str:
     return path
 
 
-def rclone(mode: str) -> Callable[[Bucket, str], list[str]]:
-    def command(bucket: Bucket, folder: str) -> list[str]:
-        how = ["--config=/dev/null", f"--vfs-cache-mode={mode}", f"--cache-dir={folder}-cache"]
-        how += ["--s3-provider=Other", f"--s3-endpoint={bucket.endpoint}", "--s3-force-path-style"]
-        return [program("rclone", "rclone"), "mount", ":s3:checkpoints", folder, *how]
-
-    return command
-
-
-def s3fs(bucket: Bucket, folder: str) -> list[str]:
-    how = f"url={bucket.endpoint},use_path_request_style"
-    return [program("s3fs", "s3fs"), "checkpoints", folder, "-f", "-o", how]
-
-
-def weed_mount(*how: str) -> Callable[[Bucket, str], list[str]]:
-    def command(bucket: Bucket, folder: str) -> list[str]:
-        program("fusermount3", "fuse3")
-        own = [f"-dir={folder}", f"-cacheDir={folder}-cache", f"-localSocket={folder}.sock", *how]
-        return [str(weed()), "mount", f"-filer={bucket.filer}", "-filer.path=/buckets/checkpoints", *own]
-
-    return command
-
-
-MOUNTS = {
-    "rclone mount, no cache": rclone("off"),
-    "rclone mount, write cache": rclone("writes"),
-    "s3fs mount": s3fs,
-    "weed mount": weed_mount(),
-    "weed mount, write-back cache": weed_mount("-writebackCache"),
-}
-PLACES = (*MOUNTS, "sshfs mount", "SeaweedFS, obstore", "OpenSSH, sshfs")
+def command(kind: str, bucket: Bucket, folder: str) -> list[str]:
+    """What mounts the bucket in a folder, until it is killed."""
+    own, _, how = kind.partition(" mount, ")
+    if own == "rclone":
+        to = ["--config=/dev/null", "--s3-provider=Other", f"--s3-endpoint={bucket.endpoint}", "--s3-force-path-style"]
+        cache = [f"--vfs-cache-mode={how}", f"--cache-dir={folder}-cache"]
+        return [program("rclone", "rclone"), "mount", ":s3:checkpoints", folder, *to, *cache]
+    if "s3fs" in own:
+        to = ["-o", f"url={bucket.endpoint},use_path_request_style"]
+        return [program("s3fs", "s3fs"), "checkpoints", folder, "-f", *to]
+    program("fusermount3", "fuse3")
+    to = [f"-filer={bucket.filer}", "-filer.path=/buckets/checkpoints", *filter(None, [how])]
+    return [str(weed()), "mount", *to, f"-dir={folder}", f"-cacheDir={folder}-cache", f"-localSocket={folder}.sock"]
 
 
 @contextmanager
@@ -92,23 +76,21 @@ def two_hosts(kind: str, folder: Path, bucket: Callable[[], Bucket]) -> Iterator
     """One of `PLACES`."""
     run, hosts = f"{folder.name}/{RUN}", [str(folder / host) for host in "ab"]
     with ExitStack() as stack:
-        if kind in MOUNTS:
-            commands = [MOUNTS[kind](bucket(), host) for host in hosts]
-            behind = storage_over(
-                S3FileSystem(**storage(bucket().endpoint)), f"checkpoints/{run}", f"s3://checkpoints/{run}"
-            )
+        if kind in OF_BUCKET:
+            commands = [command(kind, bucket(), host) for host in hosts]
+            client, path = S3FileSystem(**storage(bucket().endpoint)), f"checkpoints/{run}"
+            behind = storage_over(client, path, f"s3://{path}")
         elif kind == "sshfs mount":
             (folder / "root").mkdir()
             to = urlsplit(stack.enter_context(SERVERS["OpenSSH, sshfs"][2](folder / "root"))[0])
-            how = (
-                f"port={to.port},IdentityFile={folder}/sshd/user,StrictHostKeyChecking=no,UserKnownHostsFile=/dev/null"
-            )
-            source = [program("sshfs", "sshfs"), "-f", f"{to.username}@{to.hostname}:{to.path}"]
-            commands, behind = [[*source, host, "-o", how] for host in hosts], open_storage(f"{to.path}/{run}")
+            how = f"port={to.port},IdentityFile={folder}/sshd/user,StrictHostKeyChecking=no"
+            source = [program("sshfs", "sshfs"), f"{to.username}@{to.hostname}:{to.path}"]
+            commands = [[*source, host, "-f", "-o", f"{how},UserKnownHostsFile=/dev/null"] for host in hosts]
+            behind = open_storage(f"{to.path}/{run}")
         else:
-            client = stack.enter_context(served(kind, folder))
-            second = open_storage(f"{client.url}/{RUN}", client.options)
-            yield Place((kind, f"{client.url}/{RUN}", client.options), second, second)
+            there = stack.enter_context(served(kind, folder))
+            second = open_storage(f"{there.url}/{RUN}", there.options)
+            yield Place((kind, f"{there.url}/{RUN}", there.options), second, second)
             return
         die, _ = [stack.enter_context(mounted(*each)) for each in zip(commands, hosts, strict=True)]
         yield Place(("", f"{hosts[0]}/{run}", {}), open_storage(f"{hosts[1]}/{run}"), behind, die)
@@ -141,25 +123,19 @@ def mounted(command: list[str], folder: str) -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
-def samba(folder: Path) -> Iterator[str]:
-    pytest.importorskip("smbprotocol")
-    (port,), config = free_ports(1), folder / "smb.conf"
-    own = "".join(f"{name} directory = {folder}\n" for name in ("private", "lock", "state", "cache", "pid", "ncalrpc"))
-    config.write_text(f"[global]\n{own}smb ports = {port}\ninterfaces = lo\n[share]\npath = {folder}\nread only = no\n")
-    command = [program("smbd", "samba", fuse=False), "-F", "--no-process-group", "-s", str(config), "--debug-stdout"]
-    known = ["smbpasswd", "-c", str(config), "-s", "-a", "root"]
-    subprocess.run(known, input=f"{PASSWORD}\n{PASSWORD}\n", text=True, check=True, capture_output=True)
+def serving_refused(kind: str, folder: Path) -> Iterator[str]:
+    """A server of SMB or FTP; gives the URL of an empty folder there."""
+    pytest.importorskip("smbprotocol" if kind == "smb" else "pyftpdlib")
+    (port,), user, share = free_ports(1), USER, ""
+    command = [sys.executable, "-m", "pyftpdlib", "-i127.0.0.1", f"-p{port}", "-w", f"-d{folder}", f"-u{USER}"]
+    command += [f"-P{PASSWORD}"]
+    if kind == "smb":
+        user, share, config = "root", "share/", folder / "smb.conf"
+        own = [f"{name} directory = {folder}" for name in ("private", "lock", "state", "cache", "pid", "ncalrpc")]
+        of_share = ["[share]", f"path = {folder}", "read only = no", ""]
+        config.write_text("\n".join(["[global]", *own, f"smb ports = {port}", "interfaces = lo", *of_share]))
+        command = [program("smbd", "samba", fuse=False), "-F", "--no-process-group", f"-s{config}", "--debug-stdout"]
+        known = ["smbpasswd", f"-c{config}", "-s", "-a", "root"]
+        subprocess.run(known, input=f"{PASSWORD}\n" * 2, text=True, check=True, capture_output=True)
     with emulated(command, port, folder / "log"):
-        yield f"smb://root:{PASSWORD}@127.0.0.1:{port}/share/run"
-
-
-@contextmanager
-def ftp(folder: Path) -> Iterator[str]:
-    pytest.importorskip("pyftpdlib")
-    (port,) = free_ports(1)
-    command = [sys.executable, "-m", "pyftpdlib", "-i", "127.0.0.1", "-p", str(port), "-w", "-d", str(folder)]
-    with emulated([*command, "-u", USER, "-P", PASSWORD], port, folder / "log"):
-        yield f"ftp://{USER}:{PASSWORD}@127.0.0.1:{port}/run"
-
-
-REFUSED: dict[str, Callable[[Path], AbstractContextManager[str]]] = {"SMB .*: mount it": samba, "FTP .*: use SFTP": ftp}
+        yield f"{kind}://{user}:{PASSWORD}@127.0.0.1:{port}/{share}run"

@@ -21,7 +21,7 @@ from streamxf.storage.storage import Storage
 from streamxf.testing import check_storage
 from tests.dcp.s3_server import serving, storage, weed
 from tests.manager.runs import complete, resumed, saved_run
-from tests.places.mounts import PLACES, REFUSED, Bucket, Place, two_hosts
+from tests.places.mounts import PLACES, Bucket, Place, serving_refused, two_hosts
 from tests.polling import wait_until
 from tests.storage.servers import PASSWORD
 
@@ -105,6 +105,20 @@ def test_a_host_that_dies_just_after_ten_quick_saves(place: Place, tmp_path: Pat
     assert resumed(place.behind) == int(whole[-1].removeprefix("step-"))
 
 
+def test_a_job_that_moves_to_another_host_goes_on(
+    place: Place, tmp_path: Path, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Though that host has listed the run just before."""
+    saved_run(place.second, 1, 2)
+    assert resumed(place.second) == 2
+    wait_until_stored(place, "step-2")
+    with job("saves_ten", place, tmp_path) as goes_on:
+        assert goes_on()[0] == 0
+        if "rclone" not in request.node.name:
+            assert resumed(place.second) == 13
+    assert ("may show here minutes later" in caplog.text) == (not place.second.abilities.keeps_older)
+
+
 def test_a_save_that_is_killed_leaves_the_older_one(place: Place, tmp_path: Path) -> None:
     with job("is_killed", place, tmp_path) as goes_on:
         assert goes_on()[0] == -9
@@ -150,9 +164,9 @@ def test_what_another_host_has_overwritten_is_not_damage(place: Place, tmp_path:
     assert step_of(place.second.child("step-2")) == 22
 
 
-@pytest.mark.parametrize("instead", REFUSED)
-def test_what_does_not_do_is_refused_by_name_when_it_is_opened(instead: str, tmp_path: Path) -> None:
-    with REFUSED[instead](tmp_path) as url:
+@pytest.mark.parametrize(("kind", "instead"), [("smb", "mount it"), ("ftp", "use SFTP")])
+def test_what_does_not_do_is_refused_by_name_when_it_is_opened(kind: str, instead: str, tmp_path: Path) -> None:
+    with serving_refused(kind, tmp_path) as url:
         client, path = url_to_fs(url)
         assert client.ls(path.removesuffix("run")) is not None, "the server answers"
         for use in (
@@ -163,7 +177,7 @@ def test_what_does_not_do_is_refused_by_name_when_it_is_opened(instead: str, tmp
             streamxf.verify,
             lambda path: streamxf.open(path, "wb"),
         ):
-            with pytest.raises(UnsupportedError, match=f"does not work over {instead}") as refusal:
+            with pytest.raises(UnsupportedError, match=f"does not work over {kind.upper()} .*{instead}") as refusal:
                 use(url)
             assert PASSWORD not in str(refusal.value)
 

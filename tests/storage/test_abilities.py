@@ -343,3 +343,17 @@ def test_letting_go_of_a_lock_is_no_error_of_what_was_done(tmp_path: Path, monke
     os.close(lock.fileno())  # so that its own close fails
     lock.close()
     assert lock.closed
+
+
+def test_a_mount_that_may_remember_a_listing_is_asked_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a change from here; a disk's folder, and a file, are left alone."""
+    saved = tmp_path / "file"
+    saved.touch()
+    touched = []
+    monkeypatch.setattr("streamxf.storage.local.os.utime", touched.append)
+    assert streamxf.latest(tmp_path) is None
+    assert not touched
+    monkeypatch.setattr(disk, "mounted", lambda _: ("fuse.sshfs", "host:"))
+    assert streamxf.latest(tmp_path) is None
+    open_storage(saved).forget_listings()
+    assert touched == [str(tmp_path)]
