@@ -80,8 +80,7 @@ class Abilities:
 
     def over(self, other: Abilities) -> Abilities:
         """These, and where they say nothing those of another source."""
-        own = {name: value for name, value in vars(self).items() if value is not None}
-        return Abilities(**{**vars(other), **own})
+        return Abilities(**vars(other) | {name: value for name, value in vars(self).items() if value is not None})
 
     @property
     def keeps_older(self) -> bool:
@@ -98,10 +97,11 @@ _SERVER = Abilities("machine", True, True, None, True, True, False, None, False,
 _MOUNTED = Abilities("machine", copies=True, threads=True, asynchronous=False, replaces=False, flat=False)
 
 MOUNTS: dict[str, Abilities] = {
-    **dict.fromkeys("ext2 ext3 ext4 xfs btrfs zfs bcachefs f2fs jfs reiserfs nilfs2 udf tmpfs ramfs".split(), _DISK),
-    **dict.fromkeys("overlay aufs ecryptfs ntfs ntfs3 fuseblk hfs hfsplus apfs".split(), _DISK),
+    **dict.fromkeys(("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "bcachefs", "f2fs", "jfs", "reiserfs"), _DISK),
+    **dict.fromkeys(("nilfs2", "udf", "tmpfs", "ramfs", "overlay", "aufs", "ecryptfs", "ntfs", "ntfs3"), _DISK),
+    **dict.fromkeys(("fuseblk", "hfs", "hfsplus", "apfs"), _DISK),
     **dict.fromkeys(("vfat", "msdos", "exfat"), _NO_LINKS.over(_DISK)),
-    **dict.fromkeys("nfs nfs4 lustre ceph gpfs beegfs cifs smb3 virtiofs 9p".split(), _SERVER),
+    **dict.fromkeys(("nfs", "nfs4", "lustre", "ceph", "gpfs", "beegfs", "cifs", "smb3", "virtiofs", "9p"), _SERVER),
     **dict.fromkeys(("fuse.glusterfs", "fuse.ceph-fuse"), _SERVER),
     # both send a file when it is closed, and remember names and sizes for minutes
     "fuse.sshfs": Abilities(links=True, link_facts=False).over(_SERVER),
@@ -146,7 +146,7 @@ REFUSED = {
 def of_client(client: Any) -> Abilities:
     """What is known of a class of fsspec's clients, also of one derived from it for the same protocol."""
     protocol = getattr(client, "protocol", "")
-    same = protocol, "abstract"  # the latter of a class that others are made of
-    alike = [each for each in client.__mro__ if vars(each).get("protocol", protocol) in same]
+    # "abstract" is a class that others are made of
+    alike = [each for each in client.__mro__ if vars(each).get("protocol", protocol) in (protocol, "abstract")]
     names = (f"{each.__module__}.{each.__qualname__}" for each in alike)
     return next((CLIENTS[name] for name in names if name in CLIENTS), Abilities("none"))
