@@ -1,7 +1,5 @@
 """Files that were altered."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

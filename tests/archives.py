@@ -2,8 +2,6 @@
 the end, where a zip file has its directory.
 """
 
-from __future__ import annotations
-
 import io
 import struct
 import zipfile

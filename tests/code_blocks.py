@@ -1,7 +1,5 @@
 """The blocks of code on a page of the documentation."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

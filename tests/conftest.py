@@ -4,8 +4,6 @@ processes, a table.
 The profiles are "quick" on a desk, "thorough" in CI, and "deep" on request: HYPOTHESIS_PROFILE chooses one by name.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -3,8 +3,6 @@
 ``--exhaustive 1`` runs all of them and nothing else, ``--exhaustive 20`` a twentieth of them, another one each day.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from zlib import crc32

@@ -1,7 +1,5 @@
 """Functions that fail."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NoReturn
 

@@ -1,7 +1,5 @@
 """Blocks of numbers for FloatZip, shapes of payloads, and what may happen to a payload."""
 
-from __future__ import annotations
-
 import random
 
 import zstandard

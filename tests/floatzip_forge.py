@@ -5,8 +5,6 @@ The codec chooses one of few layouts. A decoder has to take all of them, and thi
 element and without numpy.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

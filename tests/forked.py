@@ -1,7 +1,5 @@
 """Something that is done in a forked child."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A stand-in for an accelerator: tensors of the CPU, copied as late as the code that asks for copies allows."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterable

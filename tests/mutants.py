@@ -7,8 +7,6 @@ Run as a program, it runs pytest once for each mutant, in processes that are for
 takes seconds to import.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

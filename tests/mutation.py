@@ -7,8 +7,6 @@ their time is over. Which tests execute which lines comes from a run of all test
 as long as nothing changes.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import hashlib

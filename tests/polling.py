@@ -1,7 +1,5 @@
 """Waiting for what other threads or processes do."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterable

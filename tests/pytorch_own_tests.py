@@ -7,8 +7,6 @@ then with each of CHAIN. What passes without and does not with one is printed, a
 expecttest, streamxf installed as a package, and on a machine of few cores half an hour.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

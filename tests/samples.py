@@ -1,7 +1,5 @@
 """What the tests below DCP feed to streamxf: data, chains, ways of cutting, and sources that can do little."""
 
-from __future__ import annotations
-
 import io
 import random
 import struct

@@ -5,8 +5,6 @@ The process that tests is a child, since AddressSanitizer must be loaded before 
 plugin of pytest, which puts the sanitized kernel in the place of the one that was installed.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shlex

@@ -1,7 +1,5 @@
 """What frameworks leave on the disk, as far as it matters to commands: their folders, with little in them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Data keys and salts are made of names, so that a file is the same each time; no writer of real files may do that.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

@@ -1,7 +1,5 @@
 """What was skipped, and why, in one line at the end of a run, whichever processes its tests ran in."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """What tests, and the processes that they start, do not take over from whoever runs them, and where there is memory."""
 
-from __future__ import annotations
-
 import atexit
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """The rule by which sizes from outside become memory, work or output; and how much a file holds."""
 
-from __future__ import annotations
-
 import io
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """docs/cli.md: its reference is that of the program, and its session is what these commands print."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

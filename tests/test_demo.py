@@ -1,7 +1,5 @@
 """``streamxf demo``, on small state dicts; on the real model only where that is installed."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Every error says where it happened, and survives the pickles by which DCP sends it between ranks."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import pickle

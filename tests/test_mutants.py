@@ -5,8 +5,6 @@ those that attack what the check protects must fail, and those that show that wh
 the mutant is not just broken.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Faults are made where they are meant to be, and it is seen which of them tests notice."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

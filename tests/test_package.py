@@ -1,7 +1,5 @@
 """The package is built with its kernel where there is a compiler, and without it elsewhere."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -5,8 +5,6 @@ A page whose blocks build on one another says so, and they run in its order; on 
 Blocks with a title are files, which the tests of their pages compare with the repository's own, or run as processes.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

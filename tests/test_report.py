@@ -1,7 +1,5 @@
 """Reports add up what all threads did, and print and export it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pickle

@@ -1,7 +1,5 @@
 """`BlockInfo.extend`: no copy where a block of some KiB begins the chain's scratch memory, with room behind."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 

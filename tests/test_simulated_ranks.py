@@ -1,7 +1,5 @@
 """Ranks simulated in one process save what real ones would, and the benchmark of many items notices what is missing."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What tests leave out stands in one line at the end of a run."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

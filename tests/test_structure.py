@@ -1,7 +1,5 @@
 """How much of the library a save and a load of three items go through: ceilings that may only fall."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -1,7 +1,5 @@
 """The package in tests/acme_codec, installed into a fresh environment: found by its names, and missed by its names."""
 
-from __future__ import annotations
-
 import io
 import shutil
 import site

@@ -2,8 +2,6 @@
 permission, and everything else works.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

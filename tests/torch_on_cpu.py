@@ -5,8 +5,6 @@ library is installed, because torch calls it when it is loaded. For the others s
 function of theirs says what it is and ends the process.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

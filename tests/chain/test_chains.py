@@ -2,8 +2,6 @@
 the chain is made; and descriptors: well-formed text goes round, everything else is a DescriptorError.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import product
 from typing import ClassVar

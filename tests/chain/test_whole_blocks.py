@@ -1,7 +1,5 @@
 """A block of FloatZip and the checksum behind it, undone in one call; and what that call leaves to the codecs."""
 
-from __future__ import annotations
-
 import struct
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The Access of a job: what its chain says about keys, signers and plaintext."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 what says where they are.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

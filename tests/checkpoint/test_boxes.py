@@ -1,7 +1,5 @@
 """Boxes and runs against what indexing a real array says."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """`streamxf.Checkpoint`: items, tensors, slices and objects of a checkpoint, read without DCP."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import importlib.util

@@ -1,7 +1,5 @@
 """Who writes the blocks of a data file, and what becomes of an error that a worker met there."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

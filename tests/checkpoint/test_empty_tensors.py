@@ -1,7 +1,5 @@
 """The container of a tensor, or a chunk, without elements: nothing of it is handed out, and damage to it is found."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which files are left over, by their names."""
 
-from __future__ import annotations
-
 import pytest
 
 from streamxf.checkpoint.publish import leftovers

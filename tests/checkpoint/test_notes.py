@@ -1,7 +1,5 @@
 """Notes: what is sealed is read again by whom it is for, and whatever else stands there is refused."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time

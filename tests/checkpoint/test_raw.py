@@ -1,7 +1,5 @@
 """Raw tensors: bare, aligned, with a CRC for each MiB, and mapped into memory."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import warnings

@@ -1,7 +1,5 @@
 """Items under other names than those that they are stored under."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What keeps saves into one folder apart, and what tells which folders are the same."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Two items at one place of a data file: each is checked for itself, whichever was read before it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

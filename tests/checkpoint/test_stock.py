@@ -1,7 +1,5 @@
 """The metadata of torch's own writers: read without running anything, as items that are whole."""
 
-from __future__ import annotations
-
 import builtins
 import gc
 import os

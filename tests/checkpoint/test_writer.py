@@ -1,7 +1,5 @@
 """`streamxf.CheckpointWriter`: what it writes is what ``dcp.save`` writes, and nothing else is ever published."""
 
-from __future__ import annotations
-
 import array as arrays
 import errno
 import gc

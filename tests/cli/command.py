@@ -1,7 +1,5 @@
 """The command ``streamxf``, run in this process: what it returns, and what it prints."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

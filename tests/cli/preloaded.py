@@ -4,8 +4,6 @@ a second and more, and done nothing else. So does Python code, as ``python -c`` 
 Not for tests of how the interpreter itself starts: with closed streams, ignored signals, or what it imports.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

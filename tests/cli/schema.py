@@ -1,7 +1,5 @@
 """docs/json-schema.json, and a check of JSON by as much of JSON Schema as it uses."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

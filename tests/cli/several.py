@@ -2,8 +2,6 @@
 them. A process of its own may have fewer rights, or a small disk.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

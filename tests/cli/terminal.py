@@ -1,7 +1,5 @@
 """The command ``streamxf`` in a process of its own, at a terminal that the test holds the other end of."""
 
-from __future__ import annotations
-
 import os
 import pty
 from collections.abc import Sequence

@@ -2,8 +2,6 @@
 traceback, and nothing changed.
 """
 
-from __future__ import annotations
-
 import io
 import shutil
 import sys

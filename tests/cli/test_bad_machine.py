@@ -1,7 +1,5 @@
 """Commands that may not read or write, and commands on a disk that is full: one line, its exit code, nothing lost."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """``streamxf cat CHECKPOINT ITEM``: items, and parts of tensors, of which only the blocks that are needed are read."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys

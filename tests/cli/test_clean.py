@@ -1,7 +1,5 @@
 """``streamxf clean``."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``streamxf codecs``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

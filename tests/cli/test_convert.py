@@ -1,7 +1,5 @@
 """``streamxf pack`` and ``streamxf transcode``."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

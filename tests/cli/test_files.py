@@ -1,7 +1,5 @@
 """Commands on files that ``streamxf.open`` wrote: inspect, verify, cat, rekey, recipients."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

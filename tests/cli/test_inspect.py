@@ -1,7 +1,5 @@
 """``streamxf inspect``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """``streamxf inspect --values`` and ``--fail-on``."""
 
-from __future__ import annotations
-
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM at a command that is at work: one line, the documented exit code, and nothing half done."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """What commands print with ``--json`` is what docs/json-schema.json says."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """``streamxf keygen``, ``rekey`` and ``recipients``."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
 

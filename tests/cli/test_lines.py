@@ -1,7 +1,5 @@
 """Lines at a terminal of 80 columns end between words, and advice can be copied as it stands."""
 
-from __future__ import annotations
-
 import io
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What commands decode and print is bounded by what is stored, unless they are told otherwise."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Commands beside a torch that has no extensions of DCP yet: the error names the version that is needed."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """``streamxf list``, ``latest`` and ``forget``."""
 
-from __future__ import annotations
-
 import math
 import os
 import shlex

@@ -1,7 +1,5 @@
 """``streamxf salvage``."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """How ``streamxf`` begins: what it imports for its help, what it says without its extra, and completion."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """Storage behind a URL that does not answer, or refuses: the line names it, why, and where the settings are."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

@@ -1,7 +1,5 @@
 """What errors and reports advise."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """A folder with everything that a command may be pointed at: whole checkpoints of all formats, and what is none."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

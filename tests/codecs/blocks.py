@@ -1,7 +1,5 @@
 """What a codec is told of a block that is the only one of its stream."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from streamxf.buffers import Scratch

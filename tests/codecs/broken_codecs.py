@@ -1,7 +1,5 @@
 """A sound toy codec, and copies of it with one fault each: the conformance suite must tell them apart."""
 
-from __future__ import annotations
-
 import pickle
 import threading
 import time

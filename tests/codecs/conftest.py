@@ -1,7 +1,5 @@
 """Tests of FloatZip run on both of its implementations."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """FloatZip's two implementations, of which a process has the choice."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

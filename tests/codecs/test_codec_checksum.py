@@ -1,7 +1,5 @@
 """Checksum stores the digest that format.md says, and finds whatever was changed."""
 
-from __future__ import annotations
-
 import hashlib
 
 import crc32c

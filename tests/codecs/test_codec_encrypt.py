@@ -1,7 +1,5 @@
 """Encrypt on single blocks: the nonce binds the place, a wrong tag leaves no plaintext behind."""
 
-from __future__ import annotations
-
 import os
 import threading
 

@@ -1,7 +1,5 @@
 """FloatZip: every bit pattern of every dtype comes back, and floats shrink to what their exponents are worth."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

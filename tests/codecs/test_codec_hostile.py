@@ -2,8 +2,6 @@
 that hold too much, too little or nonsense: an error, within the memory of one block.
 """
 
-from __future__ import annotations
-
 import struct
 import tracemalloc
 

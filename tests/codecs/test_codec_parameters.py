@@ -1,7 +1,5 @@
 """Bad parameters fail when the codec is made, and the message has what is allowed; descriptors go both ways."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

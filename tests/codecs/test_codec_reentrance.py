@@ -2,8 +2,6 @@
 finalizer does that saves or loads. Each must come out as if it had been alone.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The built-in codecs pass the suite, and codecs with a fault fail it by the property that the fault breaks."""
 
-from __future__ import annotations
-
 import builtins
 import importlib
 import sys

@@ -4,8 +4,6 @@ It does so with neighbours that have four streams each and 128 KiB, or 64 KiB, o
 trees that change, must not confuse it.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ All memory that the kernel is given has exactly the size that it asks for, so th
 `make sanitize` runs these tests on a kernel that was built with two of them.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 import threading

@@ -1,7 +1,5 @@
 """FloatZip against the decoder that was written from docs/format.md alone: both give the same bytes, or both refuse."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

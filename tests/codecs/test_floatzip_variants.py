@@ -2,8 +2,6 @@
 More mutations: ``python -m tests.codecs.test_floatzip_variants 10000000``.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import random

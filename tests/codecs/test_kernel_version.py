@@ -1,7 +1,5 @@
 """The compiled kernel is of the same version as the Python code that calls it, or is not used."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """What each rank does in tests of ranks that differ: in writers, chains, and what they have under the same names."""
 
-from __future__ import annotations
-
 import random
 import warnings
 from collections.abc import Callable

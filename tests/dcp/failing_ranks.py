@@ -1,7 +1,5 @@
 """What ranks do that fail, or die, in the middle of a save. Every function here runs in a process of its own."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -1,7 +1,5 @@
 """Errors as other libraries define them, most of which do not survive a pickle."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Round trips that hold for every file system that fsspec knows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import fsspec

@@ -1,7 +1,5 @@
 """What each rank does in tests of `SavePlanner` over gloo."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

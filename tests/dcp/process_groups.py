@@ -1,7 +1,5 @@
 """Processes that are the ranks of one job. Benchmarks start theirs here, too, without pytest."""
 
-from __future__ import annotations
-
 import datetime
 import os
 from collections.abc import Callable

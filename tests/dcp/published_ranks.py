@@ -1,7 +1,5 @@
 """What each rank does in tests/dcp/test_published.py."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A real S3 server: SeaweedFS on loopback, with credentials of its own, on ports that were free."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

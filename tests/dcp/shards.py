@@ -1,7 +1,5 @@
 """Sharded checkpoints, saved by several ranks in one process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Run as a script where a small tmpfs is mounted: saves that fit on it, and saves that do not. Prints JSON."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """A load that fails says what to do next, where somebody will look: in the error that DCP raises."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What one rank wrote under another key or chain than the others is not published: no single reader could load it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Saves by `dcp.async_save`: what they capture, how their failures are told, and saves that overlap."""
 
-from __future__ import annotations
-
 import gc
 import inspect
 import io

@@ -1,7 +1,5 @@
 """``chain=`` of the writers takes what ``streamxf.open`` takes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

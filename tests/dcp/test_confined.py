@@ -1,7 +1,5 @@
 """The requirement "Paths are confined to the checkpoint": by name, and by where a link leads."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A reader that meets damage in a run leaves a note there; tools that look for damage do not."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

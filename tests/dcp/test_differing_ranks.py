@@ -1,7 +1,5 @@
 """Two ranks that differ, in their writers or in what they have: the checkpoint is right, or the difference is named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`expect_save_id` and `save_id`: T3 of the threat model, a whole older checkpoint put in the place of a newer one."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

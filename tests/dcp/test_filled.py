@@ -2,8 +2,6 @@
 What is not asked for is named by the report, and an empty dictionary in its place is warned of.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """torch.save's frame around a tensor's elements is a function of dtype and shape, and torch reads it as its own."""
 
-from __future__ import annotations
-
 import io
 import pickletools
 import zipfile

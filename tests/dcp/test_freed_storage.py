@@ -1,7 +1,5 @@
 """Tensors whose storage was freed or cut, as by FSDP and offloading: NumPy, and torch, give other memory for them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

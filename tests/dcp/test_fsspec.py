@@ -1,7 +1,5 @@
 """`FsspecWriter` and `FsspecReader` on fsspec's file systems that need no server."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator
 from pathlib import Path

@@ -2,8 +2,6 @@
 it. DCP tells no writer of such a failure, so that is once the writer goes on, or goes.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import pickle

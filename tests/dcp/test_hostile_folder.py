@@ -2,8 +2,6 @@
 ends a line or steers a terminal.
 """
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`streamxf.install`: writers and readers that somebody else makes use the chain, and afterwards torch is as before."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 import os

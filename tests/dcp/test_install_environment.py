@@ -3,8 +3,6 @@
 The entry point is that of pyproject.toml, in a package of the same name that is found first.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

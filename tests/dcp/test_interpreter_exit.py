@@ -1,7 +1,5 @@
 """A save in the background that nobody waits for is finished when the script ends, and tells if it failed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -2,8 +2,6 @@
 damage, and no older checkpoint is taken for it.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A save whose index readers would refuse is refused before anything is written."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Writers that are copied, forked, shared by two saves, or still at work when the script ends."""
 
-from __future__ import annotations
-
 import copy
 import os
 import pickle

@@ -1,7 +1,5 @@
 """What is asked of a folder's files, and of which: folders of many ranks hold a hundred thousand."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What a load decodes, what memory it takes, and in which order it speaks to the planner."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

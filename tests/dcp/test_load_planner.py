@@ -1,7 +1,5 @@
 """`LoadPlanner` plans what DCP's planner plans, and makes no list of all chunks for it."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import pickle

@@ -2,8 +2,6 @@
 reader makes of torch's own checkpoint, or the same kind of error is raised.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 import warnings

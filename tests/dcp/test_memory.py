@@ -1,7 +1,5 @@
 """What a save holds in memory is bounded by blocks and pieces, however large the tensors are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

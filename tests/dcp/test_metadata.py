@@ -1,7 +1,5 @@
 """Metadata that is hostile, damaged or missing: no path leads outside, and the reason arrives."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

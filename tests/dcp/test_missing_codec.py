@@ -2,8 +2,6 @@
 checked without the codec is.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A target that keeps more than its elements, or has others than its metadata says, is loaded right or refused."""
 
-from __future__ import annotations
-
 import multiprocessing
 import pickle
 import warnings

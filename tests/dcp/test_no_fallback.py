@@ -2,8 +2,6 @@
 for a missing file, and would load older, rank-local metadata in its place.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

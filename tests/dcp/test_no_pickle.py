@@ -1,7 +1,5 @@
 """Checkpoints without the pickle that torch's own readers need: those fail loudly, and everything else works."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

@@ -2,8 +2,6 @@
 2.3, which named tensors' properties by the module of sharded tensors.
 """
 
-from __future__ import annotations
-
 import pickle
 import sys
 import tarfile

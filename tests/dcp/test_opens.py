@@ -1,7 +1,5 @@
 """A load opens the files that hold what is wanted, and a constant number of others, however many there are."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections import Counter

@@ -2,8 +2,6 @@
 same. Whatever else lies there: neither a save nor `clean` touches it.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

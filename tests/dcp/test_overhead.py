@@ -1,7 +1,5 @@
 """What a container adds to the elements of its tensor."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Objects under keys that are no strings are resumed, and what DCP makes no item of is named by the save."""
 
-from __future__ import annotations
-
 import enum
 import warnings
 from collections import OrderedDict, UserDict

@@ -1,7 +1,5 @@
 """Planners that keep values of their own in plans, or make plans anew, load what torch's reader loads."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import replace
 from pathlib import Path

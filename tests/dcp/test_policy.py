@@ -2,8 +2,6 @@
 with each reader.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Any bytes and tensors, through any chain of up to four codecs, through torch's writer and reader and streamxf's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

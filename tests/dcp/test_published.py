@@ -1,7 +1,5 @@
 """What `dcp.save` returns: it crosses ranks as the place of the save, and is read there when it is used."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import shutil

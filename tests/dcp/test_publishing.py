@@ -1,7 +1,5 @@
 """Publishing beside others: nothing that was published is ever lost, and what earlier saves left goes."""
 
-from __future__ import annotations
-
 import errno
 import os
 import threading

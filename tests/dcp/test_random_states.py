@@ -1,7 +1,5 @@
 """Random state dicts, saved and loaded into fresh ones: what comes back is equal, or an error or a warning names it."""
 
-from __future__ import annotations
-
 import collections
 import io
 import random

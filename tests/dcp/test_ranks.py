@@ -2,8 +2,6 @@
 ranks that fail or die while they save: all others are told, and the old one loads.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

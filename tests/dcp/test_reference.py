@@ -1,7 +1,5 @@
 """The decoder that was written from docs/format.md alone reads whatever the writers make."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

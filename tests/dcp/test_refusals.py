@@ -1,7 +1,5 @@
 """What cannot work, or is weaker than the caller asked for, is refused, and the error says why and what would help."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What resharded loads read of 1 MiB blocks, beyond those that ranks need; docs/quickstart.md has the table."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """One writer for many saves, with every option that changes how many files there are, and rank-local metadata."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a writer is told of the run goes into the metadata of all ranks, is vouched for, and stays there."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`SavePlanner` plans what DCP's planner plans, and sends columns for it."""
 
-from __future__ import annotations
-
 import pickle
 from contextlib import nullcontext
 from dataclasses import replace

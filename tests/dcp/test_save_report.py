@@ -1,7 +1,5 @@
 """What a writer reports after a save."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An error that leaves a method which DCP calls on every rank can be read by every rank, and tells its causes."""
 
-from __future__ import annotations
-
 import pickle
 import subprocess
 import sys

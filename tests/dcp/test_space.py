@@ -1,7 +1,5 @@
 """A save that cannot fit on its file system says so before it writes; one that may fit is never refused."""
 
-from __future__ import annotations
-
 import errno
 import json
 import pickle

@@ -1,7 +1,5 @@
 """Tensors of an accelerator: copies that come late, and buffers that must not be filled again too early."""
 
-from __future__ import annotations
-
 import gc
 import io
 import threading

@@ -1,7 +1,5 @@
 """State dicts of every kind come back bit for bit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The requirement "dtype, shape and kind of the stored item must match the metadata", for every way of storing one."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from pathlib import Path

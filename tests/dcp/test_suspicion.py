@@ -1,7 +1,5 @@
 """The note that a checkpoint of a run was found damaged."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Somebody puts a link to another folder in the place of the one that is being saved to, at any moment."""
 
-from __future__ import annotations
-
 import gc
 import os
 import threading

@@ -1,7 +1,5 @@
 """A save to an object store that fails leaves nothing there: no half of a file, and no upload that was begun."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator
 from typing import Any

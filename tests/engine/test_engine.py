@@ -1,7 +1,5 @@
 """The pipeline: results in order, a bounded number in flight, the first error ends it, and nothing blocks for ever."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Places from which a stream may be used, in which a pool of threads that waits for itself would hang for ever."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -2,8 +2,6 @@
 worker goes on writing into memory that was given back.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

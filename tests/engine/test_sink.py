@@ -2,8 +2,6 @@
 and an error or an interrupt in it ends the stream.
 """
 
-from __future__ import annotations
-
 import gc
 import threading
 import time

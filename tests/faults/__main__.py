@@ -1,7 +1,5 @@
 """``make torture``: every fault at every point, and the tables of docs/guarantees.md."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

@@ -1,7 +1,5 @@
 """The process in which saves go wrong, for all tests of this folder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The row of lost writes: a save's log, cut at each event, and every way in which a crash may leave the disk then."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from functools import partial

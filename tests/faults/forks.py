@@ -1,7 +1,5 @@
 """Forked children: what one of them returned, raised, or how it died. Torch is imported once, by their parent."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import select

@@ -1,7 +1,5 @@
 """The row of the full disk: a real small file system, and saves for which there is less and less room."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

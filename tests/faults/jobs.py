@@ -1,7 +1,5 @@
 """A row for one subject, as something that can be sent to another process, and what it comes to there."""
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 import sys

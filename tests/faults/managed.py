@@ -4,8 +4,6 @@ The job uses nothing but `CheckpointManager`. What is looked for is what its use
 that of an uninterrupted run, work that was saved and is done again, a job that does not start, and what is left behind.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import itertools

@@ -1,7 +1,5 @@
 """Writers that are broken on purpose: rows that pass with one of these would show nothing."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

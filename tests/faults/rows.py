@@ -1,7 +1,5 @@
 """The rows: calls that fail, calls that do less than asked, and processes that are killed."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterator
 from functools import partial

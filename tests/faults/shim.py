@@ -1,7 +1,5 @@
 """shim.c from Python: built when it is first needed, and steered by those processes that were started under it."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import hashlib

@@ -2,8 +2,6 @@
 checkpoint loads afterwards, or the new one, whole; and the new one once the save returned.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch.distributed as dist
 

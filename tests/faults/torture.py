@@ -1,7 +1,5 @@
 """Everything that ``make torture`` tries, and the tables that come of it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import queue

@@ -1,7 +1,5 @@
 """One trial: a save over an older checkpoint while something goes wrong, and what loads after it."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 from collections.abc import Callable, Sequence

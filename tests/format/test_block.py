@@ -1,7 +1,5 @@
 """What stands before a stored block: it covers the block's place, its length and its bytes."""
 
-from __future__ import annotations
-
 import hashlib
 import struct
 

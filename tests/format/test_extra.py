@@ -1,7 +1,5 @@
 """Plain data as the index has it: what goes in comes out, and nothing else goes in."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Headers and identities: what is packed is parsed, byte for byte, and every field has its limits."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from typing import Any

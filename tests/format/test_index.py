@@ -3,8 +3,6 @@
 tests/vectors has a file for each way to break a rule; here they are broken in any way.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import json

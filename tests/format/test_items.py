@@ -1,7 +1,5 @@
 """Names and paths that can be, and the sizes of items."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

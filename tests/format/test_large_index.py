@@ -1,7 +1,5 @@
 """A large index that threads share, and that processes and copies take along."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import itertools

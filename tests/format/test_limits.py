@@ -1,7 +1,5 @@
 """The page's table of limits is that of the code, which has no others."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

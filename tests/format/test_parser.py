@@ -1,7 +1,5 @@
 """The parser gives the same events however its bytes arrive, and stays dead once they were wrong."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Prefix and seal of a plain file."""
 
-from __future__ import annotations
-
 import hashlib
 import struct
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Table and footer: read in pieces of any size, and refused at the first entry that cannot be."""
 
-from __future__ import annotations
-
 import hashlib
 import struct
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """Chunks that leave a part of a tensor out, hold one twice or reach beyond it are found, in any shape."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

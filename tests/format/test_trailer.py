@@ -1,7 +1,5 @@
 """A metadata file taken apart and put together, without a look at its index."""
 
-from __future__ import annotations
-
 import hashlib
 import struct
 from typing import Any

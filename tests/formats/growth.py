@@ -1,7 +1,5 @@
 """Run as a process: reads the tensor "t" of a checkpoint box by box, and prints by how many MiB it has grown."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """State dicts, written in every format."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path

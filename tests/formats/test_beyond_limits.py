@@ -2,8 +2,6 @@
 shape. Where others stored them they are read, or stop nothing else; and no save begins with one.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """DCP checkpoints: what their metadata tells, ranks put together, and tensors that only torch can decode."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Folders of shards: the index, and what it has to fit."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Files of ``torch.save`` from before version 1.6, which packages still ship: read, bounded, and never trusted."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import pickle

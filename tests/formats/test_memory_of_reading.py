@@ -1,7 +1,5 @@
 """What reading takes is bounded by boxes, however large a tensor is."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The format of a path is detected; other files get one clear error; URLs are paths as well."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What was written in a format is read box by box: the slices of the original, bit for bit."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any

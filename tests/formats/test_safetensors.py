@@ -1,7 +1,5 @@
 """``.safetensors`` files: the same as the safetensors library finds in them; what breaks a rule is refused."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

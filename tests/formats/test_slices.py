@@ -1,7 +1,5 @@
 """What DCP's own writers store in safetensors' format: slices of tensors under whole names."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Files of ``torch.save``: named as DCP flattens them, read where their storages stand, and never unpickled freely."""
 
-from __future__ import annotations
-
 import codecs
 import collections
 import io

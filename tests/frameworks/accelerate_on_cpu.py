@@ -1,7 +1,5 @@
 """Runs a script with an accelerate that takes the CPU for an accelerator, since it shards on nothing else."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import sys

@@ -1,7 +1,5 @@
 """Examples of docs/examples/ started again after the newest checkpoint was damaged."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Examples of docs/examples/ as processes: run to the end, or killed on the way and started again."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Runs a script with a torch that takes the CPU for CUDA where Megatron Core's checkpoints insist on a GPU."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 

@@ -1,7 +1,5 @@
 """docs/examples/accelerate_fsdp2.py, killed, damaged and resumed; and what `accelerate merge-weights` does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """docs/examples/fsdp2.py, killed, damaged and resumed; and a chain that ranks take from the environment."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

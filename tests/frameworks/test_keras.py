@@ -1,7 +1,5 @@
 """docs/examples/keras_fit.py, killed, damaged and resumed; and the `.weights.h5` files of docs/frameworks.md."""
 
-from __future__ import annotations
-
 import io
 import shutil
 import signal

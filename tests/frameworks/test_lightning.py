@@ -1,7 +1,5 @@
 """The plug-in for Lightning, in a Trainer that is killed and resumed; and Lightning's DCP strategies."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

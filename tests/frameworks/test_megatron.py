@@ -1,7 +1,5 @@
 """docs/examples/megatron_torch_dist.py, killed, damaged and resumed; and Megatron Core with encryption."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 

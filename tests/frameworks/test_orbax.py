@@ -1,7 +1,5 @@
 """docs/examples/orbax_manager.py and flax_msgpack.py, killed, damaged and resumed; and what the plug-in saves."""
 
-from __future__ import annotations
-
 import sys
 import tarfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Amazon's S3 connector for PyTorch, whose writer and reader `attach` gives a chain, on a real S3 server."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """States of libraries that quantize weights, or bring optimizers of their own: what docs/frameworks.md says of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

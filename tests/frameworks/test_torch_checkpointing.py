@@ -1,7 +1,5 @@
 """docs/examples/torch_checkpointing_fsdp2.py, killed, damaged and resumed; and what a chain's storage holds."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

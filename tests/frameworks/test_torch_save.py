@@ -1,7 +1,5 @@
 """docs/examples/torch_save.py, killed, damaged and resumed."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """docs/examples/torchtitan_checkpointer.py, killed and resumed, its saves in a thread, and torch's own conversion."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

@@ -1,7 +1,5 @@
 """docs/examples/torchtune_checkpointer.py, killed, damaged and resumed, and its saves in a thread."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

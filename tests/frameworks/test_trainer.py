@@ -1,7 +1,5 @@
 """docs/examples/trainer_fsdp2.py, trainer_archive.py and trl_sft.py, killed, damaged and resumed."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 PLACE is "module:Class.method".
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import runpy

@@ -1,7 +1,5 @@
 """``make fuzz``: each target for its share of the time, one after the other, and the corpus made small again."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Seeds: checkpoints and notes of the test vectors that hold, and can be read without a key or with `samples.KEY`."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Mutations of metadata files: of the index by its JSON, of the keys by their lines; what vouches is right again."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

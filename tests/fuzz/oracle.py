@@ -1,7 +1,5 @@
 """What counts as a finding, for all targets."""
 
-from __future__ import annotations
-
 import os
 import resource
 import traceback

@@ -1,7 +1,5 @@
 """Mutations of pickles, by opcodes."""
 
-from __future__ import annotations
-
 import pickle
 import pickletools
 import random

@@ -1,7 +1,5 @@
 """One target under atheris, by itself: ``python -m tests.fuzz.process TARGET [libFuzzer's arguments]``."""
 
-from __future__ import annotations
-
 import random
 import resource
 import shlex

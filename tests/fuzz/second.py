@@ -1,7 +1,5 @@
 """What the reference decoder makes of the same bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeVar
 

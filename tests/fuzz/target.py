@@ -1,7 +1,5 @@
 """What a target is made of, how it is found by its name, and its corpus: ``corpus/NAME.tar.xz``, an input a member."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import random

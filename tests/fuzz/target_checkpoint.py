@@ -3,8 +3,6 @@
 An input is the length of the metadata (4 bytes, little-endian), the metadata, and the data file.
 """
 
-from __future__ import annotations
-
 import atexit
 import random
 import re

@@ -1,7 +1,5 @@
 """What each codec makes of a stored block, alone and in the middle of a chain, against the reference decoder."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 

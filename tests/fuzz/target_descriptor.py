@@ -1,7 +1,5 @@
 """Descriptors: their text, the codec that is built from it, and the wrapped keys in a fragment."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """FloatZip's payloads, which have a grammar of their own: tables, planes, exceptions, levels."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Header, blocks, table and footer of a container, with no codec in the way."""
 
-from __future__ import annotations
-
 import io
 import random
 from collections.abc import Iterable

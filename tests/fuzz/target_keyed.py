@@ -1,7 +1,5 @@
 """An encrypted plain file, changed by someone who has the key: seals, tags and vouchers are right."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from streamxf import LZ4, Checksum, Encrypt, FloatZip

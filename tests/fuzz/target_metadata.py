@@ -1,7 +1,5 @@
 """A metadata file with an index: keys, vouchers and everything that the index says, by both decoders."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A note: its content, keys and vouchers, by both decoders."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from streamxf.checkpoint.access import Access

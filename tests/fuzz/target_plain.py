@@ -1,7 +1,5 @@
 """A plain file without a key, through `streamxf.open`: seekable, as a pipe, and by the reference decoder."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable
 

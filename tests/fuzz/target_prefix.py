@@ -1,7 +1,5 @@
 """What stands around the container in a plain file: prefix and seal, wrapped data key and vouchers."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 

@@ -4,8 +4,6 @@ metadata and without, `streamxf.verify` and `streamxf.clean`.
 Inputs are those of the target ``checkpoint``.
 """
 
-from __future__ import annotations
-
 import streamxf
 from streamxf.tools.salvage import Salvaged
 from tests.fuzz import target_checkpoint

@@ -1,7 +1,5 @@
 """The metadata of torch's own writers, a pickle: what comes of it is what any checkpoint has, and nothing is run."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Iterable
 

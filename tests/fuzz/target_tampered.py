@@ -1,7 +1,5 @@
 """An encrypted plain file, changed by someone without the key: whatever can be read was written by a holder of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from streamxf import Checksum, Encrypt, ZStandard

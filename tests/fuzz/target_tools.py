@@ -3,8 +3,6 @@
 Inputs are those of the target ``checkpoint``; the corpus has what `hostile.made` builds, too.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any

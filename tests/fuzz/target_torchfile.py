@@ -3,8 +3,6 @@
 `torch.load` comes last, and only for what streamxf accepted; it may refuse that, but must not read anything else.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 import random

@@ -3,8 +3,6 @@
 Whatever a pickle names is a record here, for both, so that nothing but its opcodes decides what comes of it.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Every input that fuzzing found worth keeping, through its target, without atheris."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

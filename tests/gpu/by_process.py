@@ -1,7 +1,5 @@
 """Saves in torch's own process for that, changes the weights, and says whether the checkpoint has the old ones."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Each test runs on a GPU, where there is one, and on a stand-in, which copies as late as it may."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 

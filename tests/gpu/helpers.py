@@ -1,7 +1,5 @@
 """What the tests of GPUs share: tensors of any kind, streams that are late, saves and loads of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path

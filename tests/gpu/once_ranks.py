@@ -1,7 +1,5 @@
 """Ranks that read once into tensors of a device, which they share. Every function here runs in a process of its own."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any

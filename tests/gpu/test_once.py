@@ -1,7 +1,5 @@
 """Loads that read once into tensors of a device. What ranks send each other goes over gloo, so they can share one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

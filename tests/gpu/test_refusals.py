@@ -1,7 +1,5 @@
 """Memory that is not to be had, on either side; damage; and what is left when a save or load is over."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager

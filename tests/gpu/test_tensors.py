@@ -1,7 +1,5 @@
 """Saves from and loads into tensors of a GPU: of every dtype, in every layout, small and large, in any stream."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Training beside saves: stagers, weights that change as soon as they may, FSDP2, and the manager."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The fixtures `row` and `small`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 JSON for each: what came of it, and what it took.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Checkpoints with bytes of somebody else's in the place of an item, written through any writer."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from pathlib import Path

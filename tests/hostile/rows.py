@@ -1,7 +1,5 @@
 """A row of the fault matrix: runs its cases, judges what comes out, and remembers the worst of time and memory."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

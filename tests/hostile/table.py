@@ -1,7 +1,5 @@
 """The table of all rows at the end of a run, whichever processes their tests ran in. It imports nothing slow."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

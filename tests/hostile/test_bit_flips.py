@@ -1,7 +1,5 @@
 """Every bit of data and metadata of small checkpoints, and of plain files: as it is, and with all CRCs mended."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

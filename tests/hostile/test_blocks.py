@@ -1,7 +1,5 @@
 """Blocks of a keyed stream in every other order, left out, repeated and taken from elsewhere, with every CRC right."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from itertools import permutations
 from pathlib import Path

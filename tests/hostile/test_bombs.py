@@ -1,7 +1,5 @@
 """Stored blocks of a few KiB that ask for megabytes and gigabytes, in chains without a key, where only limits stand."""
 
-from __future__ import annotations
-
 import resource
 import struct
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Descriptors stripped, altered and reordered: in the metadata, in the headers, in both, whoever vouches for them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import permutations

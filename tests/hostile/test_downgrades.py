@@ -2,8 +2,6 @@
 them, and a reader that was given one takes none of them.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 from pathlib import Path

@@ -3,8 +3,6 @@ and signatures; CRCs and digests are right. With a key none of them is accepted,
 data depends on them. The zeros behind them in a trailer are zero for everyone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """500 descriptors that no writer makes, in metadata, headers and prefixes: refused, or without any effect."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import replace

@@ -2,8 +2,6 @@
 beyond it they are refused, and what a writer has to say stays within.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

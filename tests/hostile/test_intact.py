@@ -1,7 +1,5 @@
 """What the rows attack loads intact, and with CRCs computed again: refusals are due to the faults alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

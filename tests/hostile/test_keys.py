@@ -1,7 +1,5 @@
 """Wrong, missing and rotated keys, and wrapped keys that were altered, through every way to read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

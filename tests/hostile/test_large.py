@@ -2,8 +2,6 @@
 the files, and it ends.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Six hostile values for each number of header, block, table, footer, prefix, trailer and index; CRCs are right."""
 
-from __future__ import annotations
-
 import io
 import struct
 from collections.abc import Iterator

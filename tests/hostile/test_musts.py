@@ -2,8 +2,6 @@
 constant time, and what a rank's own metadata does not bind.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import shutil

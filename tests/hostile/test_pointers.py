@@ -1,7 +1,5 @@
 """A Git LFS pointer in place of a file, as a clone without `git lfs` has it: readers say so, and it is no damage."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

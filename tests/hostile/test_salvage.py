@@ -1,7 +1,5 @@
 """A sample of the rows through `streamxf.salvage`: it returns what was saved or nothing, and raises a typed error."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path

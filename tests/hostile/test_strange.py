@@ -1,7 +1,5 @@
 """What no writer stores, through everything that streamxf does: whatever is refused gets an error of streamxf's."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

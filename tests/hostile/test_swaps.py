@@ -3,8 +3,6 @@
 They are caught by identity, seal or sizes, even where a holder of the key vouches for the index.
 """
 
-from __future__ import annotations
-
 import shutil
 from itertools import permutations, product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every truncation, and 1, 16, 1000 bytes or a block more: of files as they are, of payloads with all CRCs right."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from itertools import chain

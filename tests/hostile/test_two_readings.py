@@ -5,8 +5,6 @@ end. A file in the format that torch wrote before 1.6, with a harmless zip file 
 file whose directory leads to other records than those that stand where torch writes them.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

@@ -3,8 +3,6 @@
 Without a bound each takes minutes, or gigabytes.
 """
 
-from __future__ import annotations
-
 import itertools
 import pickle
 import random

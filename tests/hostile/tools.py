@@ -1,7 +1,5 @@
 """Everything that streamxf does with a checkpoint or a file from a stranger, each as a call with a path."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What stands in for AWS KMS: moto's server, and one that answers whatever a test wants."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What stands beside contents: a wrapped data key and vouchers, to be altered; and key providers that do as told."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import hmac

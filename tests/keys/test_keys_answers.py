@@ -1,7 +1,5 @@
 """Key services: nothing is asked twice; where one does not answer, another key stands in, and it is left alone."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 

@@ -1,7 +1,5 @@
 """What `keys=`, `trust=` and `signer=` take, and how they say what was meant where they do not."""
 
-from __future__ import annotations
-
 import pickle
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Keys in AWS KMS, against moto's server; what moto does not refuse, a small server on loopback does."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import multiprocessing

@@ -1,7 +1,5 @@
 """Several recipients, which key is tried first, the limits of size, and how a wrapped data key is spelled."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

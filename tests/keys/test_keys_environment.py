@@ -1,7 +1,5 @@
 """Keys in environment variables; what such a variable holds is never shown."""
 
-from __future__ import annotations
-
 import pytest
 
 import streamxf

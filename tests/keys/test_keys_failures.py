@@ -1,7 +1,5 @@
 """Providers and services that fail in a way of their own: a typed error, and nothing secret in it."""
 
-from __future__ import annotations
-
 import base64
 import traceback
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Key files: who may get at them, what may stand where one should be, and how they are written."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

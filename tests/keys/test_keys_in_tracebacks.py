@@ -1,7 +1,5 @@
 """What records the variables of tracebacks finds no key in streamxf's frames; and no text has the password of a URL."""
 
-from __future__ import annotations
-
 import pickle
 import traceback
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What is no random key is refused as one: text, a location, all bytes alike, items that are no bytes."""
 
-from __future__ import annotations
-
 import array
 import os
 

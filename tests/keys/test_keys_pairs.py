@@ -1,7 +1,5 @@
 """Key pairs: HPKE with both KEMs, signatures, and data keys that were wrapped and signed once and for all."""
 
-from __future__ import annotations
-
 import pytest
 from cryptography.exceptions import UnsupportedAlgorithm
 

@@ -1,7 +1,5 @@
 """Keys under a passphrase: there and back, every part of the line, the caps, and what counts as the same passphrase."""
 
-from __future__ import annotations
-
 import pytest
 from cryptography.exceptions import UnsupportedAlgorithm
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Where locations lead: the entry points of other packages, and everything that can be wrong with them."""
 
-from __future__ import annotations
-
 import sys
 import types
 from importlib.metadata import EntryPoint

@@ -1,7 +1,5 @@
 """Rings: empty lists are no rings, policies stay with their keys, nothing secret goes into pickles."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import io

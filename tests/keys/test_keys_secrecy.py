@@ -1,7 +1,5 @@
 """Key material is in nothing that could be printed, logged, stored or sent."""
 
-from __future__ import annotations
-
 import base64
 import copy
 import dataclasses

@@ -1,7 +1,5 @@
 """Keys as text: every kind there and back, what else counts as a key, and what does not."""
 
-from __future__ import annotations
-
 import base64
 
 import pytest

@@ -1,7 +1,5 @@
 """Keys go to the processes that multiprocessing starts, and nowhere else; an Encrypt without its key says so."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle

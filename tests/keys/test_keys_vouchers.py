@@ -1,7 +1,5 @@
 """What stands for contents: MAC, vouchers, signatures; who is believed, and what no holder of a data key can make."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from dataclasses import replace

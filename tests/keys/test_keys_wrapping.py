@@ -1,7 +1,5 @@
 """Wrapped data keys: which key opens them, what errors name, and how base64url is spelled."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 The code is that of docs/security.md. The node's folder has what its process may have: a public key and a signing key.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from contextlib import chdir

@@ -1,7 +1,5 @@
 """What each rank does in the tests with several ranks. Every function here runs in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

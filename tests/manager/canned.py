@@ -1,7 +1,5 @@
 """Checkpoints of a run, made by the thousand: a few small saves, whose metadata then says whatever a test wants."""
 
-from __future__ import annotations
-
 import functools
 import tempfile
 import warnings

@@ -1,7 +1,5 @@
 """What two ranks do with a `CheckpointManager`. Every function here runs in a process of its own."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from concurrent.futures import Future

@@ -1,7 +1,5 @@
 """A job that saves to a run, by itself: ``python -m tests.manager.one_job save|train RUN SAID keyed|plain``."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run's folder on a disk or in an object store, as a test sees it: without streamxf."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil

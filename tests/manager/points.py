@@ -1,7 +1,5 @@
 """Points of what streamxf does at which a test kills it, has the storage fail, or lets another process in."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import functools

@@ -1,7 +1,5 @@
 """What the tests of `CheckpointManager` share: states, a run that saved some, and damage."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

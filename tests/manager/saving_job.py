@@ -2,8 +2,6 @@
 waits before it is published; SAID gets a line for whatever happens. With `wait`, training waits for the first save.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

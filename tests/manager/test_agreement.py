@@ -1,7 +1,5 @@
 """What ranks agree on at each step: with one rank, and with several over gloo, of which some die."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Saves that a framework makes by itself, between `begin` and `commit`; and a job whose ranks came too late."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from concurrent.futures import Future

@@ -1,7 +1,5 @@
 """What a manager is given, and what it makes of a mistake."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from pathlib import Path

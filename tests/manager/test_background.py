@@ -1,7 +1,5 @@
 """Saves in the background: how many at a time, what happens when there are too many, and where their errors arise."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a look at many checkpoints asks their storage for: how many requests, how many at a time, and how many bytes."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """What a framework's save leaves that was killed or failed, or that somebody damaged later."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import itertools

@@ -1,7 +1,5 @@
 """Young's and Daly's intervals, and that they lose no more work than the best interval there is."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What kills leave in a run's folder, and what the next job makes of it."""
 
-from __future__ import annotations
-
 import os
 import time
 from contextlib import suppress

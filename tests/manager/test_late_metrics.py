@@ -2,8 +2,6 @@
 the checkpoint do about them.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`is_complete` and `latest`: what a job may go on from, where `os.path.exists` says nothing."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """What a listing finds out of each checkpoint, and what it leaves to those that resume."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

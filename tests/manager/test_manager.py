@@ -1,7 +1,5 @@
 """`CheckpointManager` in one process: saves in the foreground, what stays of them, and misuse."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

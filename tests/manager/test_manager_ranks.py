@@ -1,7 +1,5 @@
 """`CheckpointManager` on two ranks: they agree on what is saved, on what failed, and on what is resumed from."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from socket import gethostname

@@ -2,8 +2,6 @@
 once, or everything works, from the first save to the last removal.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import secrets

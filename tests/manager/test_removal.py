@@ -1,7 +1,5 @@
 """Removing: literal names in a folder, no link followed, no pattern expanded, whatever is swapped meanwhile."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from contextlib import suppress

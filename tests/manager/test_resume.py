@@ -1,7 +1,5 @@
 """What a job resumes from: the newest that is as it was saved, and an error where a fresh start would be a mistake."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil

@@ -1,7 +1,5 @@
 """`Retention.decide`: literal cases, restic's among them, and random ones against the model."""
 
-from __future__ import annotations
-
 import math
 import random
 from datetime import UTC, datetime, timedelta

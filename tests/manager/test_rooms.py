@@ -1,7 +1,5 @@
 """A disk too small for all checkpoints: the rules make room before it is needed, and again when it was not enough."""
 
-from __future__ import annotations
-
 import errno
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Which blocks `verify="sample"` reads: inside of their shard, spread evenly, and no more than these."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from pathlib import Path

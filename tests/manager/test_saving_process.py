@@ -1,7 +1,5 @@
 """The process that saves in the background: signals that come to every process of a job, and its end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

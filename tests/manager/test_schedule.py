@@ -1,7 +1,5 @@
 """When a save is due: by steps, by the time since the last one, and at the interval that `optimal` computes."""
 
-from __future__ import annotations
-
 import math
 import signal
 from typing import Any

@@ -1,7 +1,5 @@
 """Rules are for one series of names at a time: what else lies in a run's folder is none of a manager's business."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Signals: who is told, who else gets them, and that everything is as before in the end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

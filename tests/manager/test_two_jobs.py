@@ -1,7 +1,5 @@
 """Two jobs that begin to save to one run at the same moment: one of them ends."""
 
-from __future__ import annotations
-
 import io
 import logging
 import os

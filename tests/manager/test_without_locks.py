@@ -1,7 +1,5 @@
 """One correct job where nothing keeps two writers apart, on a storage whose requests take 5 ms: nothing is lost."""
 
-from __future__ import annotations
-
 import fcntl
 import secrets
 import time

@@ -3,8 +3,6 @@
 A process of its own, since it sets limits that last, and must not have imported what the saving process had.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Files of ``torch.save`` around any pickle, and pickles put together opcode by opcode."""
 
-from __future__ import annotations
-
 import io
 
 import torch

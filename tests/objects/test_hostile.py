@@ -3,8 +3,6 @@
 T2 of the threat model: whoever writes to the storage without a key. Of all of them nothing is begun.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 import zipfile

@@ -3,8 +3,6 @@
 T2 of the threat model. Each is a pickle of names that torch allows by default, or put on its list itself.
 """
 
-from __future__ import annotations
-
 import collections
 import errno
 import io

@@ -1,7 +1,5 @@
 """What this machine lacks, or an object's own code raises, is no damage; what stored bytes show is."""
 
-from __future__ import annotations
-
 import errno
 import io
 from collections.abc import Callable

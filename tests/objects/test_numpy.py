@@ -3,8 +3,6 @@
 T2 of the threat model: NumPy's ``scalar`` unpickles what it is given for a dtype of objects, which would run code.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import pickle

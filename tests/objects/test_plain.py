@@ -1,7 +1,5 @@
 """Plain objects are complete after the check: what comes of them is what torch would make, and torch is not asked."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import struct

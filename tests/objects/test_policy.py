@@ -3,8 +3,6 @@
 T2 of the threat model: whoever writes to the storage without a key cannot run code.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import dataclasses

@@ -1,7 +1,5 @@
 """The proxy before the S3 server: one for the tests of a file, without faults and memory of requests for each test."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """`proxied` starts a proxy in front of a server; `Proxy` asks it what passed, and tells it what shall go wrong."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

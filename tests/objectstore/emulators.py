@@ -1,7 +1,5 @@
 """`emulated` runs the emulator of an object store; checks that hold for every store, and what they need."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

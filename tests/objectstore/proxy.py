@@ -7,8 +7,6 @@ is left out, "Expect", which no client signs: the proxy itself answers that a bo
 What goes on is asked and changed by ``POST /-/NAME`` with JSON; no bucket has a name of one letter.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

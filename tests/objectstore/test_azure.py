@@ -4,8 +4,6 @@ npm install --prefix /tmp/azurite azurite && pip install adlfs
 PATH=/tmp/azurite/node_modules/.bin:$PATH python -m pytest tests/objectstore/test_azure.py
 """
 
-from __future__ import annotations
-
 import base64
 import os
 import subprocess

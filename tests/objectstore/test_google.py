@@ -4,8 +4,6 @@ pip install gcsfs gcp-storage-emulator
 python -m pytest tests/objectstore/test_google.py
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

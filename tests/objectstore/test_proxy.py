@@ -1,7 +1,5 @@
 """The proxy does what it says, between botocore and a real server."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

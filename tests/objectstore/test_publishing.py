@@ -2,8 +2,6 @@
 saves to S3 and loads from it ask the server for, and which failures they survive: a proxy looks on.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress

@@ -1,7 +1,5 @@
 """A `Progress` that notes what it is told, one that makes a call meanwhile, and state dicts whose bytes are known."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

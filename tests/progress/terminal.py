@@ -1,7 +1,5 @@
 """A terminal for another process: a pseudo-terminal, and what would stand on its screen."""
 
-from __future__ import annotations
-
 import os
 import re
 import struct

@@ -1,7 +1,5 @@
 """The bar: on a terminal, after a second; and nothing at all elsewhere."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Shares: whatever is told of an item, it brings what was expected of it, and no more."""
 
-from __future__ import annotations
-
 import threading
 
 from hypothesis import given

@@ -2,8 +2,6 @@
 objects, as their blocks leave.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import pickle

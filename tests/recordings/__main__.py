@@ -4,8 +4,6 @@ The parts are the reference, which takes a moment, the session, and the picture 
 of them by default.
 """
 
-from __future__ import annotations
-
 import sys
 
 from tests.recordings.manual import manual

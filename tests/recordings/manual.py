@@ -1,7 +1,5 @@
 """The manual page of all commands, out of the program's own definitions."""
 
-from __future__ import annotations
-
 from inspect import cleandoc
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Parts of a page that a program writes, each between two markers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]

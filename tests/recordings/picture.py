@@ -1,7 +1,5 @@
 """Pictures of a terminal, out of what commands really printed there."""
 
-from __future__ import annotations
-
 import io
 import re
 

@@ -1,7 +1,5 @@
 """The reference of all commands, out of the program's own definitions."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A session of eight commands on real weights, as text."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from functools import cache

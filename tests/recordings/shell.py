@@ -1,7 +1,5 @@
 """Lines for bash, run at a terminal of 80 columns in a folder of their own."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

@@ -1,7 +1,5 @@
 """Codecs of other packages: found by their exact name, imported only then, and never by surprise."""
 
-from __future__ import annotations
-
 import io
 import sys
 from dataclasses import dataclass

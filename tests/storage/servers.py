@@ -1,7 +1,5 @@
 """Servers on loopback as people run them, and fsspec's clients for them. What is not installed skips the test."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import getpass

@@ -1,7 +1,5 @@
 """Storages as a user writes them: in memory, and over a plain HTTP server."""
 
-from __future__ import annotations
-
 import html
 import io
 import re

@@ -1,7 +1,5 @@
 """`FetchedFile`: whatever is announced and read, in whatever order, the bytes are those of the file."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import random

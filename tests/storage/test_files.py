@@ -1,7 +1,5 @@
 """Files of names that others may have put there: only regular files are read, and only new ones written."""
 
-from __future__ import annotations
-
 import ast
 import os
 import stat

@@ -1,7 +1,5 @@
 """The password of a URL is shown to nobody, wherever the URL comes in a message, a report, a log or a file."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import traceback

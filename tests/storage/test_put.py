@@ -1,7 +1,5 @@
 """Files put in one step: what an error says, and what it leaves."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -1,7 +1,5 @@
 """Files removed from stores that take one request for each, or one for many."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is asked of S3 through s3fs: uploads in parts, and puts on a condition. tests/objectstore asks real servers."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 from typing import Any

@@ -1,7 +1,5 @@
 """Storages that the documentation names, on real servers: what is relied on, saves, runs, threads, races and kills."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

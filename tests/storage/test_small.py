@@ -1,7 +1,5 @@
 """Small files that anybody may have planted: no job hangs or fills its memory over one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

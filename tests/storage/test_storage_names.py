@@ -1,7 +1,5 @@
 """What a listing of a checkpoint's folder tells: names, and the sizes of the files that matter."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import fsspec

@@ -1,7 +1,5 @@
 """Files whose writeback begins while they are written."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

@@ -1,7 +1,5 @@
 """Clients that are not asynchronous: one call at a time, whoever makes it; files that do not tell what they took."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import time

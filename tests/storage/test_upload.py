@@ -1,7 +1,5 @@
 """`Upload`: the parts of an object arrive whole and in order, or nothing does."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Checkpoints behind a web server, by fsspec: with ranges and without, pages of links, and what it refuses."""
 
-from __future__ import annotations
-
 from collections import Counter
 from http.server import SimpleHTTPRequestHandler
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Any bytes, any legal chain, any cutting: both readers and the second decoder give back what went in."""
 
-from __future__ import annotations
-
 import io
 import os
 import threading

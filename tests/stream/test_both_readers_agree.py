@@ -1,7 +1,5 @@
 """A seekable file and a pipe must accept the same files: what one of them finds wrong, the other must find as well."""
 
-from __future__ import annotations
-
 import pytest
 
 from streamxf import LZ4, Checksum, Encrypt

@@ -1,7 +1,5 @@
 """Where a file that `streamxf.open` writes ends up."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

@@ -1,7 +1,5 @@
 """A table is refused at its first wrong entry, however long it says it is, and before it where the size shows."""
 
-from __future__ import annotations
-
 import io
 import os
 import struct

@@ -1,7 +1,5 @@
 """What torch, NumPy and safetensors write goes through `streamxf.open`, and their loaders read from it directly."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

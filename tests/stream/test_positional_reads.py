@@ -1,7 +1,5 @@
 """Reads by position: from any thread, across forks, from files of every kind, and never beyond what is there."""
 
-from __future__ import annotations
-
 import io
 import os
 import resource

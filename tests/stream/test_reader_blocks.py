@@ -1,7 +1,5 @@
 """Which blocks a reader decodes, where to, and what it holds of them."""
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections.abc import Callable

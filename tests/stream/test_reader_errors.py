@@ -1,7 +1,5 @@
 """Readers give out nothing unverified, keep the last block until the end is known, and stay dead after an error."""
 
-from __future__ import annotations
-
 import io
 import mmap
 

@@ -1,7 +1,5 @@
 """The tag and the CRC over the same bytes of an encrypted block: which of them a reader compares, what it reports."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

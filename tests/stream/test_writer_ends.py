@@ -1,7 +1,5 @@
 """Only `close` finishes a file: whatever else ends a writer leaves no readable file, and the previous one as it was."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import io

@@ -1,7 +1,5 @@
 """Fixtures of the tests of tools."""
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor

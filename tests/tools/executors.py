@@ -1,7 +1,5 @@
 """Executors for tests of tools: each loses, delays or alters something."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal

@@ -1,7 +1,5 @@
 """Tools beside a job that saves, or whose rules remove: what is under way is left alone and is no damage."""
 
-from __future__ import annotations
-
 import fcntl
 import importlib
 import os

@@ -1,7 +1,5 @@
 """`clean` removes what no checkpoint names, and nothing when there is any doubt."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``inspect(values=True, executor=)`` and ``diff(executor=)``: the results of one process, whatever happens there."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 from collections.abc import Callable

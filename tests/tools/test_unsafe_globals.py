@@ -1,7 +1,5 @@
 """What a checkpoint's objects need: found out for all of them at once, on a save and before a load."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import datetime

@@ -2,8 +2,6 @@
 what was done here names the worker's host.
 """
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Callable, Iterator

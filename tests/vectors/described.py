@@ -1,7 +1,5 @@
 """Vectors as their JSON describes them, and what comes of them in streamxf and in the reference decoder."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -6,8 +6,6 @@ of vectors to make again, or ``all``. What streamxf wrote, and what HPKE wrapped
 of it is drawn at random; what the files hold does not.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import sys

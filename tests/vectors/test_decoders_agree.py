@@ -1,7 +1,5 @@
 """streamxf and the reference decoder agree on each vector with a flipped bit, and on many with all CRCs right again."""
 
-from __future__ import annotations
-
 import io
 import random
 import struct

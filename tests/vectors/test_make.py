@@ -1,7 +1,5 @@
 """make.py makes what is missing, and changes nothing that is there."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Known test cases of the primitives, run through the code that uses them here; the READMEs beside them say whose."""
 
-from __future__ import annotations
-
 import hmac
 import json
 from functools import partial

@@ -1,7 +1,5 @@
 """Files that were made once: what they hold, or which rule they break, in streamxf and in the reference decoder."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import re

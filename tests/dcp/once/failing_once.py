@@ -1,7 +1,5 @@
 """Ranks that fail, die or fall silent while they read once. Every function here runs in a process of its own."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections import Counter

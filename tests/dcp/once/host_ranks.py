@@ -1,7 +1,5 @@
 """Ranks that load from an object store. Every function runs in a process of its own."""
 
-from __future__ import annotations
-
 import os
 import random
 import socket

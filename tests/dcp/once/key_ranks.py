@@ -1,7 +1,5 @@
 """Ranks of which some have no keys. Every function here runs in a process of its own."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

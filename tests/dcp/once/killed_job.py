@@ -2,8 +2,6 @@
 ranks `die` of the signal by which torchrun ends them, or a framework handles it, so that they `stay`.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

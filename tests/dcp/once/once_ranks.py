@@ -1,7 +1,5 @@
 """What ranks do that read once. Every function here runs in a process of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path

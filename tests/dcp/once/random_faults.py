@@ -5,8 +5,6 @@
 runs the seeds from FIRST to STOP, and says of each what happened, and how long the others took to end after it.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Jobs under torchrun: the example of docs/, and one of which a rank is killed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

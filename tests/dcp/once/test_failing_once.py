@@ -1,7 +1,5 @@
 """A rank that fails or dies while it reads for others: all of them hear of it soon, and the next load is right."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

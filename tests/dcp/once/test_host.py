@@ -1,7 +1,5 @@
 """In an object store, metadata is read by one rank of each host, and small items in few requests."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ranks without keys get what they need from those that have some, or all ranks end in an error."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Loads that read once, on several ranks over gloo: they are right, and what is stored is read once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

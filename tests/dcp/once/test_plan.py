@@ -1,7 +1,5 @@
 """Who reads what: every rank gets what it needs, one rank of a group reads each byte, and nobody waits in a circle."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """A call in a forked child, which can be killed; torch is imported once, by its parent."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

@@ -1,7 +1,5 @@
 """The checkpoint that most conversions begin with."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

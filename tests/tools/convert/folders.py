@@ -1,7 +1,5 @@
 """Folders as training leaves them, and the files in a folder, to the last bit."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

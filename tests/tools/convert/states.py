@@ -1,7 +1,5 @@
 """What tests of conversions share: state dicts, checkpoints read back whole, comparisons bit for bit."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path

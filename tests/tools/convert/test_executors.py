@@ -1,7 +1,5 @@
 """``transcode(executor=)`` and ``pack(executor=)``: the copy of one process, whatever becomes of workers."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle

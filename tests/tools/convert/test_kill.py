@@ -1,7 +1,5 @@
 """Conversions that are killed by SIGKILL at one of the moments at which they touch a file, and started again."""
 
-from __future__ import annotations
-
 import shutil
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What was packed is in the checkpoint bit for bit, under the names that DCP gives, and comes back as it was."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory

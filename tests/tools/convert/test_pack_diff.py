@@ -2,8 +2,6 @@
 files come back if nothing of them was lost, and the rest can be written into new ones.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

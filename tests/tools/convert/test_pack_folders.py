@@ -1,7 +1,5 @@
 """The files of a folder that is packed come back as they were, and a note names whatever else was in it."""
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path

@@ -2,8 +2,6 @@
 conversions to one folder has published stays, whatever becomes of the others.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

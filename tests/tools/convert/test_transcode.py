@@ -1,7 +1,5 @@
 """A checkpoint through another chain holds the same, and whatever goes wrong leaves what was there."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory

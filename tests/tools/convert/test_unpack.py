@@ -1,7 +1,5 @@
 """What a checkpoint becomes in each format, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """``streamxf unpack``."""
 
-from __future__ import annotations
-
 import os
 from argparse import Namespace
 from pathlib import Path

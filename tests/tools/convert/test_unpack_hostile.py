@@ -2,8 +2,6 @@
 never becomes much.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Unpacking that is killed, fails or meets itself: what was there stays, and the next call starts over."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

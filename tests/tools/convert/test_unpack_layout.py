@@ -1,7 +1,5 @@
 """What stands in files that are written: every byte where it belongs."""
 
-from __future__ import annotations
-
 import io
 import zipfile
 

@@ -1,7 +1,5 @@
 """``unpack`` with ``model``: the weights alone, whatever framework saved them, by the names that the model knows."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

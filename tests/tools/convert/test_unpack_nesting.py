@@ -1,7 +1,5 @@
 """Keys that are no strings and empty dicts, which DCP's names do not have, come back; so do torch's optimizers."""
 
-from __future__ import annotations
-
 import json
 from hashlib import sha256
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``torch.save`` files that were packed, and come back: the same tensors, objects, nesting, order, shared memory."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`diff` of files and folders, and ``streamxf diff``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What two checkpoints have in common, and what not."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """Where objects differ."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Distances of tensors, against the same in exact arithmetic."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from statistics import pstdev

@@ -1,7 +1,5 @@
 """Chromium, driven from here: the system's own, which nothing downloads."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

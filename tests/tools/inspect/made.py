@@ -1,7 +1,5 @@
 """Contents made by hand, as any format would give them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

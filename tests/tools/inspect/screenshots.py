@@ -1,7 +1,5 @@
 """``make docs-screenshots``: pictures for the documentation, of pages of real checkpoints."""
 
-from __future__ import annotations
-
 import base64
 import tempfile
 from contextlib import chdir

@@ -1,7 +1,5 @@
 """The page of a checkpoint, as text; what a browser makes of it is in test_page_in_browser.py."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

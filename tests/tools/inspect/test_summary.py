@@ -1,7 +1,5 @@
 """Sums over what a checkpoint holds."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The tree of modules, with equal layers in one line; and layers side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """What the tests of `streamxf.rekey` share: the keys of metadata files, looked at and forged."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`streamxf.rekey` and its kin: who may read a checkpoint changes, and nothing else does."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

@@ -1,7 +1,5 @@
 """Any sequence of adding, removing and rekeying: exactly the recipients of the moment can read."""
 
-from __future__ import annotations
-
 import functools
 import shutil
 import tempfile

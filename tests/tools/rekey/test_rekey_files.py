@@ -1,7 +1,5 @@
 """Recipients of files that `streamxf.open` wrote: another beginning, the same container, and all of it in one step."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whose data keys are handed on: those of the save that was named, and of no other checkpoint under the same key."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What `streamxf.rekey` and its kin believe, and what they make others believe: no more than a key has shown."""
 
-from __future__ import annotations
-
 import os
 import tracemalloc
 import warnings

@@ -1,7 +1,5 @@
 """Items get other names in the index alone; whoever could read can read on, and swaps still show."""
 
-from __future__ import annotations
-
 import pickle
 import shutil
 from concurrent.futures import ThreadPoolExecutor

@@ -2,8 +2,6 @@
 bit for bit, and nothing else.
 """
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What somebody puts into a checkpoint takes `streamxf.salvage` neither memory nor time that it does not explain."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

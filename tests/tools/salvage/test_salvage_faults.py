@@ -1,7 +1,5 @@
 """Random damage: whatever `streamxf.salvage` returns is what was saved, and what it raises has a type."""
 
-from __future__ import annotations
-
 import atexit
 import shutil
 import tempfile

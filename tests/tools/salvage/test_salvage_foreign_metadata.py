@@ -1,7 +1,5 @@
 """A folder whose ``.metadata`` is that of another save: its data files are intact, and nothing names them."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

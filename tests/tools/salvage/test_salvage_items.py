@@ -1,7 +1,5 @@
 """Whatever one item does while it is read, `streamxf.salvage` and `diff` give the others."""
 
-from __future__ import annotations
-
 import pickle
 import warnings
 from collections.abc import Callable

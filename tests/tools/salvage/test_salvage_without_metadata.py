@@ -1,7 +1,5 @@
 """`streamxf.salvage` without metadata: what the data files say of themselves, and never a mixture of two saves."""
 
-from __future__ import annotations
-
 import errno
 import re
 import shutil

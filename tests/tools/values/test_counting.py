@@ -1,7 +1,5 @@
 """All tensors of a checkpoint, counted in one pass."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Statistics of values, against the same in exact arithmetic."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import sys

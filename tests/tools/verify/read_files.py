@@ -1,7 +1,5 @@
 """Which file an access by position reads."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A storage over fsspec that is not local: it shows what was asked of it, and fails as stores' packages do."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading

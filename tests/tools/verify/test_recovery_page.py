@@ -1,7 +1,5 @@
 """What docs/recovery.md prints runs as it stands, in its order, in one folder, and says what the page says."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

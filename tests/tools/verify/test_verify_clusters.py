@@ -1,7 +1,5 @@
 """``executor=`` on clusters of this machine: Dask, Ray and MPI, each of which needs its package, and torchrun."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

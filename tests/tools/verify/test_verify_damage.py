@@ -2,8 +2,6 @@
 are no codecs, CRCs in the index are compared, whatever the items say of themselves.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

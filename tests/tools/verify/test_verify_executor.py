@@ -1,7 +1,5 @@
 """``verify(executor=)``: the report of one process, whatever the executor does, and keys that stay where they are."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle

@@ -1,7 +1,5 @@
 """`verify` of other than DCP's: files of `streamxf.open`, torch.save and safetensors, and folders of these."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

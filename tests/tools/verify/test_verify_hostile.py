@@ -3,8 +3,6 @@
 Work is counted, in bytes that are read and places that are looked at; times would say nothing.
 """
 
-from __future__ import annotations
-
 import io
 import struct
 import zlib

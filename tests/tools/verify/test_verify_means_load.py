@@ -1,7 +1,5 @@
 """`verify` and the readers agree: what verifies loads as it was saved, and what does not load is not called whole."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`verify` where workers read: pieces that cannot be read, what is in flight, and interrupts."""
 
-from __future__ import annotations
-
 import errno
 import threading
 from collections import Counter

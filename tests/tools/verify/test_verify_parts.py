@@ -1,7 +1,5 @@
 """``verify`` of folders with several checkpoints and files: a Trainer's, Lightning's, a whole run."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`verify` on a real S3 server, which the tests start on loopback."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any

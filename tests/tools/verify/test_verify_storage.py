@@ -1,7 +1,5 @@
 """`verify` over a storage that is slow, or fails in ways of its own: reads side by side, and everything is told."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections import Counter

@@ -1,7 +1,5 @@
 """A wrapped data key that is damaged or altered is never called intact, with keys or without."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

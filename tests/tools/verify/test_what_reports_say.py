@@ -1,7 +1,5 @@
 """What `print` shows of the reports of verify, salvage and clean: right in number, and short however much is wrong."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

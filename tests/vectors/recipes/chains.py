@@ -1,7 +1,5 @@
 """The header's chain: descriptors that are not well formed, unknown or out of order."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Whole checkpoints: their index, keys and trailer, and containers that are not those of the index."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Payloads that no codec may take, and some that look odd and are right. Framing and CRCs are right in all of them."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from typing import Any

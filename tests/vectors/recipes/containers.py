@@ -1,7 +1,5 @@
 """Containers as they stand in data files: their identity, and how it fits what they hold."""
 
-from __future__ import annotations
-
 import struct
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the vectors hold: bytes that anybody can make again, by SHA-256 in counter mode."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Encrypted plain files: what can be done to them without the key, and what can be wrong with wrapped keys."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Sequence
 from typing import Any

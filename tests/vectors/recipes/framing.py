@@ -1,7 +1,5 @@
 """Plain files that are framed wrongly; all CRCs are right, but where one of them is the fault."""
 
-from __future__ import annotations
-
 import struct
 from typing import Any
 

@@ -4,8 +4,6 @@ signature that only some verify.
 It is HPKE (RFC 9180) and Ed25519 by hand, since libraries make nothing of the kind.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 

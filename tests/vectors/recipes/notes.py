@@ -1,7 +1,5 @@
 """Notes: their content, keys and trailer."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -3,8 +3,6 @@
 HPKE draws at random, so these files differ each time that they are made.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

@@ -1,7 +1,5 @@
 """What checkpoints say of the run that they belong to."""
 
-from __future__ import annotations
-
 import copy
 import json
 import struct

@@ -1,7 +1,5 @@
 """Checkpoints that streamxf wrote when the format was new; salts, ids and data keys were drawn at random."""
 
-from __future__ import annotations
-
 import io
 import tempfile
 from pathlib import Path

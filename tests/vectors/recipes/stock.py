@@ -1,7 +1,5 @@
 """Checkpoints that torch's own writers made, and what else such a pickle can say."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from collections import OrderedDict

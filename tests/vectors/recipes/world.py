@@ -1,7 +1,5 @@
 """Whole checkpoints, made piece by piece, in which anything can be changed."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Files that streamxf itself wrote, at the time when their codec was new; salts and data keys were drawn at random."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 from typing import ClassVar

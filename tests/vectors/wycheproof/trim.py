@@ -3,8 +3,6 @@
 ``python tests/vectors/wycheproof/trim.py CHECKOUT`` with a work tree of https://github.com/C2SP/wycheproof.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable
