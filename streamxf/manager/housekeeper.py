@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -194,8 +194,6 @@ class Housekeeper:
             self._sessions.begin()
         except OSError as error:
             _log.error("this job could not be noted: %s", escaped(f"{type(error).__name__}: {error}"))
-        with suppress(Exception):  # whatever it is, it is not read
-            remove_entry(self._storage, ".streamxf/catalog.json")  # of versions that kept one
         extras = self._keep.extras == "remove"
         tidy = partial(finish, self._run, self._series, session=self._sessions.own.id, saves=True, extras=extras)
         _logging("what killed saves left could not be removed", tidy)

@@ -27,7 +27,7 @@ STRANGE = ("step-1*", "step-[1-9]", "step-?9", "step-7 (copy)", "step-0003", "x-
 NAMES = st.one_of(st.integers(1, 60).map(lambda step: f"step-{step}"), st.sampled_from(STRANGE))
 TIMES = st.sampled_from([0, NOON, 4 * NOON])
 LITTER = (
-    *("catalog.json", "rows-" + "0" * 16, "session-" + "0" * 32, "session-" + "0" * 32 + ".lock"),
+    *("rows-" + "0" * 16, "session-" + "0" * 32, "session-" + "0" * 32 + ".lock"),
     *(f"going-{NOON}-" + "0" * 16, "damage-" + "0" * 32, "damage-..", "rows-..", "holds", "holds/x"),
 )
 IN_A_FOLDER = (".streamxf-commit", ".streamxf-saving", NOTE, ".streamxf-removed", ".streamxf.lock", "notes.txt")
@@ -176,9 +176,6 @@ class Adversary(RunOnDisk):
         """What the manager would write there, as far as one can without its keys."""
         everything = [f"step-{step}" for step in range(61)] + ["..", ".", "", "/", "*", "../victim", "../victim/step-1"]
         file = path.rpartition("/")[2]
-        if file == "catalog.json":
-            saving = {name: {"commits": True, "time": 0} for name in everything}
-            return json.dumps({"saving": saving, "removing": saving, "saved": {}}).encode()
         content: Any = {"names": everything}
         if file.startswith("rows-"):
             rows = {}

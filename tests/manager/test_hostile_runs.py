@@ -4,10 +4,8 @@ genuine checkpoint, touch another folder, or hang.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,77 +87,6 @@ def test_a_planted_name_that_is_a_pattern_removes_nothing(place: tuple[str, dict
         state = blank()
         assert manager.resume(state, step=100) == 100
         assert is_at(state, 100)
-
-
-# -- the catalog of before -----------------------------------------------------------------------------------------
-
-
-def plant_catalog(run: Path, **members: Any) -> None:
-    (run / ".streamxf").mkdir(exist_ok=True)
-    made = {"version": 1, "saved": {}, "saving": {}, "removing": {}, "runs": [], **members}
-    (run / ".streamxf" / "catalog.json").write_text(json.dumps(made))
-
-
-def saving(**members: Any) -> dict[str, Any]:
-    return {"time": time.time(), "metrics": {}, "replaced": None, "commits": False, **members}
-
-
-@pytest.mark.parametrize("name", ["../victim", ".", "", "datasets", "{absolute}"])
-def test_a_catalog_that_names_what_to_remove_removes_nothing(tmp_path: Path, name: str) -> None:
-    run, victim = tmp_path / "run", tmp_path / "victim"
-    saved_run(run, 1, 2)
-    (run / "datasets").mkdir()
-    (run / "datasets" / "train.bin").write_bytes(b"data")
-    plant_catalog(run, removing={name.replace("{absolute}", str(victim)): None, "step-1": None})
-    with untouched(victim):
-        forget(run, 9)
-        saved_run(run, 3)
-    assert complete(run) == ["step-1", "step-2", "step-3"]
-    assert (run / "datasets" / "train.bin").exists()
-    assert not (run / ".streamxf" / "catalog.json").exists(), "the first save deletes it"
-
-
-@pytest.mark.parametrize("entry", [{"commits": True, "time": 0}, {}, {"commits": True}], ids=str)
-def test_a_catalog_that_takes_checkpoints_for_unfinished_hides_and_removes_none(
-    tmp_path: Path, key: streamxf.Key, entry: dict[str, Any]
-) -> None:
-    keyed: dict[str, Any] = {"chain": KEYS, "keys": key}
-    saved_run(tmp_path, 1, 2, **keyed)
-    (tmp_path / "datasets").mkdir()
-    plant_catalog(tmp_path, saving=dict.fromkeys(("step-1", "step-2", "datasets"), saving(**entry)))
-    assert resumed(tmp_path, **keyed) == 2
-    saved_run(tmp_path, 3, **keyed)
-    assert complete(tmp_path) == ["step-1", "step-2", "step-3"]
-    assert (tmp_path / "datasets").is_dir()
-
-
-def test_a_catalog_that_takes_a_planted_folder_for_saved_removes_nothing_genuine(
-    tmp_path: Path, key: streamxf.Key
-) -> None:
-    keyed: dict[str, Any] = {"chain": KEYS, "keys": key}
-    saved_run(tmp_path, 1, 2, **keyed)
-    (tmp_path / "step-999").mkdir()
-    (tmp_path / "step-999" / "model.bin").write_bytes(b"planted")
-    known = {"time": time.time(), "bytes": 7, "metrics": {}, "mark": None}
-    plant_catalog(tmp_path, saved={"step-999": known})
-    forget(tmp_path, 1, keys=key)
-    assert complete(tmp_path)[-1] == "step-2"
-    assert resumed(tmp_path, **keyed) == 2
-    saved_run(tmp_path, 3, keep=2, **keyed)
-    assert resumed(tmp_path, **keyed) == 3
-    assert complete(tmp_path) == ["step-2", "step-3"]
-
-
-def test_a_job_that_saves_as_often_as_it_pays_saves_whatever_earlier_ones_are_said_to_have_taken(
-    tmp_path: Path,
-) -> None:
-    saved_run(tmp_path, 1)
-    plant_catalog(tmp_path, runs=[[0, 1e308, True]])
-    with CheckpointManager(tmp_path, save=Schedule(optimal=True)) as manager:
-        manager.save(2, state_at(2))
-        manager.save(3, state_at(3))
-        assert manager.interval is not None
-        assert manager.interval.seconds < 30 * 86_400
 
 
 # -- what is no small file -----------------------------------------------------------------------------------------
