@@ -2,8 +2,6 @@
 be it makes the file SAID, and waits for SAID.go, or to be killed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

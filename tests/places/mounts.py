@@ -1,7 +1,5 @@
 """Places as people have them: a bucket or a server's folder that two hosts mount, or reach by clients of their own."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Mounts, clients and caches, as two hosts have them: nothing that was said to be saved is lost."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
