@@ -51,18 +51,9 @@ def main(arguments: list[str]) -> int:
             "codecs/test_floatzip_reference.py",
             "fuzz/test_fuzz_corpus.py",
         ]
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "tests.sanitized",
-            "-p",
-            "no:cacheprovider",
-            "-q",
-            "--capture=sys",
-        ]
-        command += [*(str(TESTS / path) for path in paths), "-k", "not numpy and (floatzip or codecs)"]
+        options = ["-q", "--capture=sys", "-p", "tests.sanitized", "-p", "no:cacheprovider"]
+        command = [sys.executable, "-m", "pytest", *options, *(str(TESTS / path) for path in paths)]
+        command += ["-k", "not numpy and (floatzip or codecs)"]
         return subprocess.run([*command, *arguments], env=environment, cwd=TESTS.parent, check=False).returncode
 
 

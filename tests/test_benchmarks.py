@@ -244,14 +244,7 @@ def result_of(name):
 
 def test_markdown_has_a_cell_for_each_column():
     assert markdown(result_of("one")).splitlines() == [
-        "## Title",
-        "",
-        "Note.",
-        "",
-        "### Seconds",
-        "",
-        "| side | s | n |",
-        "| --- | ---: | ---: |",
+        *("## Title", "", "Note.", "", "### Seconds", "", "| side | s | n |", "| --- | ---: | ---: |"),
         "| a | 1.5 (1.0-2.0) | 1,234 |",
     ]
     with pytest.raises(ValueError, match="columns"):

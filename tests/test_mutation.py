@@ -25,17 +25,10 @@ class Ground:
 '''
 
 EXPECTED = {
-    ("check", 'raise ValueError("ö")', "pass"),
-    ("comparison", "is", "is not"),
-    ("comparison", "!=", "=="),
-    ("lock", "self._lock", '__import__("contextlib").nullcontext()'),
-    ("condition", "not ", ""),
-    ("condition", "and", "or"),
-    ("guard", "return 1", "pass"),
-    ("close", "self.file.close()", "pass"),
-    ("raise", "raise", "pass"),
-    ("bound", "1", "2"),
-    ("bound", "<", "<="),
+    *[("check", 'raise ValueError("ö")', "pass"), ("comparison", "is", "is not"), ("comparison", "!=", "==")],
+    *[("lock", "self._lock", '__import__("contextlib").nullcontext()'), ("condition", "not ", "")],
+    *[("condition", "and", "or"), ("guard", "return 1", "pass"), ("close", "self.file.close()", "pass")],
+    *[("raise", "raise", "pass"), ("bound", "1", "2"), ("bound", "<", "<=")],
 }
 
 TOY = """

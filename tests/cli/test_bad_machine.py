@@ -117,28 +117,15 @@ def test_without_permission(world: Path):
     before = without_rights()
     unreadable = ["locked", "locked file", "none.key", "good.safetensors", "good.pt"]
     commands = [
-        "inspect  locked",
-        "verify  locked",
-        "clean  locked  --yes",
-        "recipients  locked",
-        "rekey  locked  --key  file:right.key  --recipient  file:wrong.key",
-        "salvage  locked  new",
-        "diff  locked  plain",
-        "unpack  locked  new.safetensors",
-        "transcode  locked  new  --chain  zstd",
-        "inspect  good.safetensors",
-        "inspect  good.pt",
-        "pack  good.safetensors  new  --chain  zstd",
-        "pack  good.pt  new  --chain  zstd",
-        "verify  encrypted  --key  file:none.key",
-        "diff  locked file  plain  --key  file:right.key",
-        "pack  stock  read only/new  --chain  zstd",
-        "unpack  plain  read only/new.safetensors",
-        "transcode  plain  read only/new  --chain  zstd",
-        "transcode  read only/plain  --in-place  --chain  zstd",
-        "salvage  plain  read only/new",
-        "keygen  read only/new.key",
-        "inspect  plain  --html  read only/page.html",
+        *("inspect  locked", "verify  locked", "clean  locked  --yes", "recipients  locked"),
+        *("rekey  locked  --key  file:right.key  --recipient  file:wrong.key", "salvage  locked  new"),
+        *("diff  locked  plain", "unpack  locked  new.safetensors", "transcode  locked  new  --chain  zstd"),
+        *("inspect  good.safetensors", "inspect  good.pt", "pack  good.safetensors  new  --chain  zstd"),
+        *("pack  good.pt  new  --chain  zstd", "verify  encrypted  --key  file:none.key"),
+        *("diff  locked file  plain  --key  file:right.key", "pack  stock  read only/new  --chain  zstd"),
+        *("unpack  plain  read only/new.safetensors", "transcode  plain  read only/new  --chain  zstd"),
+        *("transcode  read only/plain  --in-place  --chain  zstd", "salvage  plain  read only/new"),
+        *("keygen  read only/new.key", "inspect  plain  --html  read only/page.html"),
     ]
     whole = fingerprint(world)
     for name in unreadable:
@@ -172,13 +159,9 @@ def mounted(script: str) -> list[str]:
 def test_on_a_full_disk(world: Path):
     before = mounted(MOUNT)
     commands = [
-        "pack  good.safetensors  full/a  --chain  checksum",
-        "pack  good.pt  full/b  --chain  checksum",
-        "pack  stock  full/c  --chain  checksum",
-        "unpack  plain  full/d.safetensors",
-        "unpack  plain  full/e.pt",
-        "transcode  plain  full/f  --chain  checksum",
-        "salvage  plain  full/g  --chain  checksum",
+        *("pack  good.safetensors  full/a  --chain  checksum", "pack  good.pt  full/b  --chain  checksum"),
+        *("pack  stock  full/c  --chain  checksum", "unpack  plain  full/d.safetensors", "unpack  plain  full/e.pt"),
+        *("transcode  plain  full/f  --chain  checksum", "salvage  plain  full/g  --chain  checksum"),
     ]
     whole = fingerprint(world)
     for command, done in zip(commands, run_all(world, before, commands), strict=True):
@@ -214,13 +197,9 @@ def test_on_a_file_system_that_is_mounted_read_only(world: Path):
     shutil.copytree(world / "encrypted", world / "plain" / "encrypted")
     shutil.copy(world / "good.pt", world / "plain" / "good.pt")
     commands = [
-        "rename  full  layers.*=l.*",
-        "rekey  full/encrypted  --key  file:right.key  --recipient  file:wrong.key",
-        "inspect  plain  --html  full/page.html",
-        "pack  good.pt  full/new  --chain  checksum",
-        "transcode  full  --in-place  --chain  checksum",
-        "unpack  plain  full/new.pt",
-        "salvage  plain  full/new",
+        *("rename  full  layers.*=l.*", "rekey  full/encrypted  --key  file:right.key  --recipient  file:wrong.key"),
+        *("inspect  plain  --html  full/page.html", "pack  good.pt  full/new  --chain  checksum"),
+        *("transcode  full  --in-place  --chain  checksum", "unpack  plain  full/new.pt", "salvage  plain  full/new"),
         "keygen  full/new.key",
     ]
     try:

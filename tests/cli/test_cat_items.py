@@ -55,14 +55,9 @@ def test_an_object_is_what_torch_saves(path: Path) -> None:
 @pytest.mark.parametrize(
     ("item", "wanted"),
     [
-        ("w[1, -3:, :2]", STATE["w"][1, -3:, :2]),
-        ("w[ 5 : 40 : 7 ,..., 1]", STATE["w"][5:40:7, :, 1]),
-        ("w[...]", STATE["w"]),
-        ("w[-1, 0, 0]", STATE["w"][-1, 0, 0]),
-        ("w[40:]", STATE["w"][40:]),
-        ("list[0]", STATE["list[0]"]),
-        ("list[0][0]", STATE["list[0]"][0]),
-        ("list[0][1]", STATE["list[0][1]"]),
+        *[("w[1, -3:, :2]", STATE["w"][1, -3:, :2]), ("w[ 5 : 40 : 7 ,..., 1]", STATE["w"][5:40:7, :, 1])],
+        *[("w[...]", STATE["w"]), ("w[-1, 0, 0]", STATE["w"][-1, 0, 0]), ("w[40:]", STATE["w"][40:])],
+        *[("list[0]", STATE["list[0]"]), ("list[0][0]", STATE["list[0]"][0]), ("list[0][1]", STATE["list[0][1]"])],
         ("list[0][1, :]", STATE["list[0]"][1]),
     ],
 )

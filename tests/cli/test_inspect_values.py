@@ -175,14 +175,8 @@ def test_every_item_with_its_values(run: Run, tmp_path: Path):
 @pytest.mark.parametrize(
     ("what", "broken", "code"),
     [
-        ("nan", True, 1),
-        ("inf", True, 1),
-        ("nan,inf", True, 1),
-        ("zeros", True, 1),
-        ("nan,inf,zeros", False, 0),
-        ("", True, 2),
-        ("nan,", True, 2),
-        ("negative", True, 2),
+        *[("nan", True, 1), ("inf", True, 1), ("nan,inf", True, 1), ("zeros", True, 1), ("nan,inf,zeros", False, 0)],
+        *[("", True, 2), ("nan,", True, 2), ("negative", True, 2)],
     ],
 )
 def test_the_exit_code_tells(run: Run, tmp_path: Path, what: str, broken: bool, code: int):

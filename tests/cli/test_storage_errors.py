@@ -12,12 +12,8 @@ from tests.cli.command import Done, Run
 fsspec_config = pytest.importorskip("fsspec.config")
 
 COMMANDS = [
-    ["inspect", "s3://bucket/step"],
-    ["verify", "s3://bucket/step"],
-    ["recipients", "s3://bucket/step"],
-    ["diff", "s3://bucket/step", "s3://bucket/other"],
-    ["list", "s3://bucket/step"],
-    ["latest", "s3://bucket/step"],
+    *(["inspect", "s3://bucket/step"], ["verify", "s3://bucket/step"], ["recipients", "s3://bucket/step"]),
+    *(["diff", "s3://bucket/step", "s3://bucket/other"], ["list", "s3://bucket/step"], ["latest", "s3://bucket/step"]),
     ["forget", "s3://bucket/step", "--keep", "last=1", "--yes"],
 ]
 CREDENTIALS = {"key": "somebody", "secret": "something"}

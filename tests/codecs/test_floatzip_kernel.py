@@ -43,25 +43,8 @@ SPECIAL = {
 }
 # around the block, the groups of 64, what is handled at a time, rows of samples, blocks of zstd, a packed plane of them
 EDGES = (
-    0,
-    1,
-    2,
-    3,
-    63,
-    64,
-    65,
-    255,
-    256,
-    257,
-    2047,
-    2048,
-    2049,
-    2064,
-    32 * 64 - 1,
-    32 * 64,
-    BLOCK - 1,
-    BLOCK,
-    BLOCK + 1,
+    *(0, 1, 2, 3, 63, 64, 65, 255, 256, 257, 2047, 2048, 2049, 2064),
+    *(32 * 64 - 1, 32 * 64, BLOCK - 1, BLOCK, BLOCK + 1),
 )
 
 

@@ -24,14 +24,8 @@ from .helpers import data_files, load, refused, save, since, unwrapped
 
 STATE = {"w": torch.arange(4.0)}
 CLASSES = [
-    "Metadata",
-    "MetadataIndex",
-    "TensorStorageMetadata",
-    "ChunkStorageMetadata",
-    "BytesStorageMetadata",
-    "TensorProperties",
-    "StorageMeta",
-    "_MEM_FORMAT_ENCODING",
+    *("Metadata", "MetadataIndex", "TensorStorageMetadata", "ChunkStorageMetadata", "BytesStorageMetadata"),
+    *("TensorProperties", "StorageMeta", "_MEM_FORMAT_ENCODING"),
 ]
 
 

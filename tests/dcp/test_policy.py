@@ -135,13 +135,9 @@ def test_what_only_a_private_key_opens_must_be_signed(checkpoint: Path, reader: 
     private, signer, stranger = PrivateKey.generate(), SigningKey.generate(), SigningKey.generate()
     trust = {"trust": signer.verify_key}
     cases: list[tuple[SigningKey | None, dict[str, Any], bool]] = [
-        (signer, trust, True),
-        (signer, {}, False),
-        (stranger, trust, False),
-        (stranger, {"trust": [signer.verify_key, stranger.verify_key]}, True),
-        (None, trust, False),
-        (None, {}, False),
-        (None, {"allow_unsigned": True}, True),
+        *[(signer, trust, True), (signer, {}, False), (stranger, trust, False)],
+        *[(stranger, {"trust": [signer.verify_key, stranger.verify_key]}, True), (None, trust, False)],
+        *[(None, {}, False), (None, {"allow_unsigned": True}, True)],
     ]
     for by, options, accepted in cases:
         save_own(checkpoint, [Encrypt(private.public, signer=by)])

@@ -39,24 +39,12 @@ def state_of(value: float) -> dict[str, Any]:
 # -- leftovers -------------------------------------------------------------------------------------
 
 LEFTOVERS = [
-    "__0_0_" + "0" * 32 + ".distcp",
-    "__7_3_" + "a" * 32 + ".distcp",
-    "__0_0.distcp",
-    "__12_0.distcp",
-    ".metadata.0123abcd.tmp",
-    ".metadata.tmp",
-    "__0.metadata",
-    "__3.metadata",
-    "__3.metadata.0123abcd.tmp",
+    *("__0_0_" + "0" * 32 + ".distcp", "__7_3_" + "a" * 32 + ".distcp", "__0_0.distcp", "__12_0.distcp"),
+    *(".metadata.0123abcd.tmp", ".metadata.tmp", "__0.metadata", "__3.metadata", "__3.metadata.0123abcd.tmp"),
 ]
 NOT_OURS = [
-    "README.md",
-    "__0_0.distcp.bak",
-    "x__0_0.distcp",
-    ".metadata.old",
-    "__a_0.distcp",
-    "__0_0_" + "A" * 32 + ".distcp",
-    "__00_0.distcp",
+    *("README.md", "__0_0.distcp.bak", "x__0_0.distcp", ".metadata.old", "__a_0.distcp"),
+    *("__0_0_" + "A" * 32 + ".distcp", "__00_0.distcp"),
 ]
 
 

@@ -175,14 +175,9 @@ def test_identities_that_cannot_be_written(name: str, shape: tuple[int, ...], sa
 @pytest.mark.parametrize(
     "arguments",
     [
-        (15, (), bytes(16)),
-        (25, (), bytes(16)),
-        (16, (), bytes(15)),
-        (16, ("a.b/1",) * 9, bytes(16)),
-        (16, ("a.b/1?k=" + "v" * 1017,), bytes(16)),
-        (16, ("a.b/é",), bytes(16)),
-        (16, ("a.b/1", "!stream.zstd/1"), bytes(16)),
-        (16, (), bytes(16), None, True),
+        *[(15, (), bytes(16)), (25, (), bytes(16)), (16, (), bytes(15)), (16, ("a.b/1",) * 9, bytes(16))],
+        *[(16, ("a.b/1?k=" + "v" * 1017,), bytes(16)), (16, ("a.b/é",), bytes(16))],
+        *[(16, ("a.b/1", "!stream.zstd/1"), bytes(16)), (16, (), bytes(16), None, True)],
         (16, (), bytes(16), Identity(bytes(16), Kind.TENSOR, "a", "float32"), False),
         (16, ("!stream.zstd/1",), bytes(16), Identity(bytes(16), Kind.TENSOR, "a", "float32"), True),
     ],

@@ -112,13 +112,8 @@ def test_the_lines_of_keys() -> None:
 @pytest.mark.parametrize(
     "keys",
     [
-        b"x",
-        b"x" * (MAX_KEY_LINE + 1) + b"\ny",
-        b"x\n" + b"y" * (MAX_KEY_LINE + 1),
-        b"\x80\ny",
-        b"x\n\x80",
-        b"a\nb\n",
-        b"a\nb\nc",
+        *(b"x", b"x" * (MAX_KEY_LINE + 1) + b"\ny", b"x\n" + b"y" * (MAX_KEY_LINE + 1), b"\x80\ny", b"x\n\x80"),
+        *(b"a\nb\n", b"a\nb\nc"),
     ],
 )
 def test_lines_that_are_malformed(keys: bytes) -> None:

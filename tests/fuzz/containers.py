@@ -26,15 +26,8 @@ from tests.samples import KEY
 from tests.sealing import SIGNER, Vouching, plain_digest
 
 CHAINS = (
-    "",
-    "streamxf.zstd/1",
-    "streamxf.lz4/1",
-    "streamxf.floatzip/1",
-    "streamxf.checksum/1",
-    "streamxf.checksum/1?algorithm=sha256",
-    "streamxf.encrypt/1",
-    "streamxf.zstd/2",
-    "acme.delta/1",
+    *("", "streamxf.zstd/1", "streamxf.lz4/1", "streamxf.floatzip/1", "streamxf.checksum/1"),
+    *("streamxf.checksum/1?algorithm=sha256", "streamxf.encrypt/1", "streamxf.zstd/2", "acme.delta/1"),
 )
 EXTREMES = (0, 1, 2, 7, 8, 15, 16, 17, 24, 31, 32, 255, 256, 65535, 65536, 65537, 1 << 20, 1 << 31, 1 << 32, 1 << 48)
 UNPARSED = (struct.error, IndexError, ValueError, OverflowError, StreamxfError)

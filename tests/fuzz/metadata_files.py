@@ -19,39 +19,12 @@ from tests.sealing import SIGNER, Vouching, index_digest
 MAX_JSON = 1 << 20  # bytes of an index that are worth changing
 
 UNPARSED = (
-    MemoryError,
-    struct.error,
-    AttributeError,
-    LookupError,
-    ValueError,
-    OverflowError,
-    TypeError,
-    RecursionError,
-    zstandard.ZstdError,
-    StreamxfError,
+    *(MemoryError, struct.error, AttributeError, LookupError, ValueError, OverflowError, TypeError, RecursionError),
+    *(zstandard.ZstdError, StreamxfError),
 )
 _VALUES = (
-    None,
-    True,
-    0,
-    1,
-    -1,
-    2**31,
-    2**63,
-    2**53,
-    1.5,
-    "",
-    "0.5",
-    "1e5",
-    "a\n",
-    "a",
-    "../a",
-    "a" * 300,
-    [],
-    {},
-    [[]],
-    {"a": {}},
-    "0" * 32,
+    *(None, True, 0, 1, -1, 2**31, 2**63, 2**53, 1.5, "", "0.5", "1e5", "a\n", "a", "../a", "a" * 300, [], {}, [[]]),
+    *({"a": {}}, "0" * 32),
 )
 
 

@@ -17,15 +17,8 @@ from tests.samples import BLOCK, data_of, floats
 CHAINS = tuple(
     Chain(codecs)
     for codecs in (
-        [ZStandard()],
-        [LZ4()],
-        [Checksum()],
-        [Checksum("sha256")],
-        [Checksum(), ZStandard()],
-        [Checksum(), LZ4()],
-        [ZStandard(), LZ4()],
-        [FloatZip()],
-        [Checksum(), FloatZip()],
+        *([ZStandard()], [LZ4()], [Checksum()], [Checksum("sha256")], [Checksum(), ZStandard()], [Checksum(), LZ4()]),
+        *([ZStandard(), LZ4()], [FloatZip()], [Checksum(), FloatZip()]),
     )
 )
 _SALT = bytes(32)

@@ -15,20 +15,8 @@ from tests.samples import KEY
 
 REGISTRY = CodecRegistry()
 _TOKENS = (
-    b"?",
-    b"#",
-    b"&",
-    b"=",
-    b"/",
-    b".",
-    b":",
-    b"level=",
-    b"algorithm=",
-    b"dek=",
-    b"w=",
-    b"w=aeskw:",
-    b"sig=",
-    b"-7",
+    *(b"?", b"#", b"&", b"=", b"/", b".", b":", b"-7"),
+    *(b"level=", b"algorithm=", b"dek=", b"w=", b"w=aeskw:", b"sig="),
 )
 
 

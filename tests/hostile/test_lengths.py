@@ -38,11 +38,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[list[Contain
 def fields(container: Container) -> Iterator[tuple[str, int, int]]:
     """Each number's name, place and size in bytes."""
     yield from (
-        ("version", 8, 1),
-        ("suite", 9, 1),
-        ("flags", 10, 1),
-        ("block_log2", 12, 1),
-        ("chain_len", 13, 2),
+        *[("version", 8, 1), ("suite", 9, 1), ("flags", 10, 1), ("block_log2", 12, 1), ("chain_len", 13, 2)],
         ("ident_len", 15, 2),
     )
     chain_len, ident_len = struct.unpack_from("<HH", container.intact, 13)
@@ -207,13 +203,8 @@ def loading(parts: Parts, pipe: bool) -> Any:
 @pytest.mark.parametrize(
     "change",
     [
-        {"raw_size": (2**32 - 2) * BLOCK + 1},
-        {"raw_size": 2**31 * BLOCK},
-        {"raw_size": 2 * BLOCK},
-        {"raw_size": 3 * BLOCK + 1},
-        {"lengths": ()},
-        {"lengths": (0, 0, 0)},
-        {"lengths": (2**32 - 1,) * 3},
+        *({"raw_size": (2**32 - 2) * BLOCK + 1}, {"raw_size": 2**31 * BLOCK}, {"raw_size": 2 * BLOCK}),
+        *({"raw_size": 3 * BLOCK + 1}, {"lengths": ()}, {"lengths": (0, 0, 0)}, {"lengths": (2**32 - 1,) * 3}),
         {"lengths": (2**31, 1, 2**31)},
     ],
     ids=str,

@@ -184,17 +184,9 @@ def test_guesses(text, words):
 @pytest.mark.parametrize(
     "text",
     [
-        KEY.reveal().hex(),
-        KEY.reveal().hex()[:16],
-        KEY.reveal().hex()[:16] + ":x",
-        "ab:cd:ef",
-        "YWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWE=",
-        "seventeen-letters:x",
-        "a_b:c",
-        "pass word:x",
-        "no.such.key",
-        "",
-        "a\0b",
+        *(KEY.reveal().hex(), KEY.reveal().hex()[:16], KEY.reveal().hex()[:16] + ":x", "ab:cd:ef"),
+        *("YWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWE=", "seventeen-letters:x", "a_b:c", "pass word:x", "no.such.key"),
+        *("", "a\0b"),
     ],
 )
 def test_what_may_be_a_key_is_not_shown(text):

@@ -246,15 +246,9 @@ def test_http_goes_through_no_proxy(answers: Answers, kms, monkeypatch):
 @pytest.mark.parametrize(
     "arn",
     [
-        "",
-        "alias/checkpoints",
-        "1234abcd-12ab-34cd-56ef-1234567890ab",
-        f"arn:aws:kms:{REGION}:111122223333:alias/checkpoints",
-        ARN + "\n",
-        ARN.replace(":kms:", ":s3:"),
-        ARN.replace("111122223333", "1"),
-        ARN + "/x",
-        7,
+        *("", "alias/checkpoints", "1234abcd-12ab-34cd-56ef-1234567890ab"),
+        *(f"arn:aws:kms:{REGION}:111122223333:alias/checkpoints", ARN + "\n", ARN.replace(":kms:", ":s3:")),
+        *(ARN.replace("111122223333", "1"), ARN + "/x", 7),
     ],
 )
 def test_only_whole_arns_of_keys(arn):

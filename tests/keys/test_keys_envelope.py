@@ -123,15 +123,8 @@ def test_another_data_key_does_not_count(secret):
 @pytest.mark.parametrize(
     "fake",
     [
-        Fake(wrapped="text"),
-        Fake(wrapped=None),
-        Fake(wrapped=b"x" + DEK.secret),
-        Fake(kind="Fake"),
-        Fake(kind="f" * 33),
-        Fake(kind=None),
-        Fake(kind="a:b"),
-        Fake("g"),
-        Fake("aa"),
+        *[Fake(wrapped="text"), Fake(wrapped=None), Fake(wrapped=b"x" + DEK.secret), Fake(kind="Fake")],
+        *[Fake(kind="f" * 33), Fake(kind=None), Fake(kind="a:b"), Fake("g"), Fake("aa")],
     ],
     ids=range(9),
 )

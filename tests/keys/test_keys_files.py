@@ -175,15 +175,8 @@ def test_mode_and_content_are_of_the_same_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
-        b"# nothing\n",
-        b"\xff" * 32,
-        format_key(KEY).encode() + b"\0",
-        format_key(KEY).encode("utf-16"),
-        b"\xef\xbb\xbf" + format_key(KEY).encode(),
-        format_key(KEY).encode() * 2,
-        b"6b" * 31,
-        b"#" * (2**16 + 1),
+        *(b"", b"# nothing\n", b"\xff" * 32, format_key(KEY).encode() + b"\0", format_key(KEY).encode("utf-16")),
+        *(b"\xef\xbb\xbf" + format_key(KEY).encode(), format_key(KEY).encode() * 2, b"6b" * 31, b"#" * (2**16 + 1)),
         format_key(KEY).encode() + b"\n" * 2**16,
     ],
     ids=range(10),

@@ -127,22 +127,10 @@ def test_costs_that_nobody_can_ask_for(arguments):
 @pytest.mark.parametrize(
     "line",
     [
-        change(0, "streamxf-secret"),
-        change(1, "hpke-none"),
-        change(2, "0" * 15),
-        change(2, KEY.id.upper()),
-        change(2, "é" * 16),
-        change(3, "scrypt"),
-        change(5, ""),
-        change(5, encode_b64url(bytes(15))),
-        change(5, encode_b64url(bytes(17))),
-        change(5, "!" * 22),
-        change(6, ""),
-        change(6, encode_b64url(bytes(47))),
-        change(6, encode_b64url(bytes(49))),
-        change(6, "é" * 64),
-        LINE + ":",
-        LINE.rpartition(":")[0],
+        *(change(0, "streamxf-secret"), change(1, "hpke-none"), change(2, "0" * 15), change(2, KEY.id.upper())),
+        *(change(2, "é" * 16), change(3, "scrypt"), change(5, ""), change(5, encode_b64url(bytes(15)))),
+        *(change(5, encode_b64url(bytes(17))), change(5, "!" * 22), change(6, ""), change(6, encode_b64url(bytes(47)))),
+        *(change(6, encode_b64url(bytes(49))), change(6, "é" * 64), LINE + ":", LINE.rpartition(":")[0]),
     ],
     ids=range(16),
 )
@@ -154,13 +142,8 @@ def test_lines_that_are_damaged(line):
 @pytest.mark.parametrize(
     "line",
     [
-        change(1, "hpke-x25519"),
-        change(1, "ed25519"),
-        change(2, "0" * 16),
-        change(4, "9.1.1"),
-        change(4, "8.2.1"),
-        change(5, encode_b64url(bytes(16))),
-        change(6, encode_b64url(bytes(48))),
+        *[change(1, "hpke-x25519"), change(1, "ed25519"), change(2, "0" * 16), change(4, "9.1.1"), change(4, "8.2.1")],
+        *[change(5, encode_b64url(bytes(16))), change(6, encode_b64url(bytes(48)))],
     ],
     ids=range(7),
 )

@@ -15,13 +15,8 @@ from streamxf.keys.location import format_key, parse_key
 SECRET = bytes(range(200, 232))
 KEY = Key(SECRET)
 KEYS = [
-    KEY,
-    PrivateKey(SECRET, "hpke-x25519"),
-    PrivateKey(SECRET),
-    PrivateKey(SECRET, "hpke-x25519").public,
-    PrivateKey(SECRET).public,
-    SigningKey(SECRET),
-    SigningKey(SECRET).verify_key,
+    *(KEY, PrivateKey(SECRET, "hpke-x25519"), PrivateKey(SECRET), PrivateKey(SECRET, "hpke-x25519").public),
+    *(PrivateKey(SECRET).public, SigningKey(SECRET), SigningKey(SECRET).verify_key),
 ]
 LINE = format_key(KEY)
 
@@ -66,24 +61,12 @@ def change(part: int, value: str) -> str:
 @pytest.mark.parametrize(
     "line",
     [
-        change(0, "streamxf-public"),
-        change(0, "streamxf-protected"),
-        change(0, "STREAMXF-SECRET"),
-        change(1, "ed25519"),
-        change(2, KEY.id[:-1]),
-        change(3, encode_b64url(bytes(32))),
-        change(3, encode_b64url(SECRET)[:-1]),
-        change(3, "é"),
-        LINE[:-1],
-        SECRET.hex() + "0",
-        SECRET.hex()[:-1] + "g",
-        "0x" + SECRET.hex(),
-        base64.b64encode(SECRET).decode()[:-1],
-        base64.b64encode(SECRET[:31]).decode(),
-        base64.b64encode(SECRET + b"x").decode(),
-        base64.urlsafe_b64encode(bytes([255]) * 32).decode(),
-        "\u0660" * 64,
-        f"{LINE} {LINE}",
+        *(change(0, "streamxf-public"), change(0, "streamxf-protected"), change(0, "STREAMXF-SECRET")),
+        *(change(1, "ed25519"), change(2, KEY.id[:-1]), change(3, encode_b64url(bytes(32)))),
+        *(change(3, encode_b64url(SECRET)[:-1]), change(3, "é"), LINE[:-1], SECRET.hex() + "0"),
+        *(SECRET.hex()[:-1] + "g", "0x" + SECRET.hex(), base64.b64encode(SECRET).decode()[:-1]),
+        *(base64.b64encode(SECRET[:31]).decode(), base64.b64encode(SECRET + b"x").decode()),
+        *(base64.urlsafe_b64encode(bytes([255]) * 32).decode(), "\u0660" * 64, f"{LINE} {LINE}"),
     ],
     ids=range(18),
 )

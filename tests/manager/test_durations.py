@@ -8,13 +8,7 @@ from streamxf.manager.retention import Retention, duration
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("90", 90),
-        ("90s", 90),
-        (" 1.5 h ", 5400),
-        ("30m", 1800),
-        ("2min", 120),
-        ("7D", 604800),
-        ("4w", 2419200),
+        *[("90", 90), ("90s", 90), (" 1.5 h ", 5400), ("30m", 1800), ("2min", 120), ("7D", 604800), ("4w", 2419200)],
         ("0", 0),
     ],
 )

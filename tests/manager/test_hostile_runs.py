@@ -130,13 +130,8 @@ STRANGE: dict[str, Callable[[Path], None]] = {
 }
 HEX = "0123456789abcdef" * 2
 BELOW = (
-    "catalog.json",
-    f"rows-{HEX[:16]}",
-    f"session-{HEX}",
-    f"session-{HEX}.lock",
-    f"going-1700000000-{HEX[:16]}",
-    f"damage-{HEX}",
-    f"holds/step-1@1700000000@host-1-{HEX[:8]}",
+    *("catalog.json", f"rows-{HEX[:16]}", f"session-{HEX}", f"session-{HEX}.lock", f"going-1700000000-{HEX[:16]}"),
+    *(f"damage-{HEX}", f"holds/step-1@1700000000@host-1-{HEX[:8]}"),
 )
 BESIDE = (".streamxf-saving", ".streamxf-removed", f".streamxf-note-{HEX[:8]}", ".streamxf.lock")
 

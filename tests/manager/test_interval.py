@@ -21,12 +21,8 @@ def lost(seconds: float, cost: float, duration: float, gaps: np.ndarray) -> floa
 
 # cost, mtbf, duration: everyday, dear saves, frequent failures, saves in the background, saves dearer than failures
 CASES = [
-    (10, 24 * HOUR, 10),
-    (300, 6 * HOUR, 300),
-    (30, 600, 30),
-    (0.5, 4 * HOUR, 60),
-    (20, HOUR, 200),
-    (500, 200, 500),
+    *[(10, 24 * HOUR, 10), (300, 6 * HOUR, 300), (30, 600, 30)],
+    *[(0.5, 4 * HOUR, 60), (20, HOUR, 200), (500, 200, 500)],
 ]
 
 

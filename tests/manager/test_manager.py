@@ -240,15 +240,8 @@ def test_a_closed_manager_is_refused(tmp_path: Path, use: Callable[[CheckpointMa
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"async_save": "fork"},
-        {"async_save": "process"},
-        {"in_flight": 0},
-        {"in_flight": True},
-        {"when_busy": "drop"},
-        {"verify": "all"},
-        {"save": -1},
-        {"keep": -2},
-        {"writer": {"thread_count": 0}},
+        *({"async_save": "fork"}, {"async_save": "process"}, {"in_flight": 0}, {"in_flight": True}),
+        *({"when_busy": "drop"}, {"verify": "all"}, {"save": -1}, {"keep": -2}, {"writer": {"thread_count": 0}}),
         {"keys": b"short", "chain": "encrypt"},
     ],
 )

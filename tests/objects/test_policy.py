@@ -178,12 +178,8 @@ def test_what_is_encrypted_is_no_exception(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"weights_only": 1},
-        {"weights_only": None},
-        {"safe_globals": "text"},
-        {"safe_globals": [3]},
-        {"safe_globals": [("name", Point)]},
-        {"safe_globals": Point},
+        *({"weights_only": 1}, {"weights_only": None}, {"safe_globals": "text"}, {"safe_globals": [3]}),
+        *({"safe_globals": [("name", Point)]}, {"safe_globals": Point}),
         {"safe_globals": [Point], "weights_only": False},
     ],
 )
@@ -281,12 +277,8 @@ def test_tensors_of_a_subclass(checkpoint: Path, writer: str) -> None:
 def test_tensors_inside_of_objects(checkpoint: Path) -> None:
     state = {
         "tensors": (
-            torch.arange(6).view(2, 3).t(),
-            torch.ones(3, 1).expand(3, 4),
-            torch.zeros(10)[5:],
-            torch.empty(0, 2),
-            torch.randn(3, dtype=torch.complex64).conj(),
-            torch.zeros(2, dtype=torch.uint16),
+            *(torch.arange(6).view(2, 3).t(), torch.ones(3, 1).expand(3, 4), torch.zeros(10)[5:], torch.empty(0, 2)),
+            *(torch.randn(3, dtype=torch.complex64).conj(), torch.zeros(2, dtype=torch.uint16)),
             torch.nn.Parameter(torch.ones(2)),
         )
     }

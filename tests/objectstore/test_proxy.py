@@ -73,15 +73,8 @@ def test_it_passes_on_and_counts(proxy: Proxy, client: Any, beside: Any) -> None
     client.list_objects_v2(Bucket=BUCKET, Prefix="proxy/")
     client.delete_object(Bucket=BUCKET, Key="proxy/copy")
     found = proxy.requests()
-    assert [request.operation for request in found] == [
-        "PutObject",
-        "GetObject",
-        "GetObject",
-        "HeadObject",
-        "CopyObject",
-        "ListObjectsV2",
-        "DeleteObject",
-    ]
+    operations = "PutObject GetObject GetObject HeadObject CopyObject ListObjectsV2 DeleteObject"
+    assert " ".join(request.operation for request in found) == operations
     assert {request.key for request in found[:4]} == {"proxy/a b/ü"}
     assert [request.range for request in found[:4]] == ["", "", "bytes=10-19", ""]
     assert [request.received for request in found[:4]] == [0, len(DATA), 10, 0]
@@ -105,25 +98,17 @@ def test_uploads_in_parts(proxy: Proxy, client: Any, beside: Any) -> None:
     assert len(client.list_multipart_uploads(Bucket=BUCKET)["Uploads"]) == 1
     client.abort_multipart_upload(**upload)
     assert [*proxy.counts().items()] == [
-        ("CreateMultipartUpload", 2),
-        ("UploadPart", 2),
-        ("ListParts", 1),
-        ("CompleteMultipartUpload", 1),
-        ("ListMultipartUploads", 1),
-        ("AbortMultipartUpload", 1),
+        *[("CreateMultipartUpload", 2), ("UploadPart", 2), ("ListParts", 1), ("CompleteMultipartUpload", 1)],
+        *[("ListMultipartUploads", 1), ("AbortMultipartUpload", 1)],
     ]
 
 
 @pytest.mark.parametrize(
     ("kind", "code", "done"),
     [
-        ("500", "InternalError", False),
-        ("503", "SlowDown", False),
-        ("done, then 500", "InternalError", True),
-        ("reset before", "ConnectionClosedError", False),
-        ("reset midway", "ConnectionClosedError", False),
-        ("reset after", "ConnectionClosedError", True),
-        ("stalled", "ConnectionClosedError", True),
+        *[("500", "InternalError", False), ("503", "SlowDown", False), ("done, then 500", "InternalError", True)],
+        *[("reset before", "ConnectionClosedError", False), ("reset midway", "ConnectionClosedError", False)],
+        *[("reset after", "ConnectionClosedError", True), ("stalled", "ConnectionClosedError", True)],
     ],
 )
 def test_puts_fail(proxy: Proxy, client: Any, beside: Any, kind: str, code: str, done: bool) -> None:

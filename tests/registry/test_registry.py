@@ -178,13 +178,8 @@ def test_another_version_than_the_data_has(install):
 @pytest.mark.parametrize(
     "text",
     [
-        "acme.flip/1#mask=7",
-        "acme.flip/1?mask=3#mask=7",
-        "acme.flip/1?mask=3#mask=3",
-        "acme.flip/1#mask=255",
-        "acme.flip/1?effort=2#effort=3",
-        "acme.flip/1?effort=1",
-        "acme.flip/1?mask=3#other=7",
+        *("acme.flip/1#mask=7", "acme.flip/1?mask=3#mask=7", "acme.flip/1?mask=3#mask=3", "acme.flip/1#mask=255"),
+        *("acme.flip/1?effort=2#effort=3", "acme.flip/1?effort=1", "acme.flip/1?mask=3#other=7"),
     ],
 )
 def test_what_decodes_comes_from_the_bound_part_only(install, text):
@@ -234,14 +229,7 @@ def test_a_file_of_an_unknown_codec(install):
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "a.b",
-        "a.b=",
-        "a.b=name",
-        "a.b=name==",
-        "a.b=na me==1",
-        "a.b=name==1; rm",
-        "a.b=name==1\n",
+        *("", "a.b", "a.b=", "a.b=name", "a.b=name==", "a.b=na me==1", "a.b=name==1; rm", "a.b=name==1\n"),
         "a.b=" + "n" * 200,
     ],
 )

@@ -68,12 +68,8 @@ def test_safetensors(path, tmp_path, chain):
 @pytest.mark.parametrize(
     "array",
     [
-        np.arange(6, dtype="f2"),
-        np.arange(6, dtype=">i4"),
-        np.arange(6, dtype="c16").reshape(2, 3),
-        np.array(2.5),
-        np.zeros((3, 0)),
-        np.zeros(3, dtype=[("a", "i4"), ("b", "f8")]),
+        *[np.arange(6, dtype="f2"), np.arange(6, dtype=">i4"), np.arange(6, dtype="c16").reshape(2, 3), np.array(2.5)],
+        *[np.zeros((3, 0)), np.zeros(3, dtype=[("a", "i4"), ("b", "f8")])],
     ],
     ids=lambda array: f"{array.dtype}{array.shape}",
 )

@@ -17,16 +17,8 @@ HOW_TO = "Chromium is not installed; on Debian: apt-get install --no-install-rec
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 # No sandbox: its own needs rights that containers lack, and the pages are ours. The others keep it from calling home.
 _FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars"),
 )
 
 
