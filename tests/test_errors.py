@@ -82,14 +82,9 @@ def noted(notes: object) -> Exception:
 @pytest.mark.parametrize(
     ("error", "notes"),
     [
-        (noted([]), []),
-        (noted(["while eggs were fried"]), ["while eggs were fried"]),
-        (noted([1, None, "its own"]), ["its own"]),
-        (noted(None), []),
-        (noted(("its", "own")), ["its", "own"]),
-        (noted("text"), [*"text"]),
-        (Closed("oh"), None),
-        (Hidden("oh"), None),
+        *[(noted([]), []), (noted(["while eggs were fried"]), ["while eggs were fried"])],
+        *[(noted([1, None, "its own"]), ["its own"]), (noted(None), []), (noted(("its", "own")), ["its", "own"])],
+        *[(noted("text"), [*"text"]), (Closed("oh"), None), (Hidden("oh"), None)],
     ],
     ids=str,
 )

@@ -156,14 +156,7 @@ def test_every_item_with_its_values(run: Run, tmp_path: Path):
         line.split() for line in run("inspect", write(tmp_path / "x", "stock"), "--values", "--items").out.splitlines()
     ]
     assert [
-        "dtype",
-        "shape",
-        "in",
-        "memory",
-        "stored",
-        "ratio",
-        "NaN",
-        "Inf",
+        *("dtype", "shape", "in", "memory", "stored", "ratio", "NaN", "Inf"),
         *["zeros", "min", "max", "mean", "std", "name"],
     ] in lines
     (bad,) = (line for line in lines if line[-1:] == [BAD] and line[0] == "float32")

@@ -191,18 +191,12 @@ OTHER = f"w={Entry('aeskw', 'ab' * 8, bytes(40))}"
 @pytest.mark.parametrize(
     "parts",
     [
-        [],
-        [DEK_PART, ENTRY, DEK_PART],
-        [DEK_PART, ENTRY, "sig=x"],
-        ["", DEK_PART, ENTRY],
+        *([], [DEK_PART, ENTRY, DEK_PART], [DEK_PART, ENTRY, "sig=x"], ["", DEK_PART, ENTRY]),
         [DEK_PART, ENTRY, OTHER, f"w={Entry('aeskw', 'ab' * 8, bytes(41))}"],
         [f"dek={encode_b64url(DEK.id)}", ENTRY],
         [DEK_PART, *(f"w={Entry('acme', f'{number:016x}', bytes(MAX_ENTRY))}" for number in range(4))],
-        [DEK_PART, "w="],
-        [DEK_PART, "w=aeskw"],
-        [DEK_PART, f"w=aeskw:{KEY.id}:A"],
-        [DEK_PART, f"w=aeskw:{KEY.id}:A+A"],
-        [DEK_PART, f"w=aeskw:{KEY.id.upper()}:AAAA"],
+        *([DEK_PART, "w="], [DEK_PART, "w=aeskw"], [DEK_PART, f"w=aeskw:{KEY.id}:A"]),
+        *([DEK_PART, f"w=aeskw:{KEY.id}:A+A"], [DEK_PART, f"w=aeskw:{KEY.id.upper()}:AAAA"]),
     ],
     ids=range(12),
 )

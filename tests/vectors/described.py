@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -73,8 +74,9 @@ def keyring_of(entry: Entry) -> KeyRing:
     return KeyRing(held or None, trust=trust or None, allow_unsigned=entry.get("allow_unsigned", False))
 
 
-def container_by_streamxf(data: bytes, dek: str | None) -> bytes:
+def container_by_streamxf(entry: Entry, data: bytes) -> bytes:
     """The stream of a container."""
+    dek = entry.get("dek")
     source = FileSlice(io.BytesIO(data))
     header = read_header(source)
     descriptors = [Descriptor.parse(text) for text in header.block_chain]
@@ -114,9 +116,9 @@ def reader_of(entry: Entry) -> Reader:
     return Reader(held, trust, entry.get("allow_unsigned", False))
 
 
-def container_by_reference(data: bytes, dek: str | None) -> bytes:
+def container_by_reference(entry: Entry, data: bytes) -> bytes:
     """The stream of a container."""
-    return read_container(data, bytes.fromhex(dek) if dek else None)[1]
+    return read_container(data, bytes.fromhex(entry["dek"]) if entry.get("dek") else None)[1]
 
 
 def checkpoint_by_reference(entry: Entry, folder: Path) -> dict[str, Any]:
@@ -156,6 +158,16 @@ def plain_by_reference(entry: Entry, data: bytes) -> bytes:
 
 
 def plain_by_streamxf(entry: Entry, source: Any) -> bytes:
-    """The same."""
+    """The same; `source` is the file, or a stream of it."""
+    source = io.BytesIO(source) if isinstance(source, bytes) else source
     with streamxf.open(source, keys=keyring_of(entry)) as file:
         return file.read()
+
+
+# By streamxf and by the reference decoder; each takes a file, or the folder of a checkpoint.
+READERS: dict[str, tuple[Callable[[Entry, Any], Any], Callable[[Entry, Any], Any]]] = {
+    "plain": (plain_by_streamxf, plain_by_reference),
+    "container": (container_by_streamxf, container_by_reference),
+    "note": (note_by_streamxf, note_by_reference),
+    "checkpoint": (checkpoint_by_streamxf, checkpoint_by_reference),
+}

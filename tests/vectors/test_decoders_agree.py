@@ -1,6 +1,5 @@
 """streamxf and the reference decoder agree on each vector with a flipped bit, and on many with all CRCs right again."""
 
-import io
 import random
 import struct
 from collections.abc import Callable, Iterator
@@ -12,20 +11,7 @@ import pytest
 from streamxf.errors import StreamxfError
 from tests.forge import Places
 from tests.reference_codecs import Refused
-from tests.vectors.described import (
-    Entry,
-    bytes_of,
-    checkpoint_by_reference,
-    checkpoint_by_streamxf,
-    container_by_reference,
-    container_by_streamxf,
-    note_by_reference,
-    note_by_streamxf,
-    plain_by_reference,
-    plain_by_streamxf,
-    unpack,
-    vectors,
-)
+from tests.vectors.described import READERS, bytes_of, unpack, vectors
 
 SMALL = 4096  # bytes; all bits of larger files would take too long
 FEW, MANY = 2, 200  # flips of each file, where not all of its bits are tried
@@ -39,8 +25,12 @@ def verdict(action: Callable[[], Any], *refusals: type[Exception]) -> Any:
         return None
 
 
-def agree(by_streamxf: Callable[[], Any], by_reference: Callable[[], Any]) -> None:
-    assert verdict(by_streamxf, StreamxfError) == verdict(by_reference, Refused)
+def agree(subject: str, name: str, stored: bytes | Path) -> None:
+    """`stored` is a file, or the folder of a checkpoint."""
+    entry = vectors(subject)[name]
+    by_streamxf, by_reference = READERS[subject]
+    found = verdict(lambda: by_streamxf(entry, stored), StreamxfError)
+    assert found == verdict(lambda: by_reference(entry, stored), Refused)
 
 
 def flips(data: bytes, name: str, count: int | None) -> Iterator[bytes]:
@@ -51,19 +41,6 @@ def flips(data: bytes, name: str, count: int | None) -> Iterator[bytes]:
         yield data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :]
 
 
-def read_plain(entry: Entry, data: bytes) -> None:
-    agree(lambda: plain_by_streamxf(entry, io.BytesIO(data)), lambda: plain_by_reference(entry, data))
-
-
-def read_container(entry: Entry, data: bytes) -> None:
-    dek = entry.get("dek")
-    agree(lambda: container_by_streamxf(data, dek), lambda: container_by_reference(data, dek))
-
-
-def read_note(entry: Entry, data: bytes) -> None:
-    agree(lambda: note_by_streamxf(entry, data), lambda: note_by_reference(entry, data))
-
-
 def mended(data: bytes) -> bytes | None:
     """A container with all CRCs right again; None if its pieces are not found any more."""
     try:
@@ -72,33 +49,16 @@ def mended(data: bytes) -> bytes | None:
         return None
 
 
-AMOUNTS = pytest.mark.parametrize("count", [FEW, pytest.param(None, marks=pytest.mark.exhaustive)], ids=["few", "all"])
-
-
-@AMOUNTS
-@pytest.mark.parametrize("name", vectors("plain"))
-def test_plain_files(name: str, count: int | None) -> None:
-    entry = vectors("plain")[name]
-    for data in flips(bytes_of(entry["file"]), name, count):
-        read_plain(entry, data)
-
-
-@AMOUNTS
-@pytest.mark.parametrize("name", vectors("container"))
-def test_containers(name: str, count: int | None) -> None:
-    entry = vectors("container")[name]
-    for data in flips(bytes_of(entry["file"]), name, None if count is None else 10 * count):
-        read_container(entry, data)
-        if (made := mended(data)) is not None:
-            read_container(entry, made)
-
-
-@AMOUNTS
-@pytest.mark.parametrize("name", vectors("note"))
-def test_notes(name: str, count: int | None) -> None:
-    entry = vectors("note")[name]
-    for data in flips(bytes_of(entry["file"]), name, None if count is None else 10 * count):
-        read_note(entry, data)
+@pytest.mark.parametrize("count", [FEW, pytest.param(None, marks=pytest.mark.exhaustive)], ids=["few", "all"])
+@pytest.mark.parametrize(
+    ("subject", "name"), [(subject, name) for subject in ("plain", "container", "note") for name in vectors(subject)]
+)
+def test_files(subject: str, name: str, count: int | None) -> None:
+    more = count if subject == "plain" or count is None else 10 * count
+    for data in flips(bytes_of(vectors(subject)[name]["file"]), name, more):
+        agree(subject, name, data)
+        if subject == "container" and (made := mended(data)) is not None:
+            agree(subject, name, made)
 
 
 @pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.exhaustive)])
@@ -110,5 +70,5 @@ def test_checkpoints(name: str, count: int, tmp_path: Path) -> None:
         whole = bytes_of(stored)
         for data in flips(whole, file, count):
             (tmp_path / file).write_bytes(data)
-            agree(lambda: checkpoint_by_streamxf(entry, tmp_path), lambda: checkpoint_by_reference(entry, tmp_path))
+            agree("checkpoint", name, tmp_path)
         (tmp_path / file).write_bytes(whole)

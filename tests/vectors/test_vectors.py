@@ -25,23 +25,7 @@ from tests.floatzip_forge import features
 from tests.forge import take_apart
 from tests.reference_codecs import Refused
 from tests.samples import OneWay
-from tests.vectors.described import (
-    SUBJECTS,
-    V1,
-    Entry,
-    bytes_of,
-    checkpoint_by_reference,
-    checkpoint_by_streamxf,
-    container_by_reference,
-    container_by_streamxf,
-    keyring_of,
-    note_by_reference,
-    note_by_streamxf,
-    plain_by_reference,
-    plain_by_streamxf,
-    unpack,
-    vectors,
-)
+from tests.vectors.described import READERS, SUBJECTS, V1, Entry, bytes_of, keyring_of, unpack, vectors
 from tests.vectors.key_files import read_key_file
 
 PAGES = Path(__file__).parents[2] / "docs" / "format"
@@ -112,10 +96,10 @@ ELSEWHERE = {
 }
 
 
-def of(subject: str, outcome: str = "") -> pytest.MarkDecorator:
-    """Run a test with each vector of a subject, or those with an outcome."""
-    names = [name for name, entry in vectors(subject).items() if not outcome or outcome in entry]
-    return pytest.mark.parametrize("name", names)
+def of(outcome: str, *subjects: str) -> pytest.MarkDecorator:
+    """Run a test with each vector of some subjects that has an outcome."""
+    found = [(subject, name) for subject in subjects for name, entry in vectors(subject).items() if outcome in entry]
+    return pytest.mark.parametrize(("subject", "name"), found)
 
 
 def digest_of(data: bytes) -> dict[str, Any]:
@@ -136,52 +120,56 @@ def refused_by_reference(action: Callable[[], object], rule: str) -> None:
     assert caught.value.rule == rule, str(caught.value)
 
 
+# -- in both ---------------------------------------------------------------------------------------------------------
+
+
+def reads_of(entry: Entry, subject: str, folder: Path) -> list[Callable[[], Any]]:
+    """How a vector is read by streamxf, and by the reference decoder."""
+    stored = unpack(entry, folder) if subject == "checkpoint" else bytes_of(entry["file"])
+    return [lambda read=read: read(entry, stored) for read in READERS[subject]]
+
+
+@of("holds", "plain", "container", "checkpoint", "note")
+def test_what_it_holds(subject: str, name: str, tmp_path: Path) -> None:
+    entry = vectors(subject)[name]
+    for read in reads_of(entry, subject, tmp_path):
+        if subject == "checkpoint":
+            check_content(read(), entry["holds"])
+        else:
+            assert (read() if subject == "note" else digest_of(read())) == entry["holds"]
+
+
+@of("breaks", "plain", "container", "checkpoint", "note")
+def test_which_rule_it_breaks(subject: str, name: str, tmp_path: Path) -> None:
+    entry = vectors(subject)[name]
+    by_streamxf, by_reference = reads_of(entry, subject, tmp_path)
+    refused(by_streamxf, entry["breaks"])
+    refused_by_reference(by_reference, entry["breaks"])
+
+
 # -- plain files -----------------------------------------------------------------------------------------------------
 
 
-@of("plain", "holds")
-def test_plain_files(name: str) -> None:
-    entry = vectors("plain")[name]
-    data = bytes_of(entry["file"])
-    for source in (io.BytesIO(data), OneWay(data), OneWay(data, step=7)):
-        if isinstance(source, OneWay) and entry.get("trust"):
+@of("holds", "plain")
+def test_plain_files_in_a_pipe(subject: str, name: str) -> None:
+    entry = vectors(subject)[name]
+    for pipe in (OneWay(data := bytes_of(entry["file"])), OneWay(data, step=7)):
+        if entry.get("trust"):
             with pytest.raises(errors.PolicyError):
-                plain_by_streamxf(entry, source)
+                READERS[subject][0](entry, pipe)
         else:
-            assert digest_of(plain_by_streamxf(entry, source)) == entry["holds"]
-    assert digest_of(plain_by_reference(entry, data)) == entry["holds"]
+            assert digest_of(READERS[subject][0](entry, pipe)) == entry["holds"]
 
 
-@of("plain", "breaks")
-def test_plain_files_that_are_refused(name: str) -> None:
-    entry = vectors("plain")[name]
+@of("breaks", "plain")
+def test_plain_files_that_are_refused_in_other_ways(subject: str, name: str) -> None:
+    entry = vectors(subject)[name]
     data = bytes_of(entry["file"])
-    refused_by_reference(lambda: plain_by_reference(entry, data), entry["breaks"])
-    refused(lambda: plain_by_streamxf(entry, io.BytesIO(data)), entry["breaks"])
     with pytest.raises(StreamxfError):
         streamxf.decode(data, keys=keyring_of(entry))
     for step in (1 << 30, 7):
         with pytest.raises(StreamxfError):
-            plain_by_streamxf(entry, OneWay(data, step))
-
-
-# -- containers ------------------------------------------------------------------------------------------------------
-
-
-@of("container", "holds")
-def test_containers(name: str) -> None:
-    entry = vectors("container")[name]
-    data = bytes_of(entry["file"])
-    assert digest_of(container_by_streamxf(data, entry.get("dek"))) == entry["holds"]
-    assert digest_of(container_by_reference(data, entry.get("dek"))) == entry["holds"]
-
-
-@of("container", "breaks")
-def test_containers_that_are_refused(name: str) -> None:
-    entry = vectors("container")[name]
-    data = bytes_of(entry["file"])
-    refused(lambda: container_by_streamxf(data, entry.get("dek")), entry["breaks"])
-    refused_by_reference(lambda: container_by_reference(data, entry.get("dek")), entry["breaks"])
+            READERS[subject][0](entry, OneWay(data, step))
 
 
 # -- checkpoints -----------------------------------------------------------------------------------------------------
@@ -209,17 +197,9 @@ def _elements(stream: bytes) -> bytes:
     return tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
 
-@of("checkpoint", "holds")
-def test_checkpoints(name: str, tmp_path: Path) -> None:
-    entry = vectors("checkpoint")[name]
-    unpack(entry, tmp_path)
-    check_content(checkpoint_by_streamxf(entry, tmp_path), entry["holds"])
-    check_content(checkpoint_by_reference(entry, tmp_path), entry["holds"])
-
-
-@pytest.mark.parametrize("name", [name for name, entry in vectors("checkpoint").items() if "run" in entry])
-def test_runs(name: str, tmp_path: Path) -> None:
-    entry = vectors("checkpoint")[name]
+@of("run", "checkpoint")
+def test_runs(subject: str, name: str, tmp_path: Path) -> None:
+    entry = vectors(subject)[name]
     with Checkpoint(unpack(entry, tmp_path), keys=keyring_of(entry)) as checkpoint:
         index = checkpoint.metadata[0].index
     assert index is not None
@@ -229,47 +209,20 @@ def test_runs(name: str, tmp_path: Path) -> None:
     assert index.run.to_json() | {"time": 0} == wanted | {"time": 0}
 
 
-@of("checkpoint", "breaks")
-def test_checkpoints_that_are_refused(name: str, tmp_path: Path) -> None:
-    entry = vectors("checkpoint")[name]
-    unpack(entry, tmp_path)
-    refused(lambda: checkpoint_by_streamxf(entry, tmp_path), entry["breaks"])
-    refused_by_reference(lambda: checkpoint_by_reference(entry, tmp_path), entry["breaks"])
-
-
-@of("checkpoint", "breaks")
-def test_checkpoints_that_dcp_does_not_load(name: str, tmp_path: Path) -> None:
-    entry = vectors("checkpoint")[name]
+@of("breaks", "checkpoint")
+def test_checkpoints_that_dcp_does_not_load(subject: str, name: str, tmp_path: Path) -> None:
+    entry = vectors(subject)[name]
     unpack(entry, tmp_path)
     try:
         options: dict[str, Any] = {"keys": keyring_of(entry)}
         with Checkpoint(tmp_path, **options, rank=entry.get("rank")) as checkpoint:
             items = dict(checkpoint.stored)
     except StreamxfError:
-        return  # by the test above
+        return  # by `test_which_rule_it_breaks`
     target = {name: torch.zeros(item.shape) if isinstance(item, TensorItem) else None for name, item in items.items()}
     reader = streamxf.FileSystemReader(tmp_path, **options)
     with pytest.raises((StreamxfError, dcp.api.CheckpointException)):
         dcp.load(target, storage_reader=reader, no_dist=True)
-
-
-# -- notes -----------------------------------------------------------------------------------------------------------
-
-
-@of("note", "holds")
-def test_notes(name: str) -> None:
-    entry = vectors("note")[name]
-    data = bytes_of(entry["file"])
-    assert note_by_streamxf(entry, data) == entry["holds"]
-    assert note_by_reference(entry, data) == entry["holds"]
-
-
-@of("note", "breaks")
-def test_notes_that_are_refused(name: str) -> None:
-    entry = vectors("note")[name]
-    data = bytes_of(entry["file"])
-    refused(lambda: note_by_streamxf(entry, data), entry["breaks"])
-    refused_by_reference(lambda: note_by_reference(entry, data), entry["breaks"])
 
 
 # -- key files -------------------------------------------------------------------------------------------------------
@@ -284,9 +237,9 @@ def key_file(entry: Entry, folder: Path) -> Path:
     return path
 
 
-@of("key", "holds")
-def test_key_files(name: str, tmp_path: Path) -> None:
-    entry = vectors("key")[name]
+@of("holds", "key")
+def test_key_files(subject: str, name: str, tmp_path: Path) -> None:
+    entry = vectors(subject)[name]
     wanted = entry["holds"]
     found = read_key(key_file(entry, tmp_path), entry.get("passphrase"))
     secret, public = _KINDS.get(wanted["kind"], (PrivateKey, PublicKey))
@@ -303,9 +256,9 @@ def test_key_files(name: str, tmp_path: Path) -> None:
     assert read_key_file(entry["text"].encode(), entry.get("passphrase")) == described
 
 
-@of("key", "breaks")
-def test_key_files_that_are_refused(name: str, tmp_path: Path) -> None:
-    entry = vectors("key")[name]
+@of("breaks", "key")
+def test_key_files_that_are_refused(subject: str, name: str, tmp_path: Path) -> None:
+    entry = vectors(subject)[name]
     path = key_file(entry, tmp_path)
     refused(lambda: read_key(path, entry.get("passphrase")), entry["breaks"])
     refused_by_reference(lambda: read_key_file(entry["text"].encode(), entry.get("passphrase")), entry["breaks"])
