@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from functools import cache, lru_cache, partial
 from typing import Literal, get_args
 
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING, Commit
+from streamxf.checkpoint.notes import Commit
 from streamxf.errors import (
     ContainerError,
     ForeignError,
@@ -31,7 +30,7 @@ from streamxf.format.names import GLOBAL, is_metadata_name, metadata_among, rank
 from streamxf.formats.opening import contents_of
 from streamxf.manager.folder import Folder
 from streamxf.manager.holds import has_no_place, holding
-from streamxf.manager.listing import SKIP, Run, named_to_skip
+from streamxf.manager.listing import SKIP, Run, is_bare, named_to_skip
 from streamxf.manager.notes import FOLDER, Authority, is_framework_file
 from streamxf.manager.record import Record, numbers_in, order_of, series_of
 from streamxf.manager.removal import remove_entry
@@ -53,10 +52,6 @@ _FOREIGN, _DAMAGE = "foreign: ", "verify found damage: "
 _TEXT = 500  # characters of a reason
 _SMALL = 2**30  # bytes up to which a sample is all
 _PIECE = 2**20
-_DATA = re.compile(
-    r".*\.(distcp|safetensors|bin|pt|pth|ckpt|h5|keras|sxf|msgpack|npz|npy|gguf|tar|zst|gz|pkl|pickle)", re.DOTALL
-)
-_LARGE = 2**20  # bytes; no file that a person puts beside checkpoints has so many
 _log = logging.getLogger(__name__)
 
 
@@ -157,7 +152,7 @@ def check_copied(run: Run, records: Collection[Record], others: Iterable[str] = 
     that takes this for a fresh start would save over the data.
     """
     names = {*(each.name for each in records if each.kind == "unfinished"), *others}
-    bare = [name for name in sorted(names, key=order_of) if _is_bare(run.folder(name))]
+    bare = [name for name in sorted(names, key=order_of) if is_bare(run.folder(name))]
     if len(bare) >= least > 0:
         raise NoCheckpointError(
             f"{some(bare)} {'has' if len(bare) == 1 else 'have'} data, and neither metadata nor a mark that a save was "
@@ -170,31 +165,28 @@ def check_copied(run: Run, records: Collection[Record], others: Iterable[str] = 
 def check_later(run: Run, records: Sequence[Record], choice: Choice, passed: Collection[str] = ()) -> None:
     """Say what may have been saved later than the chosen one, and whose metadata is lost or cannot be read. Raises
     NoCheckpointError where that may be the last of another line, so that nobody can tell from where training went on:
-    if it was written later and has a lower step, or an abandoned checkpoint lies between the two, and no line is noted.
+    if it was written later and has a lower step, or an abandoned checkpoint lies between the two.
     """
     chosen = choice.record
     assert chosen is not None
-    written, noted = cache(partial(_written, run)), run.noted_line(chosen.series)
+    written = cache(partial(_written, run))
     known = [each for each in records if each.series == chosen.series and each.counts and not each.damaged]
-    for each in records:
-        if each.series != chosen.series or each.name in (chosen.name, *named_to_skip(), *passed):
-            continue
-        why = each.note if each.damaged else f"it has data, and no {GLOBAL}; perhaps a copy left out hidden files"
-        if not each.damaged and not (each.kind == "unfinished" and _is_bare(run.folder(each.name))):
+    for each in run.doubted(records, chosen.series):
+        decided = each.complete and not each.damaged and not each.newer  # what nobody vouches for decides nothing
+        if decided or each.name in (chosen.name, *named_to_skip(), *passed):
             continue
         others = [chosen] if each.order < chosen.order else []
         others += [one for one in known if one.abandoned and chosen.order < one.order < each.order]
-        later = bool(others) and written(each.name) > max(written(chosen.name), written(others[0].name))
-        if later and not noted:
+        if others and written(each.name) > max(written(chosen.name), written(others[0].name)):
             raise NoCheckpointError(
-                f"{each.name} was saved after {others[0].name}, and cannot be read: {why}. Perhaps training had gone "
-                "back to an earlier step before it. Nothing was loaded or removed; say from where training goes on: "
-                f"resume(state, step=N), or {SKIP}={each.name}, which passes it over for {chosen.name}",
+                f"{each.name} was saved after {others[0].name}, and cannot be read: {each.note}. Perhaps training had "
+                "gone back to an earlier step before it. Nothing was loaded or removed; say from where training goes "
+                f"on: resume(state, step=N), or {SKIP}={each.name}, which passes it over for {chosen.name}",
                 file=run.storage.label(each.name),
             )
-        if (later or each.order > chosen.order) and each.name not in choice.skipped:
+        if each.name not in choice.skipped:
             text = "%s is chosen, though %s may have been saved later: %s"
-            _log.warning(text, chosen.name, escaped(run.storage.label(each.name)), escaped(why))
+            _log.warning(text, chosen.name, escaped(run.storage.label(each.name)), escaped(each.note))
 
 
 def _written(run: Run, name: str) -> float:
@@ -205,11 +197,6 @@ def _written(run: Run, name: str) -> float:
         return math.inf
     data = [file.written or 0.0 for path, file in files if not is_metadata_name(path) and path[0] != "."]
     return max(data, default=0.0)
-
-
-def _is_bare(folder: Folder) -> bool:
-    data = (_DATA.fullmatch(path) or (file.size or 0) >= _LARGE for path, file in folder.files.items())
-    return {SAVING, COMMIT, REMOVED}.isdisjoint(folder.top) and any(data)
 
 
 def _none(run: Run, found: Choice, name: str | None) -> NoCheckpointError:

@@ -181,8 +181,8 @@ def forget_in(
     for each in sorted({record.series for record in counted}):
         part = [record for record in counted if record.series == each]
         part = part if line is None else lined(part, line)
-        reasons |= {one.name: (one.note,) for one in part if one.damaged}
         reasons |= {one.name: (f"{ABANDONED}{one.abandoned}",) for one in part if one.abandoned}
+        reasons |= {one.name: (one.note,) for one in part if one.damaged}
         own = [record for record in part if not (record.abandoned or record.damaged)]
         if line is None and own:
             check_later(run, records, Choice(own[-1]))  # or the rules of the wrong line might remove the other

@@ -71,6 +71,7 @@ class Housekeeper:
         self.line: Line | None = None  # of what this job saves, from its first save after it has loaded one
         self._loaded: Record | None = None
         self._noted: Line | None = None
+        self._passed: tuple[str, ...] = ()
         self.continues: tuple[int, str] | None = None
         self._abandoned: list[str] = []  # of which was said that they stay
 
@@ -171,15 +172,21 @@ class Housekeeper:
     def _settle_line(self, records: Sequence[Record] | None = None) -> None:
         """Which line this job's saves are of. Not before its first: another may have saved since this one loaded."""
         records = self._run.records(series=self._series) if records is None else records
-        fresh = Run(self._storage, self._run.authority, self._run.run_id)  # others may have noted theirs meanwhile
-        last = fresh.last_line(records, self._series)
-        self.line = last if self._loaded is None else continued(records, self._loaded, last)
+        noted = Run(self._storage, self._run.authority, self._run.run_id).noted_line(self._series)  # by others, too
+        last, doubted = self._run.last_line(records, self._series), self._run.doubted(records, self._series)
+        self.line, self._passed = last, noted.passed if noted.line == last else ()
+        if (loaded := self._loaded) is not None:
+            doubted = [each for each in doubted if each.order > loaded.order]
+            new = [each for each in doubted if each.name not in self._passed]
+            self.line = continued(records, loaded, last, new)
+            self._passed = tuple(each.name for each in doubted) if self.line != last else self._passed
 
     def _prepare(self) -> None:
         records = self._run.records(series=self._series)
         begun = [record.run for record in records if record.kind == "unfinished" and record.run]
         # if its first save was killed, nothing but that tells of the run
-        self._run.run_id = self._run.settle_id(records) or (begun[-1] if begun else secrets.token_hex(16))
+        told = [each for each in (*begun, self._run.noted_line(self._series).run) if each]
+        self._run.run_id = self._run.settle_id(records) or (told[-1] if told else secrets.token_hex(16))
         self._settle_line(records)
         self._size = next((record.bytes for record in reversed(records) if record.counts and record.bytes), 0)
         if self._run.authority.blind and (older := [record for record in records if record.complete]):
@@ -330,8 +337,8 @@ class Housekeeper:
         self.resumed = None
         self._end(name)
         if self.line and self.line != self._noted:
-            _logging("the line could not be noted", self._run.remember_line, self._series, self.line)
-        self._noted = self.line
+            what = self._series, self.line, self._passed
+            self._noted = _logging("the line could not be noted", self._run.remember_line, *what)
 
     def _supplement(self, name: str, save_id: str, *known: Mapping[str, Any]) -> None:
         self._run.change(name)

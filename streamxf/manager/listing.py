@@ -20,7 +20,7 @@ from streamxf.format.names import GLOBAL
 from streamxf.formats.opening import contents_of, open_source, parts_of
 from streamxf.manager.folder import Folder, checksum_of
 from streamxf.manager.notes import ANY, Authority, RowCache
-from streamxf.manager.record import Line, Record, is_numbered, last_line, lined, series_of
+from streamxf.manager.record import Line, NotedLine, Record, is_numbered, last_line, lined, series_of
 from streamxf.manager.removal import files_of, files_of_many, is_literal
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Entries, Storage
@@ -34,12 +34,23 @@ _OUT = "a link that leads out of the run"
 
 
 SKIP = "STREAMXF_SKIP"
+_BARE = f"it has data, and no {GLOBAL}; perhaps a copy left out hidden files"
+_DATA = re.compile(
+    r".*\.(distcp|safetensors|bin|pt|pth|ckpt|h5|keras|sxf|msgpack|npz|npy|gguf|tar|zst|gz|pkl|pickle)", re.DOTALL
+)
+_LARGE = 2**20  # bytes; no file that a person puts beside checkpoints has so many
 
 
 def named_to_skip() -> list[str]:
-    """The checkpoints that the environment names, separated by commas, which a name may hold itself."""
+    """The checkpoints that the environment names, separated by commas, which a name may hold itself; paths will do."""
     skip = os.environ.get(SKIP, "")
-    return [skip, *map(str.strip, skip.split(","))]
+    return [skip, *(os.path.basename(each.strip().rstrip("/")) for each in skip.split(","))]
+
+
+def is_bare(folder: Folder) -> bool:
+    """Whether a folder has data, and neither metadata nor a mark that a save was begun."""
+    data = (_DATA.fullmatch(path) or (file.size or 0) >= _LARGE for path, file in folder.files.items())
+    return {SAVING, COMMIT, REMOVED, *folder.metadata}.isdisjoint(folder.top) and any(data)
 
 
 class Run:
@@ -142,18 +153,33 @@ class Run:
                 raise self.unread[unread[-1]]
         return self.run_id
 
-    def noted_line(self, series: str) -> Line:
-        """The line of a series that was saved last, as jobs have noted it; () if none has gone back, or it is lost."""
-        return self._rows.line(series, self.run_id or self.ids.get(series))
+    def noted_line(self, series: str) -> NotedLine:
+        """The line of a series that was saved last, as jobs have noted it, if that was of this run."""
+        run_id, noted = self.run_id or self.ids.get(series), self._rows.line(series)
+        return noted if run_id in (None, noted.run) else NotedLine()
 
     def last_line(self, records: Iterable[Record], series: str) -> Line:
-        """The same, by these records, too."""
-        return last_line((each for each in records if each.series == series), self.noted_line(series))
+        """The line of a series that was saved last, by these records and by what is noted: that holds where something
+        is there that may be of it, and cannot be read.
+        """
+        part = [each for each in records if each.series == series]
+        found, noted = last_line(part), self.noted_line(series).line
+        return noted if len(noted) > len(found) and self.doubted(part, series) else found
 
-    def remember_line(self, series: str, line: Line) -> None:
-        """Note that a checkpoint of this line was saved. Raises OSError."""
-        if self.run_id is not None:
-            self._rows.note_line(series, self.run_id, line)
+    def doubted(self, records: Iterable[Record], series: str) -> list[Record]:
+        """What may be a checkpoint of a series, and nobody knows by now of which line: it cannot be read, or its
+        metadata is gone, with its data there.
+        """
+        part = {each.name: each for each in records if each.series == series}
+        names = [name for name in self.names if series_of(name) == series and is_numbered(name)]
+        bare = (name for name in names if name not in part or part[name].kind == "unfinished")
+        lost = (Record(name, kind="unfinished", note=_BARE) for name in bare if is_bare(self.folder(name)))
+        return [*(each for each in part.values() if each.doubtful), *lost]
+
+    def remember_line(self, series: str, line: Line, passed: Iterable[str]) -> Line:
+        """Note that a checkpoint of this line was saved, and what it has `passed` over; returns it. Raises OSError."""
+        self._rows.note_line(series, NotedLine(self.run_id, line, tuple(passed)))
+        return line
 
     def remember(self) -> None:
         """Store what was found, for the next process. Raises OSError."""

@@ -31,8 +31,9 @@ from streamxf.errors import (
     escaped,
 )
 from streamxf.format.limits import MAX_NOTE
+from streamxf.format.run import RunFacts
 from streamxf.keys import VerifyKey
-from streamxf.manager.record import Line, Record
+from streamxf.manager.record import NotedLine, Record
 from streamxf.manager.removal import remove_entry
 from streamxf.storage.small import MOST_BYTES, put_small, read_small, small_files
 from streamxf.storage.storage import Entries, Storage, StorageEntry
@@ -264,19 +265,21 @@ class RowCache:
             remove_notes(self._storage, old)
             self._load().difference_update(old)
 
-    def line(self, series: str, run_id: str | None) -> Line:
-        """Which line of a run was saved last, as its jobs have noted; () where nothing is noted."""
+    def line(self, series: str) -> NotedLine:
+        """Which line was saved last, as jobs have noted it."""
         self._load()
         with suppress(Exception):  # whatever somebody has put there
-            row = self._stored.get(_LINE + series, _GONE)
-            return tuple(map(int, json.loads(row[1]))) if row[0] == run_id and row != _GONE else ()
-        return ()
+            run, row = self._stored.get(_LINE + series, _GONE)
+            line, passed = json.loads(row)
+            RunFacts(run, "-", 0, 0.0, line=tuple(line)).to_json()  # raises where it could be none
+            return NotedLine(run, tuple(line), tuple(map(str, passed)))
+        return NotedLine()
 
-    def note_line(self, series: str, run_id: str, line: Line) -> None:
+    def note_line(self, series: str, noted: NotedLine) -> None:
         """Note a line of which a checkpoint was saved, for when its metadata cannot be read. Raises OSError."""
         self._load()
         if self._authority.vouches:
-            self._stored[_LINE + series] = row = [run_id, json.dumps(line)]
+            self._stored[_LINE + series] = row = [noted.run, json.dumps(noted[1:])]
             self._put({_LINE + series: row})
 
     def drop(self, names: Collection[str], *, known: bool) -> None:

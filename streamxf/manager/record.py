@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Kind = Literal["own", "unclaimed", "foreign", "unfinished", "removing"]
 
@@ -20,6 +20,18 @@ Line = tuple[int, ...]
 """For each earlier line, in their order, the first step from which on its checkpoints are no part of this one's
 history. The run's first line is (), and the longest that is there was saved last.
 """
+
+
+class NotedLine(NamedTuple):
+    """What jobs have noted of a series: the run's id, the line that was saved last, and the names of what was passed
+    over when it began, which nobody could read.
+    """
+
+    run: str | None = None
+    line: Line = ()
+    passed: tuple[str, ...] = ()
+
+
 _MOST = 1000  # lines; from then on all saves are of the last one
 
 
@@ -137,11 +149,10 @@ def numbers_in(name: str) -> tuple[int, ...]:
     return tuple(map(int, _NUMBER.findall(name)))
 
 
-def last_line(records: Iterable[Record], noted: Line = ()) -> Line:
-    """That which was saved last, of the records of one series, and of what is `noted` beside them."""
+def last_line(records: Iterable[Record]) -> Line:
+    """That which was saved last, of the records of one series."""
     counted = [each for each in records if each.counts]
-    found = max(counted, key=lambda each: (len(each.line), each.order)).line if counted else ()
-    return noted if len(noted) >= len(found) else found
+    return max(counted, key=lambda each: (len(each.line), each.order)).line if counted else ()
 
 
 def lined(records: Sequence[Record], line: Line) -> list[Record]:
@@ -149,17 +160,16 @@ def lined(records: Sequence[Record], line: Line) -> list[Record]:
     return [replace(each, abandoned=_reason(each, line)) if each.counts else each for each in records]
 
 
-def continued(records: Sequence[Record], loaded: Record, last: Line) -> Line:
-    """The line of a job that has loaded one of these: the last, if that is its newest checkpoint, or a new one. It
-    passes over what is doubtful, which must not come back when it can be read again.
+def continued(records: Sequence[Record], loaded: Record, last: Line, doubted: Sequence[Record] = ()) -> Line:
+    """The line of a job that has loaded one of these: the last, if that is its newest checkpoint, or a new one. What is
+    `doubted` is passed over, and must not come back when it can be read again.
     """
-    known = [each for each in records if each.doubtful or (each.counts and not _reason(each, last))]
-    passed = any(each.order > loaded.order and each.name != loaded.name for each in known)
-    goes_on = loaded.counts and not passed and not _reason(loaded, last)
-    if goes_on or not known or len(last) >= _MOST:
+    known = [each for each in records if each.counts and not each.damaged and not _reason(each, last)]
+    passed = any(each.order > loaded.order for each in (*known, *doubted) if each.name != loaded.name)
+    if len(last) >= _MOST or (loaded.counts and not passed and not _reason(loaded, last)):
         return last
     if not loaded.counts:  # of another run: what is here is no part of its history
-        return (0,) * (len(last) + 1)
+        return (0,) * (len(last) + 1) if known or last else ()
     return (*loaded.line, loaded.step + 1, *(0,) * (len(last) - len(loaded.line)))
 
 

@@ -5,7 +5,7 @@ disagree, one of them is wrong.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -134,6 +134,8 @@ class Model:
     folders: dict[str, Folder] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
     noted: Line = ()  # beside the checkpoints
+    passed: frozenset[str] = frozenset()  # when that line began
+    bare: Callable[[], set[str]] = set  # folders with data, of which nothing says any more what it is
 
     @property
     def counted(self) -> dict[int, Folder]:
@@ -147,7 +149,13 @@ class Model:
     def last_line(self) -> Line:
         """The one on which training went back most often."""
         found = max(((len(each.line), step, each.line) for step, each in self.counted.items()), default=(0, 0, ()))[2]
-        return self.noted if len(self.noted) >= len(found) else found
+        return self.noted if len(self.noted) > len(found) and self.doubtful() else found
+
+    def doubtful(self) -> dict[str, int]:
+        """What may be a checkpoint, and nobody knows of which line, with its step."""
+        found = {name for name, each in self.folders.items() if each.unread or each.doubted} | self.bare()
+        steps = {name: name.removeprefix("step-") for name in found if name.startswith("step-")}
+        return {name: int(step) for name, step in steps.items() if step.isdigit()}
 
     def in_line(self, line: Line | None = None) -> dict[int, Folder]:
         """Those which are history of a line, by default of the last."""
@@ -159,12 +167,10 @@ class Model:
         """The line of training that goes on from this step, which is of its `own`."""
         last = self.last_line()
         bounds = dict(enumerate(last)) | {len(last): math.inf}
-        doubtful = {
-            int(name.removeprefix("step-"))
-            for name, each in self.folders.items()
-            if (each.unread or each.doubted) and name.removeprefix("step-").isdigit() and name.startswith("step-")
-        }
-        if step < bounds.get(len(own), 0) and step >= max({*self.in_line(), *doubtful}, default=0):
+        known = self.passed if self.noted == last else frozenset()
+        doubtful = {number for name, number in self.doubtful().items() if name not in known}
+        whole = {number for number, each in self.in_line(last).items() if not each.unread}
+        if step < bounds.get(len(own), 0) and step >= max({*whole, *doubtful}, default=0):
             return last
         return own + (step + 1,) + (0,) * (len(last) - len(own))
 

@@ -69,7 +69,7 @@ class RunOnDisk(RuleBasedStateMachine):
         self.remembers = False  # whether what was found in a folder is remembered soon
         self.named = False  # whether the job and tools say which run it is
         self.run_id: str | None = None
-        self.model = Model()
+        self.model = Model(bare=lambda: self.bare())
         self.points = Points()
         self.now = NOON
         self.job: Housekeeper | None = None
@@ -257,9 +257,10 @@ class RunOnDisk(RuleBasedStateMachine):
     def seen(self) -> Run:
         return Run(open_storage(self.place.run), self.keying.authority(), self.known_id())
 
-    def noted_line(self) -> Line:
+    def learn_line(self) -> None:
         """What is noted now."""
-        return Run(open_storage(self.place.run), self.keying.authority(), self.run_id).noted_line("step-{}")
+        noted = Run(open_storage(self.place.run), self.keying.authority(), self.run_id).noted_line("step-{}")
+        self.model.noted, self.model.passed = noted.line, frozenset(noted.passed)
 
     def forget(self, rules: dict[str, Any], check: str, dry_run: bool = False) -> ForgetReport:
         return forget_in(self.seen(), Retention(**rules), check, dry_run=dry_run)
@@ -305,7 +306,7 @@ class RunOnDisk(RuleBasedStateMachine):
         """A save is noted; the first one of a job applies the rules, and puts in order what others left."""
         name = f"step-{step}"
         if self.line is None:
-            self.model.noted = self.noted_line()
+            self.learn_line()
             self.line = self.model.last_line() if self.loaded is None else self.model.after(*self.loaded)
         if not self.tidy:
             going, _ = self.to_go(self.keeping, self.check, self.line)
@@ -357,7 +358,7 @@ class RunOnDisk(RuleBasedStateMachine):
         self.measure()
         before, _ = self.model.to_go(self.keeping, self.check, self.now, read, step, self.line)
         self.go(call)
-        self.model.noted = self.noted_line()
+        self.learn_line()
         if not self.is_there(name):
             return before
         if self.line and self.noted != self.line and not self.blocked:

@@ -374,7 +374,7 @@ class Histories(Adversary):
             self.place.lose(".streamxf")
         elif found:
             self.place.lose(f".streamxf/{found[which % len(found)]}")
-        self.model.noted = self.noted_line()
+        self.learn_line()
 
     @rule(seconds=st.sampled_from([-400 * DAY, -DAY, -3600, -60, 60, 3600, DAY, 40 * DAY, 400 * DAY]))
     def clock_jumps(self, seconds: int) -> None:
