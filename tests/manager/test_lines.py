@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import read_metadata
+from streamxf.checkpoint.notes import seal_note
 from streamxf.errors import NoCheckpointError, ParameterError, UnsupportedError
 from streamxf.manager.folder import Folder
 from streamxf.manager.forget import forget
-from streamxf.manager.listing import list_checkpoints
+from streamxf.manager.listing import Run, list_checkpoints
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.record import Record
 from streamxf.manager.retention import Retention
 from streamxf.storage.opening import open_storage
+from streamxf.storage.small import put_small
 
 from .conftest import place
 from .runs import blank, complete, damage, is_at, resumed, saved_run, state_at
@@ -224,6 +228,117 @@ def test_a_line_is_not_guessed_where_the_note_of_it_is_lost_too(
     goes_back(tmp_path, 400, 700)
     monkeypatch.delenv("STREAMXF_SKIP")
     assert resumed(tmp_path) == 700
+
+
+def test_a_note_that_is_older_than_what_cannot_be_read_decides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved_run(tmp_path, 400, 500, 600)
+    goes_back(tmp_path, 400, 410, 420, 430)
+    monkeypatch.setattr(Run, "remember_line", lambda *_: None)  # killed before that, or the disk was full
+    goes_back(tmp_path, 410, 415)
+    assert resumed(tmp_path) == 415
+    unreadable(monkeypatch, TROUBLE[0]).add("step-415")
+    for call in (lambda: resumed(tmp_path), lambda: streamxf.latest(tmp_path), lambda: forget(tmp_path, 1)):
+        with pytest.raises(NoCheckpointError, match="step-415 was saved after step-430, and cannot be read"):
+            call()
+
+
+def test_a_line_is_noted_again_where_it_could_not_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved_run(tmp_path, 400, 500)
+    note, failed = Run.remember_line, list[int]()
+
+    def fails_once(*what: Any) -> Any:
+        failed.append(1)
+        if len(failed) == 1:
+            raise OSError(28, "No space left on device")
+        return note(*what)
+
+    monkeypatch.setattr(Run, "remember_line", fails_once)
+    goes_back(tmp_path, 400, 410, 420, 430)
+    assert len(failed) == 2
+    assert Run.at(tmp_path).noted_line("step-{}").line == (401,)
+
+
+@pytest.mark.parametrize("way", ["none", "skip", "latest"])
+def test_what_lost_its_metadata_does_not_come_back_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, way: str
+) -> None:
+    saved_run(tmp_path, 100, 200, 300)
+    metadata = tmp_path / "step-300" / ".metadata"
+    metadata.rename(tmp_path / "kept")
+    monkeypatch.setenv("STREAMXF_SKIP", f"{tmp_path}/step-300/" if way == "skip" else "")
+    with CheckpointManager(tmp_path) as manager:
+        if way == "latest":
+            manager.latest({"step-300": "I know"})
+        else:
+            assert manager.resume(blank()) == 200
+        manager.save(250, state_at(250))
+    assert ("step-300 may have been saved later" in caplog.text) == (way == "none")
+    (tmp_path / "kept").rename(metadata)
+    monkeypatch.delenv("STREAMXF_SKIP")
+    assert resumed(tmp_path) == 250
+    assert abandoned(tmp_path) == ["step-300"]
+
+
+def test_a_warning_names_what_may_be_later_where_times_are_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved_run(tmp_path, 400, 500, 600)
+    goes_back(tmp_path, 400, 410)
+    shutil.rmtree(tmp_path / ".streamxf")
+    (tmp_path / "step-410" / ".metadata").write_bytes(b"")
+    for file in tmp_path.glob("*/*"):
+        os.utime(file, (0, 0))
+    assert resumed(tmp_path) == 600
+    assert "step-600 is chosen, though" in caplog.text
+    assert "step-410 may have been saved later" in caplog.text
+
+
+def test_a_line_is_known_where_only_others_checkpoints_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (400, 500, 600):
+        dcp.save(state_at(step), checkpoint_id=tmp_path / f"step-{step}", no_dist=True)
+    goes_back(tmp_path, 400, 410)
+    run = list_checkpoints(tmp_path)[1].run
+    unreadable(monkeypatch, TROUBLE[0]).add("step-410")
+    with pytest.raises(PermissionError):
+        resumed(tmp_path)
+    monkeypatch.setenv("STREAMXF_SKIP", "step-410")
+    assert resumed(tmp_path) == 400
+    saved_run(tmp_path, 420)
+    assert list_checkpoints(tmp_path)[2].run == run, "it is the same run as before"
+
+
+def test_lines_do_not_grow_by_what_was_passed_over_once(tmp_path: Path) -> None:
+    saved_run(tmp_path, 1, 2, 900)
+    (tmp_path / "step-900" / ".metadata").write_bytes(b"")
+    for step in range(3, 8):
+        goes_back(tmp_path, step - 1, step)
+    assert {each.line for each in list_checkpoints(tmp_path) if each.step in range(3, 8)} == {(3,)}
+
+
+def test_whoever_goes_back_to_what_was_given_up_has_its_history(tmp_path: Path) -> None:
+    saved_run(tmp_path, 400, 500, 600)
+    goes_back(tmp_path, 400, 410, keep=1)
+    shutil.rmtree(tmp_path / "step-410")
+    shutil.rmtree(tmp_path / "step-400", ignore_errors=True)
+    assert resumed(tmp_path) == 600, "nothing is left of the line that was noted"
+    saved_run(tmp_path, 610)
+    damage(tmp_path / "step-610")
+    assert resumed(tmp_path) == 600
+
+
+@pytest.mark.parametrize("line", ["[9007199254740993]", "[-5]", '"401"', "[401.7]", "[]", "5", "[[1]]"])
+def test_a_note_of_a_line_that_is_none_counts_for_nothing(tmp_path: Path, line: str) -> None:
+    saved_run(tmp_path, 400, 500)
+    run = list_checkpoints(tmp_path)[0].run
+    row = {"/step-{}": [run, f"[{line}, []]"]}
+    put_small(open_storage(tmp_path), ".streamxf/rows-0", seal_note({"time": 2**52, "rows": row}, None))
+    assert Run.at(tmp_path).noted_line("step-{}").line == ()
+    assert resumed(tmp_path) == 500
+    saved_run(tmp_path, 600)
 
 
 def test_two_jobs_that_go_back_to_one_step_have_lines_of_their_own(tmp_path: Path) -> None:

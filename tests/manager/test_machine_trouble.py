@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from fnmatch import fnmatchcase
@@ -104,7 +105,9 @@ def test_a_pointer_in_place_of_a_file_is_not_passed_over_as_damage(tmp_path: Pat
             (Path(str(manager.begin(step))) / "model.pt").write_bytes(bytes(5531))
             manager.commit(step)
     (tmp_path / "other" / "step-200" / "model.pt").write_bytes(pointer)
-    for run in ("dcp", "other"):
+    shutil.copytree(tmp_path / "other", tmp_path / "record")
+    (tmp_path / "record" / "step-200" / ".streamxf-commit").write_bytes(pointer)
+    for run in ("dcp", "other", "record"):
         with pytest.raises(UnsupportedError, match="git lfs pull"):
             streamxf.latest(tmp_path / run)
         with CheckpointManager(tmp_path / run, verify="none") as manager, pytest.raises(UnsupportedError):
