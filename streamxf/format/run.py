@@ -72,6 +72,7 @@ class RunFacts:
             told = exact(known["continues"], {"step", "save_id"}, frozenset(), "what a run continues")
             step_before = integer(told["step"], "the step that a run continues")
             continues = step_before, digits(told["save_id"], 32, "a save's id")
+            known["continues"] = dict(zip(("step", "save_id"), continues, strict=True))  # without what is ignored
         run, line = digits(entry["run"], 32, "a run's id"), _line(known["line"]) if "line" in known else ()
         made = cls(run, name, step, time / 1000, rules, metrics, continues, line)
         if len(json.dumps(known, separators=(",", ":"))) > limits.MAX_RUN:
