@@ -51,14 +51,9 @@ def implementation(installed: Path) -> str:
         "print(streamxf.__file__, kernel.implementation())"
     )
     environment = {name: value for name, value in os.environ.items() if name != "STREAMXF_KERNEL"}
-    ran = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**environment, "PYTHONPATH": str(installed)},
-        cwd=installed,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    environment |= {"PYTHONPATH": str(installed)}
+    command = [sys.executable, "-c", code]
+    ran = subprocess.run(command, env=environment, cwd=installed, check=True, capture_output=True, text=True)
     file, found = ran.stdout.split()
     assert Path(file).is_relative_to(installed)
     return found

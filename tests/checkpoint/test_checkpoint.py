@@ -405,14 +405,9 @@ def test_torch_need_not_be_there(writer: str, keyed: bool, tmp_path: Path) -> No
         helpers.save(state, path, helpers.full_chain() if keyed else [FloatZip()])
     else:
         of_torch(path, state)
-    root = str(Path(streamxf.__file__).parents[1])
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *(["keyed"] if keyed else [])],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": root},
-        capture_output=True,
-        text=True,
-    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(streamxf.__file__).parents[1])}
+    command = [sys.executable, "-c", PROGRAM, *(["keyed"] if keyed else [])]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["a ('float32', [2.0, 3.0])", "b ('int64', [[4, 5]])", "step 17", "text x"]
 

@@ -45,16 +45,9 @@ def world() -> Iterator[Path]:
 
 def run_all(world: Path, before: list[str], commands: list[str]) -> list[Done]:
     """Run commands in a process that is started by `before`."""
-    arguments = [[word for word in command.split("  ") if word] for command in commands]
-    done = subprocess.run(
-        [*before, sys.executable, several.__file__],
-        input=json.dumps(arguments),
-        capture_output=True,
-        text=True,
-        cwd=world,
-        timeout=300,
-        check=False,
-    )
+    given = json.dumps([[word for word in command.split("  ") if word] for command in commands])
+    command = [*before, sys.executable, several.__file__]
+    done = subprocess.run(command, input=given, capture_output=True, text=True, cwd=world, timeout=300)
     assert done.returncode == 0, done.stderr
     return [Done(*one) for one in json.loads(done.stdout)]
 

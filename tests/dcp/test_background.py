@@ -93,14 +93,9 @@ def sharded(*shape: int) -> DTensor:
 
 def changing_state() -> dict[str, Any]:
     return {
-        "tensor": torch.zeros(5000),
-        "scalar": torch.zeros(()),
-        "parameter": torch.nn.Parameter(torch.zeros(50)),
-        "view": torch.zeros(10)[2:4],
-        "gaps": torch.zeros(10, 10)[:, ::3],
-        "sharded": sharded(50),
-        "sharded scalar": sharded(),
-        "array": np.zeros(3),
+        **{"tensor": torch.zeros(5000), "scalar": torch.zeros(()), "parameter": torch.nn.Parameter(torch.zeros(50))},
+        **{"view": torch.zeros(10)[2:4], "gaps": torch.zeros(10, 10)[:, ::3], "array": np.zeros(3)},
+        **{"sharded": sharded(50), "sharded scalar": sharded()},
         "nested": {"list": [torch.zeros(2)], "tuple": (sharded(), io.BytesIO(b"0"))},
         "file": io.BytesIO(b"0"),
     }

@@ -281,30 +281,12 @@ def test_the_first_cause_is_told_where_a_draft_stays(checkpoint: Path, monkeypat
 
 
 OTHERS = [
-    "notes.txt",
-    "model-00001-of-00002.safetensors",
-    "model.safetensors.index.json",
-    "common.pt",
-    "metadata.json",
-    ".metadata.bak",
-    ".METADATA",
-    "__0_0.DISTCP",
-    "__0_0.distcp\n",
-    "\n__0_0.distcp",
-    "__0_0.distcp\n.metadata",
+    *("notes.txt", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "common.pt", "metadata.json"),
+    *(".metadata.bak", ".METADATA", "__0_0.DISTCP", "__0_0.distcp\n", "\n__0_0.distcp", "__0_0.distcp\n.metadata"),
+    *(f"__0_0_{save_id}.distcp" for save_id in ("A" * 32, "a" * 31, "a" * 33)),
     "__0_0_" + "a" * 32 + ".distcp\n",
-    "__0_0_" + "A" * 32 + ".distcp",
-    "__0_0_" + "a" * 31 + ".distcp",
-    "__0_0_" + "a" * 33 + ".distcp",
     "__\u0660_0.distcp",  # a digit, and none of ours
-    "__-1_0.distcp",
-    "__0__0.distcp",
-    "*",
-    "[abc]",
-    "?",
-    "~",
-    "-rf",
-    "__*_*.distcp",
+    *("__-1_0.distcp", "__0__0.distcp", "*", "[abc]", "?", "~", "-rf", "__*_*.distcp"),
 ]
 
 

@@ -179,14 +179,8 @@ def test_cached_plans_over_several_ranks(tmp_path: Path) -> None:
     for rank, report in enumerate(reports):
         found = report["cached_saves"]
         for each in found["saves"]:
-            assert each == {
-                "items": ["model.b", "model.w", "step"],
-                "chunks": [3, 1],
-                "paths": True,
-                "files": True,
-                "id": True,
-                "same": True,
-            }
+            right = dict.fromkeys(("paths", "files", "id", "same"), True)
+            assert each == right | {"items": ["model.b", "model.w", "step"], "chunks": [3, 1]}
         assert len(found["saves"]) == 3
         assert found["cached"]
         if rank == 0:

@@ -64,14 +64,8 @@ def test_ranks_read_the_blocks_that_they_need(name: str, chain: str) -> None:
             mesh = init_device_mesh("cpu", reshard.mesh)
             lengths, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, reshard.placements)
             part = tuple(slice(at, at + size) for at, size in zip(offset, lengths, strict=True))
-            local = DTensor.from_local(
-                torch.zeros(lengths, dtype=tensor.dtype),
-                mesh,
-                reshard.placements,
-                run_check=False,
-                shape=tensor.shape,
-                stride=tensor.stride(),
-            )
+            of_shape: dict[str, Any] = {"run_check": False, "shape": tensor.shape, "stride": tensor.stride()}
+            local = DTensor.from_local(torch.zeros(lengths, dtype=tensor.dtype), mesh, reshard.placements, **of_shape)
             store.asked.clear()
             dcp.load({"w": local}, storage_reader=streamxf.FileSystemReader(store, keys=keys), no_dist=True)
             assert torch.equal(local.to_local(), tensor[part])

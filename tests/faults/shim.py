@@ -139,17 +139,8 @@ class Shim:
     def armed(self, root: Path, fault: Fault | None = None, kinds: Kind = ALL, log: bool = False) -> Iterator[None]:
         """Count, and do `fault`, in this process and those that it forks meanwhile."""
         fault = fault or Fault()
-        self._library.shim_arm(
-            os.fsencode(root),
-            kinds,
-            fault.action,
-            fault.point,
-            fault.when,
-            fault.later,
-            fault.error,
-            fault.kill_all,
-            log,
-        )
+        facts = fault.action, fault.point, fault.when, fault.later, fault.error, fault.kill_all
+        self._library.shim_arm(os.fsencode(root), kinds, *facts, log)
         try:
             yield
         finally:

@@ -26,11 +26,7 @@ FORMATS = {
     "Hugging Face": Format.HUGGING_FACE,
     "Hugging Face .bin": Format.HUGGING_FACE,
     "stock": Format.DCP,
-    "stock with a chain": Format.STREAMXF,
-    "no chain": Format.STREAMXF,
-    "compressed": Format.STREAMXF,
-    "encrypted": Format.STREAMXF,
-    "sharded": Format.STREAMXF,
+    **dict.fromkeys(("stock with a chain", "no chain", "compressed", "encrypted", "sharded"), Format.STREAMXF),
     "rank-local": Format.STREAMXF,
 }
 STATE = {"a": noise(torch.float32, 40, 30), "b": noise(torch.int8, 9)}

@@ -116,17 +116,10 @@ NESTED = {
     "model": collections.OrderedDict(weight=BASE, bias=BASE[0]),
     "optimizer": {"state": {0: {"step": torch.tensor(3.0), "exp_avg": BASE * 2}}, "param_groups": [{"lr": 1e-3}]},
     "list": [BASE[1], {"deep": [BASE[2], "text"]}, 5],
-    "plain list": [1, 2, [3]],
-    "pair": (1, "two"),
-    "set": {1, 2},
-    "none": None,
-    "bytes": b"\0\xff",
-    "size": torch.Size([1, 2]),
-    "dtype": torch.bfloat16,
-    "array": np.arange(6).reshape(2, 3),
-    "number": np.float64(0.5),
-    "complex": 1 + 2j,
 }
+NESTED |= {"plain list": [1, 2, [3]], "pair": (1, "two"), "set": {1, 2}, "none": None, "bytes": b"\0\xff"}
+NESTED |= {"size": torch.Size([1, 2]), "dtype": torch.bfloat16, "array": np.arange(6).reshape(2, 3)}
+NESTED |= {"number": np.float64(0.5), "complex": 1 + 2j}
 
 
 @FORMS

@@ -45,13 +45,7 @@ def test_attached_writer_and_reader(tmp_path: Path) -> None:
         pytest.skip("SeaweedFS is not installed")
     with serving(tmp_path) as url:
         account = {"AWS_ACCESS_KEY_ID": ACCESS, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ENDPOINT_URL": url}
-        ran = subprocess.run(
-            [sys.executable, "-c", SCRIPT, url],
-            env=environment(**account),
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
+        command, variables = [sys.executable, "-c", SCRIPT, url], environment(**account)
+        ran = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=SECONDS)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "loaded by both" in ran.stdout

@@ -154,14 +154,8 @@ def test_a_sharded_model_into_a_plain_one_and_back(device: torch.device, checkpo
 @pytest.mark.parametrize("background", [False, True])
 def test_the_manager(device: torch.device, tmp_path: Path, background: bool) -> None:
     def manager() -> streamxf.CheckpointManager:
-        return streamxf.CheckpointManager(
-            tmp_path,
-            "floatzip+checksum+encrypt",
-            keys=KEY,
-            save=Schedule(steps=1),
-            keep=Retention(last=2),
-            async_save=background,
-        )
+        options: dict[str, Any] = {"save": Schedule(steps=1), "keep": Retention(last=2), "async_save": background}
+        return streamxf.CheckpointManager(tmp_path, "floatzip+checksum+encrypt", keys=KEY, **options)
 
     state = {"w": weights(7, device), "b": weights(0.01, device), "step": 0}
     with manager() as made:

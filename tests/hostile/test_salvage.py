@@ -104,17 +104,8 @@ def test_forged_headers(row: Row, tmp_path: Path) -> None:
             identity = identity_of("w", 2, "float32", offset, (4, 3), (4, 3), writer=parts.identity[:16])
             data = target.data[:start] + parts.change(identity=identity).container() + target.data[stop:]
             for partial in (False, True) if value < 2**20 else (False,):
-                row.refuse_or_equal(
-                    f"offset {value}",
-                    RIGHT,
-                    with_file,
-                    target,
-                    target.data_file,
-                    data,
-                    judge=False,
-                    without_metadata=True,
-                    partial=partial,
-                )
+                how = {"judge": False, "without_metadata": True, "partial": partial}
+                row.refuse_or_equal(f"offset {value}", RIGHT, with_file, target, target.data_file, data, **how)
     for number, altered in islice(flips(container.intact, container.at.crcs), 48, 110):
         data = target.data[:start] + container.mended(altered) + target.data[stop:]
         row.refuse_or_equal(

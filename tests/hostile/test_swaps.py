@@ -144,13 +144,8 @@ def test_every_pair_of_keyed_containers_made_out_for_their_new_place(row: Row, t
 @pytest.mark.parametrize("keyed", [False, True])
 def test_items_of_an_attached_writer_without_an_index(row: Row, tmp_path: Path, keyed: bool) -> None:
     """Nothing gives the numbers of its containers, so that names have to tell items of one shape apart."""
-    target = Checkpoint(
-        tmp_path / "one",
-        {"a": torch.zeros(9), "b": torch.ones(9)},
-        writer="attached",
-        keyed=keyed,
-        chain=same_size(keyed),
-    )
+    state = {"a": torch.zeros(9), "b": torch.ones(9)}
+    target = Checkpoint(tmp_path / "one", state, writer="attached", keyed=keyed, chain=same_size(keyed))
     data = {name: target.data[start:stop] for name, (start, stop) in target.places.items()}
     assert len(data["a"]) == len(data["b"])
     options = {"keys": target.keys, "require": "bound"} if keyed else {}

@@ -45,23 +45,19 @@ def test_one_rank_agrees_with_itself_at_once() -> None:
 @pytest.mark.slow
 @needs_gloo
 def test_ranks_agree(count: int, tmp_path: Path) -> None:
-    found = agreed(
-        count,
-        tmp_path,
-        "one_step_late",
-        "due_until_saved",
-        "due_when_saving_anyway",
-        "stopped_by_one",
-        "stopped_in_a_step_that_waits",
-        "finished_on_all",
-        "long_steps",
-        "different_steps",
-        "different_schedules",
-        "messages",
-        "part_of_the_ranks",
-        "managers_of_some_ranks",
-        "closed_after_the_job",
+    scenarios = (
+        *(
+            "one_step_late",
+            "due_until_saved",
+            "due_when_saving_anyway",
+            "stopped_by_one",
+            "finished_on_all",
+            "long_steps",
+        ),
+        *("stopped_in_a_step_that_waits", "different_steps", "different_schedules", "messages", "part_of_the_ranks"),
+        *("managers_of_some_ranks", "closed_after_the_job"),
     )
+    found = agreed(count, tmp_path, *scenarios)
     # every rank the same, whatever its own flags were
     assert found.pop("managers_of_some_ranks") == [[None, 1, 2]] * max(2, count - 1) + [[]] * (count == 4)
     for name in found.keys() - {"different_steps", "different_schedules", "messages", "part_of_the_ranks"}:

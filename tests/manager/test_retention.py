@@ -192,17 +192,9 @@ COUNT = st.integers(1, 6) | st.just(-1)
 RULES = st.fixed_dictionaries(
     {},
     optional={
-        "last": COUNT,
-        "every": st.integers(1, 40),
-        "hourly": COUNT,
-        "daily": COUNT,
-        "weekly": COUNT,
-        "monthly": COUNT,
-        "yearly": COUNT,
-        "max_age": st.floats(0.5, 1e8),
+        **dict.fromkeys(("last", "hourly", "daily", "weekly", "monthly", "yearly", "best"), COUNT),
+        **{"every": st.integers(1, 40), "max_age": st.floats(0.5, 1e8), "max_bytes": st.integers(1, 300)},
         "steps": st.lists(st.integers(0, 60), max_size=4),
-        "max_bytes": st.integers(1, 300),
-        "best": COUNT,
     },
 ).flatmap(
     lambda rules: st.fixed_dictionaries(

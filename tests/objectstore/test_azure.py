@@ -115,14 +115,9 @@ load_from("abfs://checkpoints/child", large_state(0), options)
 
 def test_a_process_leaves_no_client_open(options: dict[str, Any]) -> None:
     """aiohttp complains of sessions and connections that nobody closed."""
-    path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
-    child = subprocess.run(
-        [sys.executable, "-W", "default", "-c", CHILD, options["connection_string"]],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=2 * SECONDS,
-    )
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
+    command = [sys.executable, "-W", "default", "-c", CHILD, options["connection_string"]]
+    child = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=2 * SECONDS)
     assert child.returncode == 0, child.stderr
     assert "nclosed" not in child.stderr
     assert fsspec_files("abfs://checkpoints/child", options)

@@ -145,16 +145,8 @@ def test_a_file_for_other_recipients_or_of_another_signer_is_written_here(
             yield
 
     target = tmp_path / "copy"
-    made = streamxf.transcode(
-        checkpoint,
-        target,
-        "zstd+encrypt",
-        keys="env:SOME_KEY",
-        recipients=["env:TEAM", "env:ROTATED"],
-        signer="env:SIGNER",
-        file_size=200_000,
-        executor=Poor(rotated),
-    )
+    keys: dict[str, Any] = {"keys": "env:SOME_KEY", "recipients": ["env:TEAM", "env:ROTATED"], "signer": "env:SIGNER"}
+    made = streamxf.transcode(checkpoint, target, "zstd+encrypt", file_size=200_000, executor=Poor(rotated), **keys)
     assert count > 2
     assert "the target has not all that workers wrote" in made.notes[-1]
     trust = signers["now"].verify_key

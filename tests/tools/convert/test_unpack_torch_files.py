@@ -82,18 +82,9 @@ def test_any_state_dict_comes_back(tmp_path_factory, state, chain):
 def test_what_shares_memory_shares_it_again(tmp_path):
     base = torch.arange(100.0)
     weight = torch.nn.Parameter(torch.ones(4, 3))
-    state = OrderedDict(
-        tied=weight,
-        same=weight,
-        head=base[:50],
-        tail=base[50:],
-        across=base[25:75],
-        turned=base[:12].view(3, 4).T,
-        every=base[::3],
-        alone=torch.arange(100.0)[::7],
-        list=[base[99], {"deep": base[1:3]}],
-        one=7,
-    )
+    state = OrderedDict(tied=weight, same=weight, head=base[:50], tail=base[50:], across=base[25:75])
+    state |= {"turned": base[:12].view(3, 4).T, "every": base[::3], "alone": torch.arange(100.0)[::7]}
+    state |= {"list": [base[99], {"deep": base[1:3]}], "one": 7}
     found = around(tmp_path, state)
     assert geometry(found, {}) == geometry(state, {})
     found["head"][1] = 1000

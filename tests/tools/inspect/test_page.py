@@ -65,15 +65,8 @@ def test_hostile_names_stay_text():
         tensor("l.1.w", ()),
     ]
     honest = page([tensor("a", (3,)), thing("b.c"), tensor("l.0.w", (3,)), tensor("l.1.w", ())])
-    found = page(
-        entries,
-        packages={HOSTILE: HOSTILE},
-        save_ids=(HOSTILE,),
-        key_ids=(HOSTILE,),
-        signers=(HOSTILE,),
-        notes=(HOSTILE,),
-        extra={HOSTILE: HOSTILE},
-    )
+    more = dict.fromkeys(("save_ids", "key_ids", "signers", "notes"), (HOSTILE,))
+    found = page(entries, packages={HOSTILE: HOSTILE}, extra={HOSTILE: HOSTILE}, **more)
     assert [e.tag for e in found.elements if e.tag not in ("dt", "dd")] == [
         e.tag for e in honest.elements if e.tag not in ("dt", "dd")
     ]
