@@ -26,13 +26,12 @@ from .test_policy import HINTS, READERS, WRITERS
 HUGE = 2**40
 TUPLES = b"K\x01" + b"q\x00h\x00\x86" * 60
 TWINS = text("x" * 2**20) + b"q\x00N" + text("x" * 2**20) + b"q\x01N"
+HEX = b"h\x00h\x01" + text("hex") + b"\x86Rq\x01"
+UNSTORED = b"(" + text("storage") + b"ctorch\nByteStorage\n" + text("9") + text("cpu") + b"K\x04tQ"
 PICKLES: dict[str, bytes] = {
     "bytearray of a size": call("builtins.bytearray", number(HUGE)),
     "bytes of a size": call("builtins.bytes", number(HUGE)),
-    "bytes doubled by hex": b"c_codecs\nencode\nq\x00"
-    + text("ab")
-    + b"q\x01"
-    + b"".join(b"h\x00h\x01" + text("hex") + b"\x86Rq\x01" for _ in range(60)),
+    "bytes doubled by hex": b"c_codecs\nencode\nq\x00" + text("ab") + b"q\x01" + HEX * 60,
     "tensor of a size": call("torch.Tensor", number(HUGE)),
     "new tensor of a size": b"ctorch\nFloatTensor\n(" + number(HUGE) + b"t\x81",
     "storage of a size": call("torch.storage.UntypedStorage", number(HUGE)),
@@ -61,12 +60,7 @@ PICKLES: dict[str, bytes] = {
     "nothing on the stack": b"R",
     "no such place": b"h\x07",
     "mark that is not there": b"t",
-    "storage that is not there": b"("
-    + text("storage")
-    + b"ctorch\nByteStorage\n"
-    + text("9")
-    + text("cpu")
-    + b"K\x04tQ",
+    "storage that is not there": UNSTORED,
     "something else than a storage": text("storage") + b"\x85Q",
     "endless name": b"cbuiltins" + b"s" * 5000,
     "two long keys that are equal": b"}(" + TWINS + b"h\x00Nh\x01N" * 50_000 + b"u",

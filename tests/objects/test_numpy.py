@@ -158,6 +158,7 @@ def array(size: bytes = number(1), kind: bytes | None = None, data: bytes = raw(
 BARE = call("numpy.dtype", text("f8") + b"\x89\x88")
 NEW = b"c_io\nBytesIO\n)\x81"
 BEGUN = call(CORE + "_reconstruct", b"cnumpy\nndarray\n" + number(0) + b"\x85" + raw(b"b"))
+RECONSTRUCT = (CORE + "_reconstruct").replace(".multiarray.", ".multiarray\n").encode()
 HOSTILE = raw(pickle.dumps([1], 0))
 BAD_CODES = [
     *("O", "O8", "|O", "V8", "U2", "S2", "M8", "m8[s]"),
@@ -218,24 +219,12 @@ REFUSED: dict[str, bytes] = {
     "array with a dtype that is a text": array(kind=text("f8")),
     "array with a dtype without a state": array(kind=BARE),
     "array filled twice": array(head=array()),
-    "array with an order that is no bool": BEGUN
-    + b"("
-    + number(1)
-    + number(1)
-    + b"\x85"
-    + dtype()
-    + b"N"
-    + raw(b"\0" * 8)
-    + b"tb",
+    "array with an order that is no bool": b"".join(
+        [BEGUN, b"(", number(1), number(1), b"\x85", dtype(), b"N", raw(b"\0" * 8), b"tb"]
+    ),
     "array filled through a tensor's function": call(
         "torch._tensor._rebuild_from_type_v2",
-        b"c"
-        + (CORE + "_reconstruct").replace(".multiarray.", ".multiarray\n").encode()
-        + b"\ncnumpy\nndarray\n(cnumpy\nndarray\n"
-        + number(0)
-        + b"\x85"
-        + raw(b"b")
-        + b"t}",
+        b"c" + RECONSTRUCT + b"\ncnumpy\nndarray\n(cnumpy\nndarray\n" + number(0) + b"\x85" + raw(b"b") + b"t}",
     ),
     "array made a tensor": call(
         "torch._utils._rebuild_device_tensor_from_numpy", array() + b"ctorch\nfloat64\n" + text("cpu") + b"\x89"

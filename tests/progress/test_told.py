@@ -229,13 +229,17 @@ def test_verify_of_what_is_damaged(tmp_path: Path, harm: str, recorder: Recorder
 
 
 @pytest.mark.parametrize("damaged", [False, True], ids=["whole", "damaged"])
-def test_salvage(tmp_path: Path, damaged: bool, recorder: Recorder) -> None:
-    save(make_state(), tmp_path, [FloatZip()])
+@pytest.mark.parametrize("without_metadata", [False, True], ids=["by metadata", "without metadata"])
+def test_salvage(tmp_path: Path, damaged: bool, without_metadata: bool, recorder: Recorder) -> None:
+    """What is found without metadata is read a second time."""
+    save(make_state(), tmp_path, [Checksum()] if without_metadata else [FloatZip()])
     if damaged:
         flip(*data_files(tmp_path))
-    found = streamxf.load_intact(tmp_path, progress=recorder)
+    if without_metadata:
+        (tmp_path / ".metadata").unlink()
+    found = streamxf.load_intact(tmp_path, without_metadata=without_metadata, progress=recorder)
     assert bool(found.damaged) == damaged
-    assert recorder.done == recorder.expected == stored_size(tmp_path)
+    assert recorder.done == recorder.expected == (1 + without_metadata) * stored_size(tmp_path)
     assert len(recorder.steps) > 5
 
 
@@ -259,18 +263,6 @@ def test_salvage_of_what_ranks_saved_for_themselves(tmp_path: Path, recorder: Re
     found = streamxf.load_intact(tmp_path, keys=KEY, merge_ranks=True, progress=recorder)
     assert len(found.loaded) == 9
     assert recorder.done == recorder.expected == stored_size(tmp_path)
-
-
-@pytest.mark.parametrize("damaged", [False, True], ids=["whole", "damaged"])
-def test_salvage_without_metadata(tmp_path: Path, damaged: bool, recorder: Recorder) -> None:
-    """What is found is read a second time."""
-    save(make_state(), tmp_path, [Checksum()])
-    if damaged:
-        flip(*data_files(tmp_path))
-    (tmp_path / ".metadata").unlink()
-    found = streamxf.load_intact(tmp_path, without_metadata=True, progress=recorder)
-    assert bool(found.damaged) == damaged
-    assert recorder.done == recorder.expected == 2 * stored_size(tmp_path)
 
 
 def test_salvage_of_a_file_that_is_mostly_a_hole(tmp_path: Path, recorder: Recorder) -> None:
