@@ -204,6 +204,10 @@ def test_the_command(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert str(tmp_path) in done.out
     assert not [*tmp_path.iterdir()]
     assert run("check", tmp_path / "missing").code == 2
+    (tmp_path / "file").touch()
+    assert "is a file: give the folder" in run("check", tmp_path / "file").err
+    (tmp_path / "file").unlink()
+    assert "leads through a cache" in run("check", "filecache::memory://x").out
     assert run("check", tmp_path, "--second", tmp_path, "--json").json["seen"]["stored"] is True
     looked = run("check", "memory://x", "--look")
     assert looked.code == 0

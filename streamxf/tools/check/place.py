@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import uuid4
 
-from streamxf.errors import UnsupportedError
+from streamxf.errors import ParameterError, UnsupportedError
 from streamxf.storage.abilities import Abilities
 from streamxf.storage.disk import Mount
 from streamxf.storage.storage import Storage
@@ -88,12 +88,15 @@ def check_place(storage: Storage, second: Storage | None = None, *, look: bool =
     look : bool
         Whether nothing is tried, and nothing written.
     """
+    if storage.exists() and not storage.is_folder():
+        raise ParameterError(f"{storage.label()} is a file: give the folder, or the URL, where checkpoints are kept")
     known, mount = storage.abilities, storage.mount()
     if look:
         return PlaceReport(storage.label(), mount, known, {})
     name = f"streamxf-check-{uuid4().hex}"
     place, problem, seen = storage.child(name), None, {}
     try:
+        storage.check_fresh()
         check_needs(place)
         seen = observe_abilities(place, second and second.child(name))
     except (ConformanceError, UnsupportedError) as error:
