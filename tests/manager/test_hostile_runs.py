@@ -2,8 +2,6 @@
 genuine checkpoint, touch another folder, or hang.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator

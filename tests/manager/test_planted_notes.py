@@ -1,7 +1,5 @@
 """Notes that somebody without keys puts into the steps of a job that encrypts, or into a run's cache."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """A user's own storage: what it must do, and where it can be given."""
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator
