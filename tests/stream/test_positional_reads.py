@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -266,8 +267,9 @@ def test_files_that_are_kept_open_are_closed_one_by_one_or_together(tmp_path: Pa
 def few_files() -> Iterator[int]:
     """This process can open so many more, at most."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with open(os.devnull) as free:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (free.fileno() + 8, before[1]))
+    used = {int(each) for each in os.listdir("/proc/self/fd")}
+    free = (number for number in count() if number not in used)  # and the one that showed these
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next(islice(free, 7, None)), before[1]))
     yield 8
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
