@@ -169,7 +169,7 @@ def check_later(run: Run, records: Sequence[Record], choice: Choice, passed: Col
     """
     chosen = choice.record
     assert chosen is not None
-    written = cache(partial(_written, run))
+    when, noted = cache(partial(written, run)), run.noted_line(chosen.series)
     known = [each for each in records if each.series == chosen.series and each.counts and not each.damaged]
     for each in run.doubted(records, chosen.series):
         decided = each.complete and not each.damaged and not each.newer  # what nobody vouches for decides nothing
@@ -177,19 +177,21 @@ def check_later(run: Run, records: Sequence[Record], choice: Choice, passed: Col
             continue
         others = [chosen] if each.order < chosen.order else []
         others += [one for one in known if one.abandoned and chosen.order < one.order < each.order]
-        if others and written(each.name) > max(written(chosen.name), written(others[0].name)):
+        later = bool(others) and when(each.name) > max(when(chosen.name), when(others[0].name))
+        if later and each.name != noted.newest:
             raise NoCheckpointError(
                 f"{each.name} was saved after {others[0].name}, and cannot be read: {each.note}. Perhaps training had "
                 "gone back to an earlier step before it. Nothing was loaded or removed; say from where training goes "
                 f"on: resume(state, step=N), or {SKIP}={each.name}, which passes it over for {chosen.name}",
                 file=run.storage.label(each.name),
             )
-        if each.name not in choice.skipped:
+        maybe = each.order > chosen.order or not 0 < when(each.name) < when(chosen.name)
+        if maybe and each.name not in choice.skipped:
             text = "%s is chosen, though %s may have been saved later: %s"
             _log.warning(text, chosen.name, escaped(run.storage.label(each.name)), escaped(each.note))
 
 
-def _written(run: Run, name: str) -> float:
+def written(run: Run, name: str) -> float:
     """When the data of a checkpoint was last written to; what damaged its metadata may have written to that."""
     try:
         files = run.folder(name).files.items()

@@ -20,7 +20,7 @@ from streamxf.format.items import check_literal_path
 from streamxf.format.names import is_metadata_name, made_by_saves
 from streamxf.format.run import RunFacts
 from streamxf.manager import notes
-from streamxf.manager.choice import ABANDONED, Verify, check_alone, digest_of
+from streamxf.manager.choice import ABANDONED, Verify, check_alone, digest_of, written
 from streamxf.manager.folder import checksum_of
 from streamxf.manager.forget import finish, forget_in, leftovers
 from streamxf.manager.holds import has_no_place, put_hold
@@ -70,7 +70,6 @@ class Housekeeper:
         self.resumed: str | None = None
         self.line: Line | None = None  # of what this job saves, from its first save after it has loaded one
         self._loaded: Record | None = None
-        self._noted: Line | None = None
         self._passed: tuple[str, ...] = ()
         self.continues: tuple[int, str] | None = None
         self._abandoned: list[str] = []  # of which was said that they stay
@@ -173,13 +172,19 @@ class Housekeeper:
         """Which line this job's saves are of. Not before its first: another may have saved since this one loaded."""
         records = self._run.records(series=self._series) if records is None else records
         noted = Run(self._storage, self._run.authority, self._run.run_id).noted_line(self._series)  # by others, too
-        last, doubted = self._run.last_line(records, self._series), self._run.doubted(records, self._series)
+        last = self._run.last_line(records, self._series, noted)
         self.line, self._passed = last, noted.passed if noted.line == last else ()
         if (loaded := self._loaded) is not None:
-            doubted = [each for each in doubted if each.order > loaded.order]
+            doubted = [each for each in self._run.doubted(records, self._series) if self._is_passed(each, loaded)]
             new = [each for each in doubted if each.name not in self._passed]
             self.line = continued(records, loaded, last, new)
             self._passed = tuple(each.name for each in doubted) if self.line != last else self._passed
+
+    def _is_passed(self, doubted: Record, loaded: Record) -> bool:
+        """Whether it may be what training would have gone on from, but for being unreadable."""
+        if doubted.name == loaded.name:
+            return False
+        return doubted.order > loaded.order or written(self._run, doubted.name) > written(self._run, loaded.name)
 
     def _prepare(self) -> None:
         records = self._run.records(series=self._series)
@@ -336,9 +341,10 @@ class Housekeeper:
     def _published(self, name: str) -> None:
         self.resumed = None
         self._end(name)
-        if self.line and self.line != self._noted:
-            what = self._series, self.line, self._passed
-            self._noted = _logging("the line could not be noted", self._run.remember_line, *what)
+        if self.line:
+            self._passed = tuple(each for each in self._passed if each != name)
+            what = self._series, self.line, self._passed, name
+            _logging("the line could not be noted", self._run.remember_line, *what)
 
     def _supplement(self, name: str, save_id: str, *known: Mapping[str, Any]) -> None:
         self._run.change(name)

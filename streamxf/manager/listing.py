@@ -34,7 +34,7 @@ _OUT = "a link that leads out of the run"
 
 
 SKIP = "STREAMXF_SKIP"
-_BARE = f"it has data, and no {GLOBAL}; perhaps a copy left out hidden files"
+_BARE = f"it has data, and neither {GLOBAL} nor a commit record; perhaps a copy left out hidden files"
 _DATA = re.compile(
     r".*\.(distcp|safetensors|bin|pt|pth|ckpt|h5|keras|sxf|msgpack|npz|npy|gguf|tar|zst|gz|pkl|pickle)", re.DOTALL
 )
@@ -158,13 +158,13 @@ class Run:
         run_id, noted = self.run_id or self.ids.get(series), self._rows.line(series)
         return noted if run_id in (None, noted.run) else NotedLine()
 
-    def last_line(self, records: Iterable[Record], series: str) -> Line:
+    def last_line(self, records: Iterable[Record], series: str, noted: NotedLine | None = None) -> Line:
         """The line of a series that was saved last, by these records and by what is noted: that holds where something
         is there that may be of it, and cannot be read.
         """
         part = [each for each in records if each.series == series]
-        found, noted = last_line(part), self.noted_line(series).line
-        return noted if len(noted) > len(found) and self.doubted(part, series) else found
+        found, line = last_line(part), (noted or self.noted_line(series)).line
+        return line if len(line) > len(found) and self.doubted(part, series) else found
 
     def doubted(self, records: Iterable[Record], series: str) -> list[Record]:
         """What may be a checkpoint of a series, and nobody knows by now of which line: it cannot be read, or its
@@ -176,10 +176,9 @@ class Run:
         lost = (Record(name, kind="unfinished", note=_BARE) for name in bare if is_bare(self.folder(name)))
         return [*(each for each in part.values() if each.doubtful), *lost]
 
-    def remember_line(self, series: str, line: Line, passed: Iterable[str]) -> Line:
-        """Note that a checkpoint of this line was saved, and what it has `passed` over; returns it. Raises OSError."""
-        self._rows.note_line(series, NotedLine(self.run_id, line, tuple(passed)))
-        return line
+    def remember_line(self, series: str, line: Line, passed: Iterable[str], newest: str) -> None:
+        """Note that the `newest` checkpoint of this line was saved, and what it has `passed` over. Raises OSError."""
+        self._rows.note_line(series, NotedLine(self.run_id, line, tuple(passed), newest))
 
     def remember(self) -> None:
         """Store what was found, for the next process. Raises OSError."""

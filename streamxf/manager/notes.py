@@ -250,6 +250,8 @@ class RowCache:
         new, self._new = self._new, set()
         if not new or not self._authority.vouches:
             return
+        if len(self._load()) >= _FILES:  # others may have noted something since they were read
+            self._files, self._stored = None, {}
         old, wanted = set(self._load()), dict.fromkeys(new, _GONE)
         for name in new & self._known.keys():
             mark, record = self._known[name]
@@ -270,9 +272,9 @@ class RowCache:
         self._load()
         with suppress(Exception):  # whatever somebody has put there
             run, row = self._stored.get(_LINE + series, _GONE)
-            line, passed = json.loads(row)
+            line, passed, newest = json.loads(row)
             RunFacts(run, "-", 0, 0.0, line=tuple(line)).to_json()  # raises where it could be none
-            return NotedLine(run, tuple(line), tuple(map(str, passed)))
+            return NotedLine(run, tuple(line), tuple(map(str, passed)), str(newest))
         return NotedLine()
 
     def note_line(self, series: str, noted: NotedLine) -> None:

@@ -24,14 +24,16 @@ history. The run's first line is (), and the longest that is there was saved las
 
 class NotedLine(NamedTuple):
     """What jobs have noted of a series: the run's id, the line that was saved last, and the names of what was passed
-    over when it began, which nobody could read.
+    over when it began, which nobody could read, and not saved anew since; and the checkpoint that was saved last.
     """
 
     run: str | None = None
     line: Line = ()
     passed: tuple[str, ...] = ()
+    newest: str = ""
 
 
+_UNKNOWN = 8  # lines, of which what nobody can read may be one
 _MOST = 1000  # lines; from then on all saves are of the last one
 
 
@@ -162,15 +164,16 @@ def lined(records: Sequence[Record], line: Line) -> list[Record]:
 
 def continued(records: Sequence[Record], loaded: Record, last: Line, doubted: Sequence[Record] = ()) -> Line:
     """The line of a job that has loaded one of these: the last, if that is its newest checkpoint, or a new one. What is
-    `doubted` is passed over, and must not come back when it can be read again.
+    `doubted` is passed over, and must not come back when it can be read again, whatever line it is of.
     """
     known = [each for each in records if each.counts and not each.damaged and not _reason(each, last)]
-    passed = any(each.order > loaded.order for each in (*known, *doubted) if each.name != loaded.name)
+    passed = bool(doubted) or any(each.order > loaded.order for each in known if each.name != loaded.name)
     if len(last) >= _MOST or (loaded.counts and not passed and not _reason(loaded, last)):
         return last
+    above = _UNKNOWN if doubted else 0
     if not loaded.counts:  # of another run: what is here is no part of its history
-        return (0,) * (len(last) + 1) if known or last else ()
-    return (*loaded.line, loaded.step + 1, *(0,) * (len(last) - len(loaded.line)))
+        return (0,) * (len(last) + 1 + above) if known or last else ()
+    return (*loaded.line, loaded.step + 1, *(0,) * (len(last) - len(loaded.line) + above))
 
 
 def _reason(record: Record, line: Line) -> str:

@@ -168,11 +168,11 @@ class Model:
         last = self.last_line()
         bounds = dict(enumerate(last)) | {len(last): math.inf}
         known = self.passed if self.noted == last else frozenset()
-        doubtful = {number for name, number in self.doubtful().items() if name not in known}
+        doubtful = {number for name, number in self.doubtful().items() if name not in known and number > step}
         whole = {number for number, each in self.in_line(last).items() if not each.unread}
         if step < bounds.get(len(own), 0) and step >= max({*whole, *doubtful}, default=0):
             return last
-        return own + (step + 1,) + (0,) * (len(last) - len(own))
+        return own + (step + 1,) + (0,) * (len(last) - len(own) + (8 if doubtful else 0))
 
     def newest_good(self, check: str, line: Line | None = None) -> int | None:
         """The newest step that a check finds nothing wrong with."""

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine
 
 from streamxf.errors import NoCheckpointError
 from streamxf.format.run import RunFacts
-from streamxf.manager import choice
+from streamxf.manager import choice, housekeeper
 from streamxf.manager.forget import ForgetReport, forget_in
 from streamxf.manager.holds import holding
 from streamxf.manager.housekeeper import Housekeeper
@@ -91,8 +91,9 @@ class RunOnDisk(RuleBasedStateMachine):
         self.holds: dict[int, tuple[str, ExitStack]] = {}
         self.errors = Errors()
         # of files that were copied without their times; with them, a line may be undecided
-        self.untimed = patch.object(choice, "_written", lambda run, name: 0.0)
-        self.untimed.start()
+        self.untimed = ExitStack()
+        for module in (choice, housekeeper):
+            self.untimed.enter_context(patch.object(module, "written", lambda run, name: 0.0))
         self.outside = self.place.outside()
         logging.getLogger("streamxf").addHandler(self.errors)
 
@@ -120,7 +121,7 @@ class RunOnDisk(RuleBasedStateMachine):
                 self.place._files.pipe_file(f"{self.place._base}/run1/{name}/{path}", data)
 
     def teardown(self) -> None:
-        self.untimed.stop()
+        self.untimed.close()
         logging.getLogger("streamxf").removeHandler(self.errors)
         self.end_job()
         for job in self.killed:

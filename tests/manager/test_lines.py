@@ -33,9 +33,9 @@ __all__ = ["place"]
 KEYED = {"chain": "floatzip+encrypt", "keys": streamxf.Key(bytes(range(32)))}
 
 
-def goes_back(run: Any, to: int | None, *steps: int, **options: Any) -> None:
+def goes_back(run: Any, to: int | None, *steps: int, resumes: int | None = None, **options: Any) -> None:
     with CheckpointManager(run, **options) as manager:
-        assert manager.resume(blank(), step=to) == to
+        assert manager.resume(blank(), step=to) == (resumes or to)
         for step in steps:
             manager.save(step, state_at(step), metrics={"loss": 1 / step})
 
@@ -255,9 +255,77 @@ def test_a_line_is_noted_again_where_it_could_not_be(tmp_path: Path, monkeypatch
         return note(*what)
 
     monkeypatch.setattr(Run, "remember_line", fails_once)
-    goes_back(tmp_path, 400, 410, 420, 430)
-    assert len(failed) == 2
-    assert Run.at(tmp_path).noted_line("step-{}").line == (401,)
+    goes_back(tmp_path, 400, 410, 420)
+    assert Run.at(tmp_path).noted_line("step-{}")[1:] == ((401,), (), "step-420")
+
+
+def test_what_was_passed_over_and_saved_anew_may_fail_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved_run(tmp_path, 100, 200, 300)
+    (tmp_path / "step-300" / ".metadata").write_bytes(b"")
+    goes_back(tmp_path, None, 250, 300, resumes=200)
+    bad = unreadable(monkeypatch, TROUBLE[0])
+    bad.add("step-300")
+    monkeypatch.setenv("STREAMXF_SKIP", "step-300")
+    goes_back(tmp_path, None, 260, 270, resumes=250)
+    monkeypatch.delenv("STREAMXF_SKIP")
+    bad.clear()
+    assert resumed(tmp_path) == 270
+    saved_run(tmp_path, 280, keep=1)
+    assert resumed(tmp_path) == 280
+
+
+@pytest.mark.parametrize("what", ["cut", "lost", "denied"])
+@pytest.mark.parametrize("keep", [None, 1])
+def test_a_line_that_another_job_began_meanwhile_is_given_up_whatever_became_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, keep: int | None
+) -> None:
+    saved_run(tmp_path, 400, 500, 600)
+    bad = unreadable(monkeypatch, TROUBLE[0])
+    with CheckpointManager(tmp_path, keep=keep) as first:
+        assert first.resume(blank()) == 600
+        goes_back(tmp_path, 400, 410)
+        metadata = tmp_path / "step-410" / ".metadata"
+        kept = metadata.read_bytes()
+        bad.update({"step-410"} if what == "denied" else ())
+        metadata.write_bytes(b"") if what == "cut" else metadata.unlink() if what == "lost" else None
+        for step in (620, 630):
+            first.save(step, state_at(step))
+    assert resumed(tmp_path) == 630
+    bad.clear()
+    metadata.write_bytes(kept)
+    assert resumed(tmp_path) == 630
+
+
+@pytest.mark.parametrize("way", ["skip", "back", "abandoned"])
+@pytest.mark.parametrize("what", ["cut", "denied"])
+def test_whoever_decides_as_the_error_says_has_decided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, way: str
+) -> None:
+    saved_run(tmp_path, 400, 500, 600)
+    goes_back(tmp_path, 400, 410)
+    shutil.rmtree(tmp_path / ".streamxf")
+    metadata = tmp_path / "step-410" / ".metadata"
+    kept, bad = metadata.read_bytes(), unreadable(monkeypatch, TROUBLE[0])
+    bad.update({"step-410"} if what == "denied" else ())
+    metadata.write_bytes(b"" if what == "cut" else kept)
+    with pytest.raises(NoCheckpointError, match="step-410 was saved after step-600"):
+        resumed(tmp_path)
+    monkeypatch.setenv("STREAMXF_SKIP", "step-410" if way == "skip" else "")
+    to, steps = {"skip": (None, (610, 620)), "back": (400, (405, 407)), "abandoned": (600, (610, 620))}[way]
+    goes_back(tmp_path, to, *steps, resumes=400 if way == "back" else 600)
+    monkeypatch.delenv("STREAMXF_SKIP")
+    bad.clear()
+    metadata.write_bytes(kept)
+    assert resumed(tmp_path) == steps[-1]
+    saved_run(tmp_path, 900, keep=1)
+    assert resumed(tmp_path) == 900
+
+
+def test_the_newest_of_a_line_falls_back_behind_an_abandoned_step(tmp_path: Path) -> None:
+    saved_run(tmp_path, 400, 500, 600)
+    goes_back(tmp_path, 400, 570, 590, 610)
+    (tmp_path / "step-610" / ".metadata").write_bytes(b"")
+    assert resumed(tmp_path) == 590
 
 
 @pytest.mark.parametrize("way", ["none", "skip", "latest"])
@@ -316,7 +384,7 @@ def test_lines_do_not_grow_by_what_was_passed_over_once(tmp_path: Path) -> None:
     (tmp_path / "step-900" / ".metadata").write_bytes(b"")
     for step in range(3, 8):
         goes_back(tmp_path, step - 1, step)
-    assert {each.line for each in list_checkpoints(tmp_path) if each.step in range(3, 8)} == {(3,)}
+    assert {each.line for each in list_checkpoints(tmp_path) if each.step in range(3, 8)} == {(3, *[0] * 8)}
 
 
 def test_whoever_goes_back_to_what_was_given_up_has_its_history(tmp_path: Path) -> None:
@@ -334,7 +402,7 @@ def test_whoever_goes_back_to_what_was_given_up_has_its_history(tmp_path: Path) 
 def test_a_note_of_a_line_that_is_none_counts_for_nothing(tmp_path: Path, line: str) -> None:
     saved_run(tmp_path, 400, 500)
     run = list_checkpoints(tmp_path)[0].run
-    row = {"/step-{}": [run, f"[{line}, []]"]}
+    row = {"/step-{}": [run, f'[{line}, [], ""]']}
     put_small(open_storage(tmp_path), ".streamxf/rows-0", seal_note({"time": 2**52, "rows": row}, None))
     assert Run.at(tmp_path).noted_line("step-{}").line == ()
     assert resumed(tmp_path) == 500
