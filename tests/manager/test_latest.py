@@ -477,7 +477,7 @@ def test_what_is_passed_over_is_named(tmp_path: Path, caplog: pytest.LogCaptureF
         (tmp_path / "step-3" / name).unlink(missing_ok=True)
     assert streamxf.latest(tmp_path) == str(tmp_path / "step-2")
     assert "step-4 is passed over: " in caplog.text
-    assert "step-3 may have been saved later: it has data, and no .metadata" in caplog.text
+    assert "step-3 may have been saved later: it has data, and neither" in caplog.text
     caplog.clear()
     assert resumed(tmp_path) == 2
     assert "step-3 may have been saved later" in caplog.text
