@@ -25,7 +25,7 @@ from collections.abc import Hashable, Iterable
 from types import FunctionType
 from typing import IO, Any
 
-from streamxf.errors import ParameterError, PolicyError, StreamxfError
+from streamxf.errors import ForeignError, ParameterError, PolicyError, StreamxfError
 from streamxf.wording import size_text
 
 MAX_EXPANSION = 64
@@ -185,7 +185,7 @@ def held_bytes(file: Any, size: int) -> int:
     """How many of a file's `size` bytes are stored: all but its holes, which read as zeros; all where nothing tells."""
     try:
         descriptor: int = file.fileno()
-    except (AttributeError, OSError, ValueError):
+    except (AttributeError, OSError, ValueError, ForeignError):
         return size
     allocated = allocated_bytes(os.fstat(descriptor))
     return size if allocated is None or allocated >= size else max(allocated, _data_in(descriptor, size))

@@ -325,9 +325,13 @@ def _unstored(value: Any, path: str) -> Iterator[str]:
         yield f"{path} ({type(value).__name__})"
     facts = getattr(value, "_metadata", None) if isinstance(value, Mapping) else None
     for name, fact in facts.items() if isinstance(facts, Mapping) else ():  # of a TensorDict's state_dict()
-        is_batch = name and isinstance(fact, Mapping) and "batch_size" in fact
-        if is_batch and not any(key == name or key.startswith(f"{name}.") for key in value):
-            yield f"{path}.{name}"
+        if not isinstance(fact, Mapping) or "batch_size" not in fact:
+            continue
+        place, kind = f"{path}.{name}".rstrip("."), fact.get("_type")
+        if kind not in (None, "NonTensorData"):  # a TensorClass, whose fields these are
+            yield from (f"{place}.{each}" for each in fact.get("_non_tensor", ()))
+        elif (name or kind) and not any(key == name or key.startswith(f"{name}.") for key in value):
+            yield place
     for key, inner in _entries(value):
         yield from _unstored(inner, f"{path}.{key}".removeprefix("."))
 

@@ -354,13 +354,12 @@ def empty_targets(state: Mapping[str, Any], names: Iterable[str]) -> list[str]:
     return [name for name, has_items in empty.items() if has_items]
 
 
-def _empty_in(state: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    for key, value in state.items():
-        if isinstance(value, Mapping):
-            if [*value.keys()]:
-                yield from _empty_in(value, f"{prefix}{key}.")
-            else:
-                yield f"{prefix}{key}"
+def _empty_in(state: Any, prefix: str) -> Iterator[str]:
+    for key, value in state.items() if isinstance(state, Mapping) else enumerate(state):
+        if isinstance(value, list) or (isinstance(value, Mapping) and [*value.keys()]):
+            yield from _empty_in(value, f"{prefix}{key}.")
+        elif isinstance(value, Mapping):
+            yield f"{prefix}{key}"
 
 
 def _wanted(planner: LoadPlanner, items: Mapping[str, Any]) -> dict[_Part, torch.Size]:

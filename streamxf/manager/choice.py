@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.notes import Commit
@@ -39,6 +39,9 @@ from streamxf.manager.sample import read_sample
 from streamxf.storage.small import small_names
 from streamxf.storage.storage import Storage
 from streamxf.wording import by_reason, some
+
+if TYPE_CHECKING:
+    from streamxf.tools.verify.report import VerifyReport
 
 Verify = Literal["none", "sample", "whole"]
 Part = tuple[int, int]
@@ -345,7 +348,7 @@ def _check_published(place: Storage, authority: Authority, check: Verify, part: 
 
         report = verify_at(place, access, part=part)
         if not report.ok:
-            raise ContainerError(f"{_DAMAGE}{report.damaged[0]}")
+            raise ContainerError(damage_in(report, place))
     with Checkpoint.at(place, access, listing=stored or check == "none") as checkpoint:
         missing = contents_of(checkpoint).incomplete
         for path in missing:
@@ -355,6 +358,13 @@ def _check_published(place: Storage, authority: Authority, check: Verify, part: 
             raise MetadataError(f"not there in the size that the metadata gives: {', '.join(missing[:3])}")
         if check == "sample" and not stored:
             read_sample(checkpoint)
+
+
+def damage_in(report: VerifyReport, place: Storage) -> str:
+    """Raises ForeignError if nothing is damaged, and something could not be read."""
+    if not report.damaged:
+        raise ForeignError(f"it could not be read: {report.unread[0]}", file=place.label())
+    return f"{_DAMAGE}{report.damaged[0]}"
 
 
 def _check_commit(folder: Folder, check: Verify, part: Part) -> None:

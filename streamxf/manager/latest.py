@@ -19,6 +19,7 @@ from streamxf.manager.choice import (
     check_later,
     check_ranks,
     check_verify,
+    damage_in,
     damage_of,
     newest,
 )
@@ -174,5 +175,5 @@ def _of_other_formats(run: Run, records: Collection[Record], verify: Verify) -> 
             if report is None or report.ok:
                 choice.record = record
                 break
-            choice.skipped[record.name] = f"verify found damage: {report.damaged[0]}"
+            choice.skipped[record.name] = damage_in(report, place)
     return choice

@@ -74,7 +74,7 @@ class Abilities:
             if name == "locks" and value in ("none", "machine", "hosts", None):
                 continue
             if name == "locks" or not isinstance(value, bool | None):
-                meant = "'none', 'machine' or 'hosts'" if name == "locks" else "True, False, or None for unknown"
+                meant = "'none', 'machine' or 'hosts'" if name == "locks" else "True or False; None says nothing"
                 raise ParameterError(f"abilities= has {name}={value!r:.40}: it is {meant}")
         return cls(**said)
 

@@ -173,3 +173,5 @@ def test_what_the_checkpoint_does_not_have_may_be_empty(path: Path):
 )
 def test_which_keys_are_empty(given: dict[str, Any], found: list[str]):
     assert empty_targets(given, NAMES) == found
+    within = [f"all.1.0.{name}" for name in found] if given else ["all.1.0"]
+    assert empty_targets({"all": [7, [given]]}, [f"all.1.0.{name}" for name in NAMES]) == within

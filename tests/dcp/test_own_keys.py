@@ -166,6 +166,16 @@ def test_dictionaries_without_items_hide_nothing(empty: Any) -> None:
     )
 
 
+def test_what_a_tensorclass_keeps_beside_its_tensors_is_named() -> None:
+    """By what its state_dict() says, whose own keys are those of its tensors (tensordict 0.15.3)."""
+    made, alone = OrderedDict({"a": torch.ones(1)}), OrderedDict[str, Any]()
+    facts = {"batch_size": torch.Size([]), "device": None}
+    made._metadata = {"": {**facts, "_type": "TC", "_non_tensor": {"label": "x"}}}  # type: ignore[attr-defined]
+    alone._metadata = {"": {**facts, "_type": "NonTensorData", "_non_tensor": {"data": "x"}}}  # type: ignore[attr-defined]
+    assert unstored_text({"m": made, "l": alone}).startswith("not stored: m.label, l. DCP")
+    assert unstored_text({"m": OrderedDict({"a": torch.ones(1)})}) == ""
+
+
 def test_values_of_a_tensordict_that_are_no_tensors(tmp_path: Path) -> None:
     tensordict = pytest.importorskip("tensordict")
 

@@ -248,7 +248,7 @@ def test_a_cache_is_refused_where_it_would_do_harm_and_read_past_elsewhere(cache
     assert streamxf.verify(f"{cached}/step-2", storage_options=options).ok
 
 
-@pytest.mark.parametrize("kind", ["dir", "zip"])
+@pytest.mark.parametrize("kind", ["dir", "zip", "tar"])
 def test_a_chained_url_is_one_place(tmp_path: Path, kind: str) -> None:
     run = tmp_path / "run"
     target = f"dir://step-1::{run.as_uri()}" if kind == "dir" else str(run / "step-1")
@@ -256,8 +256,9 @@ def test_a_chained_url_is_one_place(tmp_path: Path, kind: str) -> None:
     writer = streamxf.FsspecWriter(target) if kind == "dir" else streamxf.FileSystemWriter(target)
     dcp.save(state(), storage_writer=writer, no_dist=True)
     assert [each.name for each in run.iterdir()] == ["step-1"]
-    if kind == "zip":
-        target = f"zip://run/step-1::{Path(shutil.make_archive(str(tmp_path / 'a'), 'zip', tmp_path, 'run')).as_uri()}"
+    if kind != "dir":
+        made = shutil.make_archive(str(tmp_path / "a"), kind, tmp_path, "run")
+        target = f"{kind}://run/step-1::{Path(made).as_uri()}"
         assert streamxf.latest(target.replace("/step-1::", "::")) == target
     found = {"w": torch.zeros(3_000_000)}
     dcp.load(found, storage_reader=streamxf.FsspecReader(target), no_dist=True)
