@@ -267,7 +267,7 @@ LINES = {
     # the modules at the top
     ".": 3_154,
     "checkpoint": 4_725,
-    "cli": 2_792,
+    "cli": 2_794,
     "codecs": 1_623,
     "dcp": 5_772,
     "format": 3_374,

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 def check(
     place: str = options.argument("PLACE", "Folder or URL where checkpoints are kept.", callback=options.existing),
-    second: str | None = options.value("PATH", "The same place by another mount, or by the URL of what is mounted."),
+    second: str | None = options.value(
+        "PATH", "The same place by another mount, or by the URL of what is mounted.", callback=options.existing
+    ),
     look: bool = options.flag("Show what is known of the place; try nothing, and write nothing."),
     *,
     out: show.Output,

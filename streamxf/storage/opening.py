@@ -30,7 +30,7 @@ def open_storage(
         fsspec's, for a URL.
     abilities : Abilities or mapping, optional
         What you know of the place, and of all that is below, such as ``{"locks": "hosts", "stored": True}``. It counts
-        for more than what streamxf knows.
+        for more than what streamxf knows; None says nothing, so where you are not sure say False.
 
     Raises
     ------
