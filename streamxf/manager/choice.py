@@ -172,7 +172,7 @@ def check_later(run: Run, records: Sequence[Record], choice: Choice, passed: Col
     """
     chosen = choice.record
     assert chosen is not None
-    when, noted = cache(partial(written, run)), run.noted_line(chosen.series)
+    when = cache(partial(written, run))
     known = [each for each in records if each.series == chosen.series and each.counts and not each.damaged]
     for each in run.doubted(records, chosen.series):
         decided = each.complete and not each.damaged and not each.newer  # what nobody vouches for decides nothing
@@ -180,8 +180,7 @@ def check_later(run: Run, records: Sequence[Record], choice: Choice, passed: Col
             continue
         others = [chosen] if each.order < chosen.order else []
         others += [one for one in known if one.abandoned and chosen.order < one.order < each.order]
-        later = bool(others) and when(each.name) > max(when(chosen.name), when(others[0].name))
-        if later and each.name != noted.newest:
+        if others and when(each.name) > max(when(chosen.name), when(others[0].name)):
             raise NoCheckpointError(
                 f"{each.name} was saved after {others[0].name}, and cannot be read: {each.note}. Perhaps training had "
                 "gone back to an earlier step before it. Nothing was loaded or removed; say from where training goes "

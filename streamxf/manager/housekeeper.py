@@ -71,6 +71,7 @@ class Housekeeper:
         self.line: Line | None = None  # of what this job saves, from its first save after it has loaded one
         self._loaded: Record | None = None
         self._passed: tuple[str, ...] = ()
+        self._noted: tuple[Line, tuple[str, ...]] = (), ()
         self.continues: tuple[int, str] | None = None
         self._abandoned: list[str] = []  # of which was said that they stay
 
@@ -98,6 +99,7 @@ class Housekeeper:
         line = self.continues, self.line or ()
         facts = RunFacts(self._run.run_id, name, numbers_in(name)[-1], time.time(), rules, metrics, *line)
         facts.to_json()  # raises here what the index could not take, and not when all data is written
+        self._submit("the line could not be noted", self._note_line, name).result()
         save = self._saves[name] = _Save(facts, framework)
         if framework:
             self._pool.submit(self._note, name, save).result()
@@ -173,12 +175,21 @@ class Housekeeper:
         records = self._run.records(series=self._series) if records is None else records
         noted = Run(self._storage, self._run.authority, self._run.run_id).noted_line(self._series)  # by others, too
         last = self._run.last_line(records, self._series, noted)
+        self._noted = noted.line, noted.passed
         self.line, self._passed = last, noted.passed if noted.line == last else ()
         if (loaded := self._loaded) is not None:
             doubted = [each for each in self._run.doubted(records, self._series) if self._is_passed(each, loaded)]
             new = [each for each in doubted if each.name not in self._passed]
             self.line = continued(records, loaded, last, new)
             self._passed = tuple(each.name for each in doubted) if self.line != last else self._passed
+
+    def _note_line(self, name: str) -> None:
+        """Before a save, so that its line is known if it is killed then, or cannot be read later."""
+        self._passed = tuple(each for each in self._passed if each != name)
+        wanted = self.line or (), self._passed
+        if wanted != self._noted:
+            self._run.remember_line(self._series, *wanted)
+            self._noted = wanted
 
     def _is_passed(self, doubted: Record, loaded: Record) -> bool:
         """Whether it may be what training would have gone on from, but for being unreadable."""
@@ -341,10 +352,6 @@ class Housekeeper:
     def _published(self, name: str) -> None:
         self.resumed = None
         self._end(name)
-        if self.line:
-            self._passed = tuple(each for each in self._passed if each != name)
-            what = self._series, self.line, self._passed, name
-            _logging("the line could not be noted", self._run.remember_line, *what)
 
     def _supplement(self, name: str, save_id: str, *known: Mapping[str, Any]) -> None:
         self._run.change(name)

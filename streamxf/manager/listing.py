@@ -176,9 +176,9 @@ class Run:
         lost = (Record(name, kind="unfinished", note=_BARE) for name in bare if is_bare(self.folder(name)))
         return [*(each for each in part.values() if each.doubtful), *lost]
 
-    def remember_line(self, series: str, line: Line, passed: Iterable[str], newest: str) -> None:
-        """Note that the `newest` checkpoint of this line was saved, and what it has `passed` over. Raises OSError."""
-        self._rows.note_line(series, NotedLine(self.run_id, line, tuple(passed), newest))
+    def remember_line(self, series: str, line: Line, passed: tuple[str, ...]) -> None:
+        """Note that a checkpoint of this line is saved, and what it has `passed` over. Raises OSError."""
+        self._rows.note_line(series, NotedLine(self.run_id, line, passed))
 
     def remember(self) -> None:
         """Store what was found, for the next process. Raises OSError."""

@@ -272,13 +272,13 @@ class RowCache:
         self._load()
         with suppress(Exception):  # whatever somebody has put there
             run, row = self._stored.get(_LINE + series, _GONE)
-            line, passed, newest = json.loads(row)
+            line, passed = json.loads(row)
             RunFacts(run, "-", 0, 0.0, line=tuple(line)).to_json()  # raises where it could be none
-            return NotedLine(run, tuple(line), tuple(map(str, passed)), str(newest))
+            return NotedLine(run, tuple(line), tuple(map(str, passed)))
         return NotedLine()
 
     def note_line(self, series: str, noted: NotedLine) -> None:
-        """Note a line of which a checkpoint was saved, for when its metadata cannot be read. Raises OSError."""
+        """Note a line of which a checkpoint is saved, for when its metadata cannot be read. Raises OSError."""
         self._load()
         if self._authority.vouches:
             self._stored[_LINE + series] = row = [noted.run, json.dumps(noted[1:])]

@@ -24,13 +24,12 @@ history. The run's first line is (), and the longest that is there was saved las
 
 class NotedLine(NamedTuple):
     """What jobs have noted of a series: the run's id, the line that was saved last, and the names of what was passed
-    over when it began, which nobody could read, and not saved anew since; and the checkpoint that was saved last.
+    over when it began, which nobody could read, and not saved anew since.
     """
 
     run: str | None = None
     line: Line = ()
     passed: tuple[str, ...] = ()
-    newest: str = ""
 
 
 _UNKNOWN = 8  # lines, of which what nobody can read may be one

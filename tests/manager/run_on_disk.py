@@ -287,6 +287,7 @@ class RunOnDisk(RuleBasedStateMachine):
             kill(self.job)
             self.killed.append(self.job)
             self.job = None
+            self.learn_line()
         self.tidy, self.line, self.loaded, self.noted = False, None, None, None
 
     def go(self, call: Callable[[Housekeeper], Any]) -> Any:
@@ -317,6 +318,7 @@ class RunOnDisk(RuleBasedStateMachine):
             self.go(lambda job: job.begin(name, {}, framework=True))
         else:
             facts = self.go(lambda job: job.begin(name, metrics))
+        self.learn_line()
         if not self.tidy:
             self.removed(going, name)
             self.tidy = True

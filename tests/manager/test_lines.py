@@ -18,6 +18,7 @@ from streamxf.checkpoint.notes import seal_note
 from streamxf.errors import NoCheckpointError, ParameterError, UnsupportedError
 from streamxf.manager.folder import Folder
 from streamxf.manager.forget import forget
+from streamxf.manager.housekeeper import Housekeeper
 from streamxf.manager.listing import Run, list_checkpoints
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.record import Record
@@ -256,7 +257,7 @@ def test_a_line_is_noted_again_where_it_could_not_be(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(Run, "remember_line", fails_once)
     goes_back(tmp_path, 400, 410, 420)
-    assert Run.at(tmp_path).noted_line("step-{}")[1:] == ((401,), (), "step-420")
+    assert Run.at(tmp_path).noted_line("step-{}")[1:] == ((401,), ())
 
 
 def test_what_was_passed_over_and_saved_anew_may_fail_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,11 +322,37 @@ def test_whoever_decides_as_the_error_says_has_decided(
     assert resumed(tmp_path) == 900
 
 
-def test_the_newest_of_a_line_falls_back_behind_an_abandoned_step(tmp_path: Path) -> None:
+def test_a_line_that_was_given_up_does_not_come_back_by_old_damage(tmp_path: Path) -> None:
     saved_run(tmp_path, 400, 500, 600)
-    goes_back(tmp_path, 400, 570, 590, 610)
-    (tmp_path / "step-610" / ".metadata").write_bytes(b"")
-    assert resumed(tmp_path) == 590
+    goes_back(tmp_path, 400, 410)
+    shutil.rmtree(tmp_path / "step-410")
+    goes_back(tmp_path, 600, 610, 620)
+    for step in (500, 600):
+        (tmp_path / f"step-{step}" / ".metadata").write_bytes(b"")
+        assert resumed(tmp_path) == 620
+
+
+def test_a_save_that_is_killed_once_it_is_published_has_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved_run(tmp_path, 100, 200, 300)
+    (tmp_path / "step-300" / ".metadata").write_bytes(b"")
+    with CheckpointManager(tmp_path) as manager:
+        assert manager.resume(blank()) == 200
+        monkeypatch.setattr(Housekeeper, "commit", lambda *_: None)
+        manager.save(250, state_at(250))
+    monkeypatch.undo()
+    bad = unreadable(monkeypatch, TROUBLE[0])
+    bad.add("step-250")
+    monkeypatch.setenv("STREAMXF_SKIP", "step-250")
+    goes_back(tmp_path, None, 210, 220, resumes=200)
+    monkeypatch.delenv("STREAMXF_SKIP")
+    bad.clear()
+    assert resumed(tmp_path) == 220
+
+
+def test_notes_of_a_line_do_not_grow_with_its_saves(tmp_path: Path) -> None:
+    saved_run(tmp_path, 1, 2)
+    goes_back(tmp_path, 1, *range(3, 23))
+    assert len([*tmp_path.glob(".streamxf/rows-*")]) < 16
 
 
 @pytest.mark.parametrize("way", ["none", "skip", "latest"])
@@ -402,7 +429,7 @@ def test_whoever_goes_back_to_what_was_given_up_has_its_history(tmp_path: Path) 
 def test_a_note_of_a_line_that_is_none_counts_for_nothing(tmp_path: Path, line: str) -> None:
     saved_run(tmp_path, 400, 500)
     run = list_checkpoints(tmp_path)[0].run
-    row = {"/step-{}": [run, f'[{line}, [], ""]']}
+    row = {"/step-{}": [run, f"[{line}, []]"]}
     put_small(open_storage(tmp_path), ".streamxf/rows-0", seal_note({"time": 2**52, "rows": row}, None))
     assert Run.at(tmp_path).noted_line("step-{}").line == ()
     assert resumed(tmp_path) == 500
