@@ -104,6 +104,7 @@ def choose(
     several runs; KeyMissingError if the job holds no key that reads them.
     """
     run.storage.forget_listings()
+    run.reload()
     while True:
         records = run.records(series=series, sure=best is not None)
         choice = Choice(skipped=dict(skipped))

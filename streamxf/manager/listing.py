@@ -158,6 +158,10 @@ class Run:
         run_id, noted = self.run_id or self.ids.get(series), self._rows.line(series)
         return noted if run_id in (None, noted.run) else NotedLine()
 
+    def reload(self) -> None:
+        """Go by what others have noted by now."""
+        self._rows.reload()
+
     def last_line(self, records: Iterable[Record], series: str, noted: NotedLine | None = None) -> Line:
         """The line of a series that was saved last, by these records and by what is noted: that holds where something
         is there that may be of it, and cannot be read.

@@ -250,8 +250,8 @@ class RowCache:
         new, self._new = self._new, set()
         if not new or not self._authority.vouches:
             return
-        if len(self._load()) >= _FILES:  # others may have noted something since they were read
-            self._files, self._stored = None, {}
+        if len(self._load()) >= _FILES:
+            self.reload()
         old, wanted = set(self._load()), dict.fromkeys(new, _GONE)
         for name in new & self._known.keys():
             mark, record = self._known[name]
@@ -283,6 +283,10 @@ class RowCache:
         if self._authority.vouches:
             self._stored[_LINE + series] = row = [noted.run, json.dumps(noted[1:])]
             self._put({_LINE + series: row})
+
+    def reload(self) -> None:
+        """Read again what others may have noted since."""
+        self._files, self._stored = None, {}
 
     def drop(self, names: Collection[str], *, known: bool) -> None:
         """Have everybody look again before the rows change, this process but for what is `known`. Raises OSError."""

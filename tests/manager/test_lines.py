@@ -349,6 +349,15 @@ def test_a_save_that_is_killed_once_it_is_published_has_a_line(tmp_path: Path, m
     assert resumed(tmp_path) == 220
 
 
+def test_an_open_manager_goes_by_what_others_have_noted(tmp_path: Path) -> None:
+    saved_run(tmp_path, 400, 500, 600)
+    with CheckpointManager(tmp_path) as manager:
+        assert manager.latest() == str(tmp_path / "step-600")
+        goes_back(tmp_path, 400, 410)
+        (tmp_path / "step-410" / ".metadata").write_bytes(b"")
+        assert manager.latest() == str(tmp_path / "step-400")
+
+
 def test_notes_of_a_line_do_not_grow_with_its_saves(tmp_path: Path) -> None:
     saved_run(tmp_path, 1, 2)
     goes_back(tmp_path, 1, *range(3, 23))
