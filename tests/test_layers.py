@@ -274,7 +274,7 @@ LINES = {
     "formats": 1_038,
     "integrations": 756,
     "keys": 2_101,
-    "manager": 4_799,
+    "manager": 4_813,
     "storage": 4_011,
     "stream": 1_352,
     "testing": 716,
