@@ -173,8 +173,8 @@ class Housekeeper:
     def _settle_line(self, records: Sequence[Record] | None = None) -> None:
         """Which line this job's saves are of. Not before its first: another may have saved since this one loaded."""
         records = self._run.records(series=self._series) if records is None else records
-        noted = Run(self._storage, self._run.authority, self._run.run_id).noted_line(self._series)  # by others, too
-        last = self._run.last_line(records, self._series, noted)
+        self._run.reload()
+        last, noted = self._run.last_line(records, self._series), self._run.noted_line(self._series)
         self._noted = noted.line, noted.passed
         self.line, self._passed = last, noted.passed if noted.line == last else ()
         if (loaded := self._loaded) is not None:

@@ -162,12 +162,12 @@ class Run:
         """Go by what others have noted by now."""
         self._rows.reload()
 
-    def last_line(self, records: Iterable[Record], series: str, noted: NotedLine | None = None) -> Line:
+    def last_line(self, records: Iterable[Record], series: str) -> Line:
         """The line of a series that was saved last, by these records and by what is noted: that holds where something
         is there that may be of it, and cannot be read.
         """
         part = [each for each in records if each.series == series]
-        found, line = last_line(part), (noted or self.noted_line(series)).line
+        found, line = last_line(part), self.noted_line(series).line
         return line if len(line) > len(found) and self.doubted(part, series) else found
 
     def doubted(self, records: Iterable[Record], series: str) -> list[Record]:
@@ -175,7 +175,7 @@ class Run:
         metadata is gone, with its data there.
         """
         part = {each.name: each for each in records if each.series == series}
-        names = [name for name in self.names if series_of(name) == series and is_numbered(name)]
+        names = [name for name in self.names if series_of(name) == series]
         bare = (name for name in names if name not in part or part[name].kind == "unfinished")
         lost = (Record(name, kind="unfinished", note=_BARE) for name in bare if is_bare(self.folder(name)))
         return [*(each for each in part.values() if each.doubtful), *lost]

@@ -260,16 +260,21 @@ def test_a_line_is_noted_again_where_it_could_not_be(tmp_path: Path, monkeypatch
     assert Run.at(tmp_path).noted_line("step-{}")[1:] == ((401,), ())
 
 
+def passes_over(monkeypatch: pytest.MonkeyPatch, run: Path, step: int, *steps: int, resumes: int) -> None:
+    """A job is told to pass over one that cannot be read, and goes on; then it can be read again."""
+    bad = unreadable(monkeypatch, TROUBLE[0])
+    bad.add(f"step-{step}")
+    monkeypatch.setenv("STREAMXF_SKIP", f"step-{step}")
+    goes_back(run, None, *steps, resumes=resumes)
+    monkeypatch.delenv("STREAMXF_SKIP")
+    bad.clear()
+
+
 def test_what_was_passed_over_and_saved_anew_may_fail_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved_run(tmp_path, 100, 200, 300)
     (tmp_path / "step-300" / ".metadata").write_bytes(b"")
     goes_back(tmp_path, None, 250, 300, resumes=200)
-    bad = unreadable(monkeypatch, TROUBLE[0])
-    bad.add("step-300")
-    monkeypatch.setenv("STREAMXF_SKIP", "step-300")
-    goes_back(tmp_path, None, 260, 270, resumes=250)
-    monkeypatch.delenv("STREAMXF_SKIP")
-    bad.clear()
+    passes_over(monkeypatch, tmp_path, 300, 260, 270, resumes=250)
     assert resumed(tmp_path) == 270
     saved_run(tmp_path, 280, keep=1)
     assert resumed(tmp_path) == 280
@@ -340,12 +345,7 @@ def test_a_save_that_is_killed_once_it_is_published_has_a_line(tmp_path: Path, m
         monkeypatch.setattr(Housekeeper, "commit", lambda *_: None)
         manager.save(250, state_at(250))
     monkeypatch.undo()
-    bad = unreadable(monkeypatch, TROUBLE[0])
-    bad.add("step-250")
-    monkeypatch.setenv("STREAMXF_SKIP", "step-250")
-    goes_back(tmp_path, None, 210, 220, resumes=200)
-    monkeypatch.delenv("STREAMXF_SKIP")
-    bad.clear()
+    passes_over(monkeypatch, tmp_path, 250, 210, 220, resumes=200)
     assert resumed(tmp_path) == 220
 
 
