@@ -70,7 +70,7 @@ def _conditions(storage: Storage) -> dict[str, Any]:
             storage.write("conditions", b"too late", over=over)
             found[name] = False
         except ReplacedMeanwhile:
-            found[name] = True
+            found[name] = storage.read("conditions", 0, 9) == b"second"
     return found
 
 

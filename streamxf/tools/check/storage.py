@@ -118,6 +118,9 @@ def _check_writing(storage: Storage) -> None:
     require(not storage.exists("one*") and not storage.exists("folder/inside"), "remove() has left a file")
     require(storage.exists("one two [3]") and storage.exists("folder/deeper/still"), "remove() has removed other files")
     if storage.stamp("plain") is not None:
+        require(
+            storage.abilities.replaces is not False, "there is a stamp, and by its abilities nothing is put over one"
+        )
         require(storage.stamp("missing") == ABSENT, "the stamp of a file that is not there is not ABSENT")
     _check_raises(lambda: storage.put("plain", b"once", once=True), "put(once=True)", FileExistsError)
     with suppress(KeyboardInterrupt), storage.child("plain").replacing() as file:
