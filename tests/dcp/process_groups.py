@@ -11,11 +11,12 @@ import torch.multiprocessing as mp
 
 # far above what any step takes, far below the limit of the test: a rank that hangs ends as an error with a name
 TIMEOUT = datetime.timedelta(seconds=240)
+PRELOAD = ["tests.dcp.rank_scenarios", "tests.dcp.preloaded"]  # the first is not there for a benchmark without pytest
 
 
 def start_ranks(function: Callable[..., None], arguments: tuple[Any, ...], count: int) -> Any:
-    """Start processes, each a copy of one that has imported torch, which takes seconds, and done nothing else."""
-    mp.get_context("forkserver").set_forkserver_preload(["torch.distributed.checkpoint", "torch.distributed.fsdp"])
+    """Start processes, each a copy of one that has imported what takes seconds, and done nothing else."""
+    mp.get_context("forkserver").set_forkserver_preload(PRELOAD)
     return mp.start_processes(function, arguments, nprocs=count, join=False, start_method="forkserver")
 
 

@@ -6,7 +6,6 @@ runs the seeds from FIRST to STOP, and says of each what happened, and how long 
 """
 
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -242,8 +241,6 @@ def save(checkpoint: Path) -> None:
 
 
 def main(first: int, stop: int) -> None:
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["torch.distributed.checkpoint", "torch.distributed.fsdp", __spec__.name])
     top = Path(tempfile.mkdtemp())
     save(top / "checkpoint")
     bad = 0
