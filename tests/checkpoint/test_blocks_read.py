@@ -208,7 +208,7 @@ def same(found: torch.Tensor, wanted: torch.Tensor) -> bool:
 
 
 @given(saved(), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(settings.get_profile("disk"))
 def test_a_slice_reads_its_blocks(found: tuple[str, int, torch.Tensor, list[Any]], data: st.DataObject) -> None:
     chain, block_log2, tensor, boxes = found
     store = save(chain, block_log2, tensor, boxes)
@@ -246,7 +246,7 @@ PLACEMENTS = st.one_of(st.just(Replicate()), st.integers(0, 2).map(Shard))
 
 
 @given(saved(), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(settings.get_profile("disk"))
 def test_a_rank_reads_the_blocks_of_its_part(
     found: tuple[str, int, torch.Tensor, list[Any]], data: st.DataObject
 ) -> None:

@@ -82,7 +82,7 @@ names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=1
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support")
 @pytest.mark.parametrize("chain", CHAINS)
-@settings(max_examples=20)
+@settings(settings.get_profile("disk"))
 @given(state=st.dictionaries(names, tensors | objects, max_size=5))
 def test_what_it_writes_is_what_dcp_saves(chain: str, state: dict[str, Any]) -> None:
     codecs = CHAINS[chain]

@@ -63,13 +63,11 @@ def gaussian(dtype: str, size: int = MIB) -> bytes:
 # -- every byte comes back ---------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=300)
 @given(st.binary(max_size=5000), st.sampled_from(DTYPES), st.integers(0, 400))
 def test_any_bytes_under_any_dtype_come_back(block: bytes, dtype: str | None, repeat: int) -> None:
     check((block * (1 + repeat))[: 2 * MIB], dtype)
 
 
-@settings(max_examples=200)
 @given(st.data(), st.sampled_from(sorted(SPECIAL)), st.integers(0, 7), st.integers(0, 7))
 def test_special_numbers_come_back_bit_for_bit(data: st.DataObject, dtype: str, before: int, after: int) -> None:
     width = WIDTHS[dtype]
@@ -80,7 +78,7 @@ def test_special_numbers_come_back_bit_for_bit(data: st.DataObject, dtype: str, 
     check(block, None)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), st.sampled_from([*sorted(SPECIAL), "float8_e4m3fn", "int64"]), st.integers(0, 2**32))
 def test_any_cut_of_a_tensor_comes_back_and_shrinks(data: st.DataObject, dtype: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -98,7 +96,7 @@ def test_every_pattern_of_sixteen_bits_comes_back() -> None:
         check(block, dtype)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 255), st.integers(0, 40), st.integers(100, 70_000), st.integers(0, 2**32))
 def test_exponents_outside_of_the_sixteen_come_back(base: int, outside: int, count: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -273,7 +271,7 @@ def test_scales_of_rows_and_columns_are_taken_off(columns: int) -> None:
     assert len(by_rows) < (SHARE["float32"] + 0.03) * MIB
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 400), st.integers(1, 300), st.integers(0, 300), st.integers(0, 40), st.integers(0, 2**32))
 def test_levels_come_off_and_back_on(rows: int, period: int, more: int, outside: int, seed: int) -> None:
     rng = np.random.default_rng(seed)

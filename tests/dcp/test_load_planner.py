@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
@@ -130,7 +130,6 @@ def shardings(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Box], list[Box]]:
 
 
 @given(shardings=st.lists(shardings(), min_size=1, max_size=3))
-@settings(max_examples=300, deadline=None)
 def test_any_boxes_of_any_tiling(shardings: list[tuple[tuple[int, ...], list[Box], list[Box]]]) -> None:
     items = [tensor(str(number), shape, grid) for number, (shape, grid, _) in enumerate(shardings)]
     state = {str(number): tensor_of(shape, boxes) for number, (shape, _, boxes) in enumerate(shardings)}
@@ -156,7 +155,6 @@ def in_parts(items: Sequence[TensorItem], rows: int) -> StoredMetadata:
 
 
 @given(shardings=st.lists(shardings(), min_size=1, max_size=3), rows=st.integers(1, 9))
-@settings(max_examples=200, deadline=None)
 def test_any_boxes_of_a_large_index(shardings: list[tuple[tuple[int, ...], list[Box], list[Box]]], rows: int) -> None:
     items = [tensor(str(number), shape, grid) for number, (shape, grid, _) in enumerate(shardings)]
     state = {str(number): tensor_of(shape, boxes) for number, (shape, _, boxes) in enumerate(shardings)}

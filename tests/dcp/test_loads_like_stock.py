@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
@@ -215,7 +215,7 @@ CHAINS = [[streamxf.ZStandard(level=1)], [streamxf.Checksum()], [streamxf.FloatZ
 
 
 @given(data=st.data())
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(settings.get_profile("disk"))
 def test_any_box_of_any_tensor_into_any_target(data: st.DataObject) -> None:
     shape = data.draw(st.sampled_from(SHAPES), "shape")
     dtype = data.draw(st.sampled_from(DTYPES), "stored dtype")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import streamxf
@@ -53,7 +53,7 @@ PAIRS = {
 
 @pytest.mark.parametrize("pair", PAIRS)
 @given(state=states(), chain=chains(), threads=st.sampled_from([1, 3]))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(settings.get_profile("disk"))
 def test_round_trips(
     tmp_path_factory: pytest.TempPathFactory, pair: str, state: dict[str, Any], chain: list[Any], threads: int
 ) -> None:

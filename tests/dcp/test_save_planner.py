@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
@@ -127,7 +127,6 @@ class KeepingAll(DefaultSavePlanner):
 
 
 @given(states(), st.booleans(), st.booleans())
-@settings(deadline=None)
 def test_as_torch_plans(made: list[dict[str, Any]], lowest: bool, flatten: bool) -> None:
     assert_planned_alike(made, dedup_save_to_lowest_rank=lowest, flatten_state_dict=flatten)
 

@@ -113,7 +113,7 @@ SIZES = st.one_of(st.integers(0, 300), st.integers(BLOCK - 3, BLOCK + 3), st.int
 
 
 @given(sizes=st.lists(st.tuples(st.booleans(), SIZES), max_size=5), count=st.integers(2, 4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_copied_and_borrowed_memory_in_any_order(sizes: list[tuple[bool, int]], count: int) -> None:
     copies = LateCopies()
     data = [bytes((number * 7 + at) % 251 for at in range(size)) for number, (_, size) in enumerate(sizes)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -272,7 +272,7 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
 
 
 @given(st.lists(tensors(), min_size=1, max_size=5), st.sampled_from([0, 1, 2]))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(settings.get_profile("disk"))
 def test_any_view(tmp_path_factory: pytest.TempPathFactory, found: list[torch.Tensor], codecs: int) -> None:
     folder = tmp_path_factory.mktemp("views")
     state = {str(number): tensor for number, tensor in enumerate(found)}
@@ -282,7 +282,6 @@ def test_any_view(tmp_path_factory: pytest.TempPathFactory, found: list[torch.Te
 
 
 @given(tensors(), st.lists(st.integers(0, 400), max_size=3))
-@settings(max_examples=200, deadline=None)
 def test_a_source_has_the_elements_in_row_major_order(tensor: torch.Tensor, cuts: list[int]) -> None:
     source = source_of(tensor, Staging())
     wanted = bytes(raw_bytes(tensor).numpy())

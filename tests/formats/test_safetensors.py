@@ -27,7 +27,7 @@ def read(path: Path) -> dict[str, torch.Tensor]:
 
 
 @given(state=states(), metadata=st.none() | st.dictionaries(st.text(max_size=4), st.text(max_size=4)))
-@settings(max_examples=50)
+@settings(settings.get_profile("disk"))
 def test_the_library_reads_the_same(state: dict[str, torch.Tensor], metadata: dict[str, str] | None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "a")

@@ -77,7 +77,7 @@ spans = st.tuples(places, st.integers(0, 5000)).map(lambda each: (each[0], each[
 steps = st.lists(st.tuples(st.sampled_from(["soon", "later", "read"]), spans), max_size=40)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(steps)
 def test_bytes_are_those_of_the_file(steps: list[tuple[str, tuple[int, int]]]) -> None:
     file = file_in(Store())

@@ -70,7 +70,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 FILESYSTEM = AsyncFileSystem()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.binary(max_size=3000), max_size=12), st.sampled_from(["", "put", "begin", "part", "complete"]))
 def test_the_object_is_what_was_written(pieces: list[bytes], fails: str) -> None:
     store = Store({fails: 2})

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import streamxf
@@ -93,6 +93,7 @@ def test_block_edges(name, size):
     assert by_reference(file) == data
 
 
+@settings(settings.get_profile("disk"))
 @given(data=samples.blobs(samples.BLOCK + 1), chain=samples.chains())
 def test_paths(tmp_path: Path, data, chain):
     path = tmp_path / "file.sxf"

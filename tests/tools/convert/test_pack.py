@@ -36,7 +36,7 @@ def packed(path: Path | str, keys: Any = None) -> dict[str, Any]:
     return {name: value for name, value in states.loaded(path, keys).items() if not name.startswith(ITEM)}
 
 
-@settings(max_examples=30)
+@settings(settings.get_profile("disk"))
 @given(
     st.dictionaries(states.NAMES.filter(lambda name: name != "__metadata__"), states.TENSORS, min_size=1, max_size=5),
     st.none() | st.dictionaries(states.NAMES, states.NAMES, max_size=2),
@@ -56,7 +56,7 @@ def test_safetensors(state, metadata, chain, file_size):
         assert states.digests(Path(folder, "b.safetensors")) == states.digests(source)
 
 
-@settings(max_examples=40)
+@settings(settings.get_profile("disk"))
 @given(states.NESTED, st.sampled_from(states.CHAINS), st.sampled_from([1, 5000, 2**28]))
 def test_torch_save(state, chain, file_size):
     to = KEY if "encrypt" in chain else None

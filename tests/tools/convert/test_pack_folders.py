@@ -171,7 +171,7 @@ def test_a_list_in_the_place_of_the_model(tmp_path):
     assert contents(tmp_path / "back") == contents(tmp_path / "hub")
 
 
-@settings(max_examples=30)
+@settings(settings.get_profile("disk"))
 @given(
     st.lists(
         st.tuples(st.integers(0, 40), st.integers(0, 40), st.integers(1, 4), st.booleans()), min_size=1, max_size=5

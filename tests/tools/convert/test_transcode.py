@@ -50,7 +50,7 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "source"
 
 
-@settings(max_examples=40)
+@settings(settings.get_profile("disk"))
 @given(
     NESTED,
     st.sampled_from(["stock", "stock zstd", "", "zstd+checksum", "encrypted"]),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save, save_file
@@ -85,7 +85,7 @@ def assert_same(found: Any, wanted: Any) -> None:
 # -- safetensors -----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=30, suppress_health_check=list(HealthCheck))
+@settings(settings.get_profile("disk"))
 @given(state=st.dictionaries(NAMES, TENSORS, min_size=1, max_size=8))
 def test_a_new_file_is_the_one_that_the_library_writes(tmp_path_factory, state):
     folder = tmp_path_factory.mktemp("unpack")
@@ -96,7 +96,7 @@ def test_a_new_file_is_the_one_that_the_library_writes(tmp_path_factory, state):
     assert (done.tensors, done.objects, done.bytes, done.restored) == (len(state), 0, len(data), False)
 
 
-@settings(max_examples=30, suppress_health_check=list(HealthCheck))
+@settings(settings.get_profile("disk"))
 @given(
     state=st.dictionaries(NAMES, TENSORS, min_size=1, max_size=6),
     metadata=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),

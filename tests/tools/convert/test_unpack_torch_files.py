@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch.distributed.checkpoint import DefaultSavePlanner, save
@@ -72,7 +72,7 @@ def around(folder: Path, value: Any, chain: str = "zstd") -> Any:
     return torch.load(folder / "b.pt", weights_only=True)
 
 
-@settings(max_examples=25, suppress_health_check=list(HealthCheck))
+@settings(settings.get_profile("disk"))
 @given(states(), st.sampled_from(["", "zstd", "floatzip+checksum"]))
 def test_any_state_dict_comes_back(tmp_path_factory, state, chain):
     folder = tmp_path_factory.mktemp("torch")

@@ -27,7 +27,6 @@ FAULTS = st.tuples(
     st.integers(0, 300),
     st.integers(0, 7),
 )
-settings.register_profile("faults", max_examples=settings().max_examples // 5)
 
 
 def state() -> dict[str, Any]:
@@ -92,7 +91,7 @@ def hurt(file: Path, fault: tuple[str, int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("chain", CHAINS)
-@settings(settings.get_profile("faults"))
+@settings(settings.get_profile("disk"))
 @given(st.lists(st.tuples(st.integers(0, 4), FAULTS), min_size=1, max_size=4), st.booleans(), st.booleans())
 def test_random_faults(chain: str, faults: list[Any], metadata_too: bool, into: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:

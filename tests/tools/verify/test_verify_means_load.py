@@ -69,7 +69,7 @@ def outcome(target: Checkpoint) -> tuple[VerifyReport | None, bool]:
     return report, loads
 
 
-@settings(max_examples=25)
+@settings(settings.get_profile("disk"))
 @given(data=st.data())
 def test_random_faults_of_data(target: Checkpoint, data: st.DataObject) -> None:
     made = bytearray(target.data)
@@ -98,7 +98,7 @@ def test_random_faults_of_data(target: Checkpoint, data: st.DataObject) -> None:
     assert loads or not report.ok
 
 
-@settings(max_examples=25)
+@settings(settings.get_profile("disk"))
 @given(data=st.data())
 def test_random_faults_of_metadata(target: Checkpoint, data: st.DataObject) -> None:
     made = bytearray(target.metadata)
