@@ -266,7 +266,7 @@ def test_other_names_do_not():
 LINES = {
     # the modules at the top
     ".": 3_154,
-    "checkpoint": 4_725,
+    "checkpoint": 4_737,
     "cli": 2_794,
     "codecs": 1_623,
     "dcp": 5_772,
@@ -278,7 +278,7 @@ LINES = {
     "storage": 4_011,
     "stream": 1_352,
     "testing": 716,
-    "tools": 9_474,
+    "tools": 9_400,
     "torchsave": 2_169,
 }
 

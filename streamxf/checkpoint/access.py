@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, zip_longest
-from typing import IO, Any, Literal, Protocol, Self, runtime_checkable
+from typing import IO, Any, Literal, Protocol, Self, TypedDict, runtime_checkable
 
 import zstandard
 
@@ -144,6 +144,18 @@ _ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 Require = Literal["published", "bound", "encrypted"]
 REQUIREMENTS: tuple[Require, ...] = ("published", "bound", "encrypted")
+
+
+class AccessOptions(TypedDict, total=False):
+    """The arguments of every tool that say how it reads, as in `Checkpoint`."""
+
+    keys: KeysLike
+    trust: TrustLike
+    allow_unsigned: bool
+    require: Require | None
+    expect_save_id: SaveIds
+    codecs: Codecs
+    max_expansion: int
 
 
 @dataclass(frozen=True)

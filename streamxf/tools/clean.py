@@ -7,16 +7,15 @@ import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
-from streamxf.checkpoint.access import Access, Require
+from streamxf.checkpoint.access import Access, AccessOptions
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.metadata import metadata_files, no_metadata, resumable
 from streamxf.checkpoint.publish import DAY, HOUR, RUN_FILE, leftovers, made_by_writers, settled, under_way
 from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, PolicyError, UnsupportedError
 from streamxf.format.names import GLOBAL, rank_of
 from streamxf.formats.opening import contents_of
-from streamxf.keys import KeysLike, TrustLike
 from streamxf.storage.lock import locked
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage
@@ -60,13 +59,10 @@ class CleanReport:
 def clean(
     path: Location,
     *,
-    keys: KeysLike = None,
-    trust: TrustLike = None,
-    allow_unsigned: bool = False,
-    require: Require | None = None,
     min_age: float | None = None,
     dry_run: bool = False,
     storage_options: Mapping[str, Any] | None = None,
+    **options: Unpack[AccessOptions],
 ) -> CleanReport:
     """Remove leftovers of failed and killed saves: files and drafts that no metadata names, and unfinished uploads.
 
@@ -76,7 +72,7 @@ def clean(
 
     Parameters
     ----------
-    path, keys, trust, allow_unsigned, require, storage_options
+    path, storage_options, keys, trust, allow_unsigned, require, expect_save_id, codecs
         As in `Checkpoint`. Keys authenticate the metadata; without them, its digest must match.
     min_age : float, optional
         Minimum age of a leftover: seconds since it was last written to. By default 0 where a lock of the folder keeps
@@ -100,7 +96,7 @@ def clean(
     """
     if min_age is not None and not (isinstance(min_age, int | float) and min_age >= 0):
         raise ParameterError(f"min_age={min_age!r:.80}: it is a number of seconds, from 0")
-    access = Access.of(keys, trust, allow_unsigned, require)
+    access = Access.of(**options)
     storage = open_storage(path, storage_options)
     storage.check_fresh()
     with storage.entered() as storage, locked(storage) as alone:

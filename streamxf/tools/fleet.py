@@ -25,7 +25,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any, Self
 
 from streamxf.chain import Chain
-from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.access import Access, AccessOptions
 from streamxf.checkpoint.reading import BoxReader
 from streamxf.checkpoint.saving import chain_of
 from streamxf.errors import (
@@ -39,7 +39,7 @@ from streamxf.errors import (
     text_of,
 )
 from streamxf.format.items import TensorItem
-from streamxf.keys import KeyRing, KeysLike
+from streamxf.keys import KeyRing
 from streamxf.keys.location import anchored, several
 from streamxf.progress import Progress, Share
 from streamxf.storage.storage import Storage
@@ -62,13 +62,19 @@ class Fleet:
     """Hands tasks to `executor`; a context manager, which waits for all results. Left by an exception, it cancels what
     has not begun. `missed` says of each task that this process does why.
 
-    Workers read `storages` with `access`, which was made of `keys`. Those that write are to save as `to` does, and call
-    `chain` for its chain, which `chain_of` made of `given`. Raises ParameterError if something cannot be sent to
+    Workers read `storages` with `access`, which was made of `options`. Those that write are to save as `to` does, and
+    call `chain` for its chain, which `chain_of` made of `given`. Raises ParameterError if something cannot be sent to
     workers, or a key must not be.
     """
 
     def __init__(
-        self, executor: Executor, storages: list[Storage], access: Access, keys: KeysLike, to: Any = None, *given: Any
+        self,
+        executor: Executor,
+        storages: list[Storage],
+        access: Access,
+        options: AccessOptions,
+        to: Any = None,
+        *given: Any,
     ) -> None:
         if not isinstance(executor, Executor):
             raise ParameterError(f"executor= takes an executor of concurrent.futures, not {type(executor).__name__}")
@@ -80,8 +86,8 @@ class Fleet:
         here = isinstance(executor, ThreadPoolExecutor) or getattr(executor, "sends_nothing", False)
         near = self._near = here or isinstance(executor, ProcessPoolExecutor)
         if not near and not all(key.portable for key in access.keys):
-            trust, unsigned = access.keys.trust or None, access.keys.allow_unsigned
-            self._terms = partial(_with, replace(access, keys=KeyRing()), _named(keys, "keys"), trust, unsigned)
+            named: AccessOptions = {**options, "keys": _named(options.get("keys"), "keys")}
+            self._terms = partial(Access.of, **named)
         made, storages = (Chain(), storages) if to is None else (to.extensions.chain, [*storages, to.storage])
         self.chain: Callable[[], Chain] = partial(Chain.of, made)
         secrets = () if made.encryption is None else (*made.encryption.recipients, made.encryption.signer)
@@ -196,10 +202,6 @@ class Fleet:
             for future, *_ in self._flying:
                 future.cancel()
             self._flying.clear()
-
-
-def _with(access: Access, keys: Any, trust: Any, allow_unsigned: bool) -> Access:
-    return replace(access, keys=KeyRing(keys, trust=trust, allow_unsigned=allow_unsigned))
 
 
 def _named(keys: Any, name: str) -> tuple[Any, ...]:

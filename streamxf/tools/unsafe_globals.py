@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
-from streamxf.checkpoint.access import Access, Codecs, Require
+from streamxf.checkpoint.access import Access, AccessOptions
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.format.items import ObjectItem
-from streamxf.keys import KeysLike, TrustLike
 from streamxf.storage.opening import Location, open_storage
 from streamxf.stream.reader import read_all
 from streamxf.torchsave.check import needs_of
@@ -40,23 +39,19 @@ class UnsafeGlobals:
 def unsafe_globals(
     path: Location,
     *,
-    keys: KeysLike = None,
-    trust: TrustLike = None,
-    allow_unsigned: bool = False,
-    require: Require | None = None,
-    codecs: Codecs = None,
     storage_options: Mapping[str, Any] | None = None,
+    **options: Unpack[AccessOptions],
 ) -> UnsafeGlobals:
     """List what the objects of a checkpoint need before they load. Their pickles are checked, and no class is imported.
 
     Parameters
     ----------
-    path, keys, trust, allow_unsigned, require, codecs, storage_options
+    path, storage_options, keys, trust, allow_unsigned, require, expect_save_id, codecs
         As in `Checkpoint`.
 
     Returns names that neither torch, nor ``torch.serialization.add_safe_globals`` in this process, nor streamxf allows.
     """
-    access = Access.of(keys, trust, allow_unsigned, require, codecs=codecs)
+    access = Access.of(**options)
     names: dict[str, list[str]] = {}
     refused: dict[str, list[str]] = {}
     with Checkpoint.at(open_storage(path, storage_options), access) as checkpoint:

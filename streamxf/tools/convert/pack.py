@@ -11,11 +11,10 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, Unpack
 
-from streamxf.budget import MAX_EXPANSION
 from streamxf.chain import ChainLike
-from streamxf.checkpoint.access import Access, Require
+from streamxf.checkpoint.access import Access, AccessOptions
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.metadata import Metadata, metadata_files
 from streamxf.checkpoint.notes import check_uncommitted, known_run
@@ -31,7 +30,7 @@ from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.format.names import GLOBAL
 from streamxf.format.run import RunFacts
 from streamxf.formats.opening import is_checkpoint
-from streamxf.keys import KeysLike, SignerLike, TrustLike
+from streamxf.keys import KeyRing, KeysLike, SignerLike
 from streamxf.progress import Progress
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage, is_url
@@ -57,17 +56,13 @@ def transcode(
     overwrite: bool = False,
     recipients: KeysLike = None,
     signer: SignerLike | None = None,
-    keys: KeysLike = None,
-    trust: TrustLike = None,
-    allow_unsigned: bool = False,
-    require: Require | None = None,
     storage_options: Mapping[str, Any] | None = None,
     target_options: Mapping[str, Any] | None = None,
     block_size: int = 1 << DEFAULT_BLOCK_LOG2,
     file_size: int = FILE_SIZE,
-    max_expansion: int = MAX_EXPANSION,
     progress: Progress | None = None,
     executor: Executor | None = None,
+    **options: Unpack[AccessOptions],
 ) -> Converted:
     """Copy a DCP checkpoint, streamxf's or another's, through another chain.
 
@@ -89,7 +84,7 @@ def transcode(
         one loads. Needs space for both.
     overwrite, recipients, signer, block_size, progress
         Of the copy, as in `CheckpointWriter`.
-    keys, trust, allow_unsigned, require
+    keys, trust, allow_unsigned, require, expect_save_id, codecs
         Of the source, as in `Checkpoint`.
     storage_options, target_options : mapping, optional
         fsspec's, for URLs.
@@ -120,12 +115,12 @@ def transcode(
         raise ParameterError("give either a target, or replace the source (in_place)")
     if target is not None:
         refuse_same(source, target)
-    access = Access.of(keys, trust, allow_unsigned, require, max_expansion=max_expansion)
-    place, options = (source, storage_options) if target is None else (target, target_options)
-    how = in_place or overwrite, block_size, options
+    access = Access.of(**options)
+    place, how_opened = (source, storage_options) if target is None else (target, target_options)
+    how = in_place or overwrite, block_size, how_opened
     to = Save.to(place, chain, recipients, signer, *how, was_encrypted=len(access.keys) > 0)
     storage = open_storage(source, storage_options)
-    fleet = None if executor is None else Fleet(executor, [storage], access, keys, to, chain, recipients, signer)
+    fleet = None if executor is None else Fleet(executor, [storage], access, options, to, chain, recipients, signer)
     return copy(storage, access, to, file_size, progress, fleet, in_place=in_place)
 
 
@@ -215,17 +210,13 @@ def pack(
     overwrite: bool = False,
     recipients: KeysLike = None,
     signer: SignerLike | None = None,
-    keys: KeysLike = None,
-    trust: TrustLike = None,
-    allow_unsigned: bool = False,
-    require: Require | None = None,
     storage_options: Mapping[str, Any] | None = None,
     target_options: Mapping[str, Any] | None = None,
     block_size: int = 1 << DEFAULT_BLOCK_LOG2,
     file_size: int = FILE_SIZE,
-    max_expansion: int = MAX_EXPANSION,
     progress: Progress | None = None,
     executor: Executor | None = None,
+    **options: Unpack[AccessOptions],
 ) -> Converted:
     """Write a checkpoint of any format as one of DCP, through a chain.
 
@@ -248,7 +239,7 @@ def pack(
         Or URLs. The target is a folder that does not exist yet, or contains no checkpoint.
     chain, overwrite, recipients, signer, storage_options, target_options, block_size, file_size, progress, executor
         As in `transcode`; `max_expansion` as well.
-    keys, trust, allow_unsigned, require
+    keys, trust, allow_unsigned, require, expect_save_id, codecs
         For a DCP checkpoint that is encrypted; other formats have no encryption.
 
     Raises
@@ -265,18 +256,18 @@ def pack(
     if of_dcp:
         _refuse_beside(tree)
         refuse_same(source, target)
-        access = Access.of(keys, trust, allow_unsigned, require, max_expansion=max_expansion)
+        access = Access.of(**options)
     else:
         _refuse_inside(source, target)
-        access = Access.of(max_expansion=max_expansion)
+        access = replace(Access.of(**options).lenient(), keys=KeyRing(), trust=())
     how = overwrite, block_size, target_options
     to = Save.to(target, chain, recipients, signer, *how, was_encrypted=len(access.keys) > 0)
-    fleet = None if executor is None else Fleet(executor, [storage], access, keys, to, chain, recipients, signer)
+    fleet = None if executor is None else Fleet(executor, [storage], access, options, to, chain, recipients, signer)
     if of_dcp:
         made = copy(storage, access, to, file_size, progress, fleet)
         return replace(made, notes=(*tree.notes(), *made.notes))
     before = tree.identity()
-    with open_packed(tree, max_expansion) as whole:
+    with open_packed(tree, access.objects.max_expansion) as whole:
         if (nameless := whole.stored.get("")) is not None:
             with located(file=whole.label(nameless.places[0].file)):
                 check_name("")

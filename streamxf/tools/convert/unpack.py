@@ -11,12 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
-from streamxf.budget import MAX_EXPANSION
 from streamxf.buffers import write_all
 from streamxf.chain import Chain
-from streamxf.checkpoint.access import Access, Require
+from streamxf.checkpoint.access import Access, AccessOptions
 from streamxf.checkpoint.reading import BoxReader
 from streamxf.checkpoint.saving import Extensions, Save, check_space
 from streamxf.errors import ParameterError
@@ -24,7 +23,6 @@ from streamxf.format.items import TensorItem
 from streamxf.formats.contents import Format
 from streamxf.formats.huggingface import INDEX, layout_of
 from streamxf.formats.opening import OF_DCP, open_source
-from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress, Shares
 from streamxf.storage.files import SyncedFile, aim, missing_folders, sync_folder, sync_names_of
 from streamxf.storage.local import LocalStorage
@@ -90,14 +88,10 @@ def unpack(
     skip_objects: bool = False,
     model: bool = False,
     overwrite: bool = False,
-    keys: KeysLike = None,
-    trust: TrustLike = None,
-    allow_unsigned: bool = False,
-    require: Require | None = None,
     storage_options: Mapping[str, Any] | None = None,
     target_options: Mapping[str, Any] | None = None,
-    max_expansion: int = MAX_EXPANSION,
     progress: Progress | None = None,
+    **options: Unpack[AccessOptions],
 ) -> Unpacked | Converted:
     """Write a DCP checkpoint, streamxf's or stock, as a file or folder of another format.
 
@@ -134,8 +128,8 @@ def unpack(
         also be the folder of a Trainer or Lightning, or a file of `streamxf.open` that contains a ``torch.save`` file.
     overwrite : bool
         Whether the target may be replaced: of folders, Hugging Face ones, in which files that are not weights stay.
-    keys, trust, allow_unsigned, require, storage_options, target_options, max_expansion, progress
-        As in `transcode`.
+    keys, trust, allow_unsigned, require, expect_save_id, codecs, storage_options, target_options
+        As in `transcode`; `max_expansion` and `progress` as well.
 
     Returns `Unpacked`, or for ``"dcp"`` the result of `transcode`.
 
@@ -165,7 +159,7 @@ def unpack(
     if asked is Format.DCP and (only or prefix or model):
         raise ParameterError("a DCP checkpoint is always copied whole: leave out only, prefix and model")
     storage = open_storage(source, storage_options)
-    access = Access.of(keys, trust, allow_unsigned, require, max_expansion=max_expansion)
+    access = Access.of(**options)
     if asked is Format.DCP:
         refuse_same(source, target)
         to = Save.to(target, Chain([]), overwrite=overwrite, storage_options=target_options)

@@ -7,11 +7,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Unpack
 
 from streamxf import errors
-from streamxf.budget import MAX_EXPANSION
-from streamxf.checkpoint.access import Access, Require
+from streamxf.checkpoint.access import Access, AccessOptions
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.elements import itemsize_of
 from streamxf.checkpoint.reading import BOX_BYTES, BoxReader, boxes_of
@@ -19,7 +18,7 @@ from streamxf.format.items import Item, TensorItem
 from streamxf.formats.contents import FileReader, chosen
 from streamxf.formats.huggingface import INDEX
 from streamxf.formats.opening import is_checkpoint, open_source
-from streamxf.keys import KeysLike, TrustLike
+from streamxf.keys import KeyRing
 from streamxf.progress import Progress, Share
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage
@@ -36,18 +35,14 @@ def diff(
     first: Location,
     second: Location,
     *,
-    keys: KeysLike = None,
-    trust: TrustLike = None,
-    allow_unsigned: bool = False,
-    require: Require | None = None,
     encrypted: tuple[bool, bool] = (True, True),
     only: Sequence[str] = (),
     prefixes: tuple[str, str] = ("", ""),
     values: bool = False,
     storage_options: Mapping[str, Any] | None = None,
-    max_expansion: int = MAX_EXPANSION,
     progress: Progress | None = None,
     executor: Executor | None = None,
+    **options: Unpack[AccessOptions],
 ) -> Difference:
     """Compare two checkpoints: which items differ, and by how much.
 
@@ -61,7 +56,7 @@ def diff(
     ----------
     first, second : path, str or Storage
         Each a file, a folder, or a URL that fsspec knows.
-    keys, trust, allow_unsigned, require, storage_options
+    keys, trust, allow_unsigned, require, expect_save_id, codecs, storage_options
         As in `Checkpoint`, for both.
     encrypted : tuple of bool
         One for each: whether the keys are for it. With keys a checkpoint of DCP that is not encrypted is refused.
@@ -84,11 +79,10 @@ def diff(
     another key, or none of its items can be read. A single unreadable item is incomparable, and the others are
     compared.
     """
-    keys = tuple(keys) if isinstance(keys, Iterator) else keys
-    access = Access.of(keys, trust, allow_unsigned, require, max_expansion=max_expansion)
-    plain = Access.of(max_expansion=max_expansion)
+    access = Access.of(**options)
+    plain = replace(access.lenient(), keys=KeyRing(), trust=())
     storages = [open_storage(path, storage_options) for path in (first, second)]
-    fleet = None if executor is None else Fleet(executor, storages, access, keys)
+    fleet = None if executor is None else Fleet(executor, storages, access, options)
     sides: dict[int, BoxReader] = {}
     manifests: dict[int, PackManifest] = {}
     unknown: dict[int, str] = {}

@@ -7,16 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field, replace
 from heapq import nlargest
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from streamxf.budget import MAX_EXPANSION
 from streamxf.cached import cached_property
-from streamxf.checkpoint.access import Access, Require
+from streamxf.checkpoint.access import Access, AccessOptions
 from streamxf.errors import located
 from streamxf.format.items import ITEMSIZES, WITHOUT_ELEMENTS, Item, ObjectItem, TensorItem
 from streamxf.formats.contents import Contents, Format
 from streamxf.formats.opening import contents_of, open_source
-from streamxf.keys import KeyRing, KeysLike, TrustLike
+from streamxf.keys import KeyRing
 from streamxf.keys.envelope import Envelope, Vouchers
 from streamxf.progress import Progress
 from streamxf.registry import short_name
@@ -289,15 +288,11 @@ def _by_size(tallies: dict[_K, ItemTotals]) -> dict[_K, ItemTotals]:
 def inspect(
     path: Location,
     *,
-    keys: KeysLike = None,
-    trust: TrustLike = None,
-    allow_unsigned: bool = False,
-    require: Require | None = None,
     values: bool = False,
     storage_options: Mapping[str, Any] | None = None,
-    max_expansion: int = MAX_EXPANSION,
     progress: Progress | None = None,
     executor: Executor | None = None,
+    **options: Unpack[AccessOptions],
 ) -> Summary:
     """Summarize a checkpoint: by dtype, by chain, item by item. Only metadata is read, unless `values` is set.
 
@@ -305,13 +300,12 @@ def inspect(
     ----------
     path : path, str or Storage
         A checkpoint of DCP, a ``.safetensors`` or ``torch.save`` file, a Hugging Face folder; or the URL of one.
-    keys, trust, allow_unsigned, require, storage_options
+    keys, trust, allow_unsigned, require, expect_save_id, codecs, max_expansion, storage_options
         As in `Checkpoint`. What is encrypted is shown without keys, too; with keys its metadata must be authentic.
+        `max_expansion` counts for `values` only, as in `diff`.
     values : bool
         Whether to read all tensors as well, for `Summary.values`. That takes about as long as a load, and little
         memory; an encrypted checkpoint then needs keys.
-    max_expansion : int
-        As in `diff`; for `values` only.
     progress : Progress, optional
         Receives the size of the tensors as they are counted.
     executor : concurrent.futures.Executor, optional
@@ -321,10 +315,9 @@ def inspect(
     do not fit; with `values` also if keys are missing. A tensor that cannot be read is in `TensorStatistics.unreadable`
     or `unread`.
     """
-    keys = tuple(keys) if isinstance(keys, Iterator) else keys
-    access = Access.of(keys, trust, allow_unsigned, require, max_expansion=max_expansion)
+    access = Access.of(**options)
     storage = open_storage(path, storage_options)
-    fleet = None if executor is None else Fleet(executor, [storage], access, keys)
+    fleet = None if executor is None else Fleet(executor, [storage], access, options)
     with open_source(storage, access, listing=not values) as source:
         contents = contents_of(source)
         if not values:

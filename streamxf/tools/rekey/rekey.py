@@ -10,16 +10,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 from streamxf.buffers import collector_paused
-from streamxf.checkpoint.access import Access, Names, Renaming, SaveIds, check_nesting, renamed
+from streamxf.checkpoint.access import Access, AccessOptions, Names, Renaming, check_nesting, renamed
 from streamxf.codecs.encrypt import as_recipients
 from streamxf.errors import KeyMissingError, KeyServiceError, ParameterError, PolicyError, StreamxfError, escaped
 from streamxf.format.extra import NESTING, in_saved_order, with_order
 from streamxf.format.extra import moved as moved_record
 from streamxf.format.items import Item
-from streamxf.keys import KeyLike, KeyProvider, KeyRing, KeysLike, SignerLike, SigningKey, TrustLike
+from streamxf.keys import KeyLike, KeyProvider, KeyRing, KeysLike, SignerLike, SigningKey
 from streamxf.keys.envelope import DataKey, Entry, Envelope
 from streamxf.keys.key import is_key_id
 from streamxf.keys.location import as_provider
@@ -36,11 +36,8 @@ _log = logging.getLogger(__name__)
 def recipients(
     path: Location,
     *,
-    keys: KeysLike = None,
-    trust: TrustLike = None,
-    allow_unsigned: bool = False,
-    expect_save_id: SaveIds = None,
     storage_options: StorageOptions = None,
+    **options: Unpack[AccessOptions],
 ) -> Recipients:
     """List who may read a checkpoint or a plain file. Nothing is unpickled, and no data file is touched.
 
@@ -48,7 +45,7 @@ def recipients(
     a claim without the `VerifyKey` of its signer in `trust`. The other arguments and errors are as in `rekey`;
     `expect_save_id` needs keys.
     """
-    access = Access.of(keys, trust, allow_unsigned, expect_save_id=expect_save_id)
+    access = Access.of(**options)
     if not len(access.keys) and access.expected_saves is not None:
         raise ParameterError("expect_save_id needs keys: without a key anyone can write any save's id")
     return _listed(path, storage_options, access)
@@ -57,14 +54,11 @@ def recipients(
 def rekey(
     path: Location,
     *,
-    keys: KeysLike,
     recipients: KeysLike,
     signer: SignerLike | None = None,
-    trust: TrustLike = None,
-    allow_unsigned: bool = False,
     vouch: bool = False,
-    expect_save_id: SaveIds = None,
     storage_options: StorageOptions = None,
+    **options: Unpack[AccessOptions],
 ) -> tuple[str, ...]:
     """Wrap the data keys of a checkpoint or a plain file for `recipients`, and for no one else.
 
@@ -86,7 +80,7 @@ def rekey(
     signer : SigningKey or location, optional
         Signs the contents, in place of the previous signer. Without it, a signature stays as it is. A checkpoint saved
         without a signer cannot be signed afterwards.
-    trust, storage_options
+    trust, require, codecs, max_expansion, storage_options
         As in `Checkpoint`.
     allow_unsigned : bool
         Whether a signature may be missing that readers require, present ones or `recipients`.
@@ -121,7 +115,7 @@ def rekey(
         If it cannot be written. Then the old file is still there.
     """
     chosen = as_recipients(recipients)
-    access, terms = _terms(keys, signer, trust, allow_unsigned, vouch, expect_save_id)
+    access, terms = _terms(options, signer, vouch)
     own = _own(chosen, access.keys, terms.signer)
     terms = replace(terms, trust=(*terms.trust, *own.trust))
     wanted = {(key.kind, key.id) for key in chosen}
@@ -153,21 +147,18 @@ def rekey(
 def add_recipient(
     path: Location,
     *,
-    keys: KeysLike,
     recipients: KeysLike,
     signer: SignerLike | None = None,
-    trust: TrustLike = None,
-    allow_unsigned: bool = False,
     vouch: bool = False,
-    expect_save_id: SaveIds = None,
     storage_options: StorageOptions = None,
+    **options: Unpack[AccessOptions],
 ) -> tuple[str, ...]:
     """Wrap the data keys of a checkpoint or a plain file for `recipients`, too; those that are there keep theirs.
 
     `keys` open it; the other arguments, what is returned and what is raised are as in `rekey`.
     """
     chosen = as_recipients(recipients)
-    access, terms = _terms(keys, signer, trust, allow_unsigned, vouch, expect_save_id)
+    access, terms = _terms(options, signer, vouch)
 
     def change(file: Holder) -> KeySet:
         kept = (opened := file.open(access)).keys.vouchers.entries
@@ -186,12 +177,9 @@ def add_recipient(
 def remove_recipient(
     path: Location,
     *,
-    keys: KeysLike,
     recipient: KeyLike,
-    trust: TrustLike = None,
-    allow_unsigned: bool = False,
-    expect_save_id: SaveIds = None,
     storage_options: StorageOptions = None,
+    **options: Unpack[AccessOptions],
 ) -> tuple[str, ...]:
     """Remove a recipient's wrapped data keys and voucher; those of the others stay.
 
@@ -203,7 +191,7 @@ def remove_recipient(
     """
     known = isinstance(recipient, str) and is_key_id(recipient)
     key_id = recipient if known else as_provider(recipient).id
-    access, _ = _terms(keys, None, trust, allow_unsigned, False, expect_save_id)
+    access, _ = _terms(options)
     there = _listed(path, storage_options, access)
     if key_id not in [one.id for one in (*there.whole, *there.part)]:
         names = ", ".join(map(str, (*there.whole, *there.part)))
@@ -256,10 +244,8 @@ def _change(
     return replace_each([*planned, *each(notes_at(path, storage_options), plan_note)], access)
 
 
-def _terms(
-    keys: KeysLike, signer: SignerLike | None, trust: TrustLike, allow_unsigned: bool, vouch: bool, expected: SaveIds
-) -> tuple[Access, Terms]:
-    access = Access.of(keys, trust, allow_unsigned, expect_save_id=expected)
+def _terms(options: AccessOptions, signer: SignerLike | None = None, vouch: bool = False) -> tuple[Access, Terms]:
+    access = Access.of(**options)
     if not len(access.keys):
         raise KeyMissingError("no key was given that could open it")
     return access, Terms.of(access.keys, signer, vouch)
@@ -289,13 +275,10 @@ def rename(
     path: Location,
     names: Names,
     *,
-    keys: KeysLike = None,
     signer: SignerLike | None = None,
-    trust: TrustLike = None,
-    allow_unsigned: bool = False,
     vouch: bool = False,
-    expect_save_id: SaveIds = None,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: StorageOptions = None,
+    **options: Unpack[AccessOptions],
 ) -> dict[str, str]:
     """Rename items of a checkpoint, without touching its data::
 
@@ -320,7 +303,7 @@ def rename(
     one name, or would not fit into one nested state dict, and if a name or pattern stands for no item; PolicyError if
     the key of a recipient that vouches is missing, or the signer of what is signed.
     """
-    access = Access.of(keys, trust, allow_unsigned, expect_save_id=expect_save_id)
+    access = Access.of(**options)
     terms = Terms.of(access.keys, signer, vouch)
     storage, renaming = open_storage(path, storage_options), Renaming(names)
     changed: dict[str, str] = {}

@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
-from streamxf.budget import MAX_EXPANSION
 from streamxf.buffers import flat_view
 from streamxf.chain import ChainLike
-from streamxf.checkpoint.access import Access, Codecs, Require, SaveIds
+from streamxf.checkpoint.access import Access, AccessOptions
 from streamxf.checkpoint.notes import known_run
 from streamxf.checkpoint.opening import ItemPart
 from streamxf.checkpoint.saving import Save
@@ -20,7 +19,7 @@ from streamxf.errors import MetadataError
 from streamxf.format.extra import NESTING, UNRECORDED, in_saved_order, with_order
 from streamxf.format.items import Chunk, Item, Place, TensorItem
 from streamxf.format.run import RunFacts
-from streamxf.keys import KeysLike, SignerLike, TrustLike
+from streamxf.keys import KeysLike, SignerLike
 from streamxf.progress import Progress
 from streamxf.storage.opening import Location, open_storage
 from streamxf.stream.encoder import MemorySource
@@ -33,21 +32,15 @@ def load_intact(
     path: Location,
     state_dict: dict[str, Any] | None = None,
     *,
-    keys: KeysLike = None,
-    trust: TrustLike = None,
-    allow_unsigned: bool = False,
-    require: Require | None = None,
-    codecs: Codecs = None,
     weights_only: bool = True,
     safe_globals: Sequence[Any] = (),
-    expect_save_id: SaveIds = None,
     partial: bool = False,
     rank: int | None = None,
     merge_ranks: bool = False,
     without_metadata: bool | Collection[str] = False,
     storage_options: Mapping[str, Any] | None = None,
-    max_expansion: int = MAX_EXPANSION,
     progress: Progress | None = None,
+    **options: Unpack[AccessOptions],
 ) -> Salvaged:
     """Load the items of a damaged checkpoint that verify, in one process, and list the others.
 
@@ -59,7 +52,7 @@ def load_intact(
         The checkpoint's folder, or its URL.
     state_dict : dict, optional
         Filled in place, as by ``dcp.load``. Without it all is loaded into a new one: whole tensors on the CPU, objects.
-    keys, trust, allow_unsigned, require, codecs, weights_only, safe_globals, expect_save_id, storage_options
+    keys, trust, allow_unsigned, require, expect_save_id, codecs, weights_only, safe_globals, storage_options
         As in `Checkpoint`.
     partial : bool
         Whether to return tensors of which only some chunks verified: the rest is zero, or keeps the values of the state
@@ -93,8 +86,7 @@ def load_intact(
     ParameterError
         If an argument is invalid.
     """
-    how = codecs, weights_only, safe_globals, max_expansion
-    access = Access.of(keys, trust, allow_unsigned, require, expect_save_id, *how)
+    access = Access.of(**options, weights_only=weights_only, safe_globals=safe_globals)
     storage = open_storage(path, storage_options)
     with open_damaged(storage, access, rank, merge_ranks, without_metadata, progress) as checkpoint:
         filler = Filler(checkpoint, partial, progress)
@@ -108,19 +100,14 @@ def salvage(
     *,
     recipients: KeysLike = None,
     signer: SignerLike | None = None,
-    keys: KeysLike = None,
-    trust: TrustLike = None,
-    allow_unsigned: bool = False,
-    require: Require | None = None,
-    expect_save_id: SaveIds = None,
     partial: bool = False,
     rank: int | None = None,
     merge_ranks: bool = False,
     without_metadata: bool | Collection[str] = False,
     storage_options: Mapping[str, Any] | None = None,
     target_options: Mapping[str, Any] | None = None,
-    max_expansion: int = MAX_EXPANSION,
     progress: Progress | None = None,
+    **options: Unpack[AccessOptions],
 ) -> tuple[Salvaged, Converted | None]:
     """Save the intact items of a damaged checkpoint as a new checkpoint, and list the others.
 
@@ -136,8 +123,8 @@ def salvage(
         As in `transcode`.
     progress : Progress, optional
         Receives stored bytes while the source is checked, and bytes of items while these are copied.
-    keys, trust, allow_unsigned, require, expect_save_id, partial, rank, merge_ranks, without_metadata, max_expansion
-        As in `load_intact`.
+    keys, trust, allow_unsigned, require, expect_save_id, codecs, storage_options, partial, rank
+        As in `load_intact`; `merge_ranks`, `without_metadata` and `max_expansion` as well.
 
     Returns a `Salvaged` with an empty state dict, whose `loaded` names the items of the new checkpoint; and the result
     of writing, None if there was nothing to write.
@@ -152,7 +139,7 @@ def salvage(
         As `load_intact`; or if an item no longer verified when it was copied. Then nothing is published.
     """
     refuse_same(source, target, ": a salvaged checkpoint is written to another folder")
-    access = Access.of(keys, trust, allow_unsigned, require, expect_save_id, max_expansion=max_expansion)
+    access = Access.of(**options)
     storage = open_storage(source, storage_options)
     with open_damaged(storage, access, rank, merge_ranks, without_metadata, progress) as checkpoint:
         items = [item for metadata in checkpoint.metadata for item in metadata.each()]

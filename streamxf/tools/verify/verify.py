@@ -12,12 +12,11 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from time import perf_counter, time
-from typing import Any
+from typing import Any, Unpack
 
 from streamxf import errors
-from streamxf.budget import MAX_EXPANSION
 from streamxf.buffers import collector_paused
-from streamxf.checkpoint.access import UNKNOWN_RANKS, Access, Codecs, Require, SaveIds
+from streamxf.checkpoint.access import UNKNOWN_RANKS, Access, AccessOptions
 from streamxf.checkpoint.metadata import Metadata, read_metadata, unfinished
 from streamxf.checkpoint.opening import ItemPart, streams_of
 from streamxf.checkpoint.publish import HOUR, under_way
@@ -29,7 +28,6 @@ from streamxf.format.trailer import Trailer
 from streamxf.formats import huggingface
 from streamxf.formats.contents import Format
 from streamxf.formats.opening import is_checkpoint, kind_of, parts_of
-from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress, Share
 from streamxf.registry import NOT_AT_HAND
 from streamxf.storage.opening import Location, open_storage
@@ -56,16 +54,10 @@ _AT_ONCE = 4  # files that fsspec reads: each by one thread, which waits for eac
 def verify(
     path: Location | Iterable[Location],
     *,
-    keys: KeysLike = None,
-    trust: TrustLike = None,
-    allow_unsigned: bool = False,
-    require: Require | None = None,
-    expect_save_id: SaveIds = None,
-    codecs: Codecs = None,
     storage_options: Mapping[str, Any] | None = None,
-    max_expansion: int = MAX_EXPANSION,
     progress: Progress | None = None,
     executor: Executor | None = None,
+    **options: Unpack[AccessOptions],
 ) -> VerifyReport:
     """Read every byte of a checkpoint, and report which items and blocks are damaged.
 
@@ -119,14 +111,13 @@ def verify(
     OSError, ForeignError
         If the storage cannot be listed. A file that cannot be read is in the report's `unread`.
     """
-    keys = tuple(keys) if isinstance(keys, Iterator) else keys
-    access = Access.of(keys, trust, allow_unsigned, require, expect_save_id, codecs, max_expansion=max_expansion)
-    named = require is not None or expect_save_id is not None
+    access = Access.of(**options)
+    named = options.get("require") is not None or access.expected_saves is not None
     paths = [path] if isinstance(path, str | os.PathLike | Storage) else [*path]
     if not paths:
         raise errors.ParameterError("path= is empty: there is nothing to verify")
     storages = [open_storage(each, storage_options).past_caches() for each in paths]
-    fleet = None if executor is None else Fleet(executor, storages, access, keys)
+    fleet = None if executor is None else Fleet(executor, storages, access, options)
     places, unchecked = _places(storages, named)
     if [*places] == [""] and not unchecked:
         with fleet or nullcontext():
