@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import reduce
 from typing import Any
@@ -27,6 +27,7 @@ from streamxf.stream.reader import BareBlocks, StreamReader
 from streamxf.tools.verify.reading import (
     AnyCheck,
     Outcome,
+    Plan,
     Verification,
     check_along_heads,
     check_blocks,
@@ -39,11 +40,9 @@ from streamxf.torchsave.legacy import Legacy, open_archive
 from streamxf.wording import some
 
 _CheckOf = Callable[[StoredFile, Access, Findings], None]
-Checks = Generator[list[AnyCheck], None, None]
-"""Yields checks that have to be made, by whoever calls, before it goes on."""
 
 
-def check_file(call: Verification) -> Checks:
+def plan_file(call: Verification) -> Plan:
     """Check a file of any format; raises UnsupportedError, NoCheckpointError, and as `_check_plain`. One that has lost
     its beginning is damaged if its name tells what it was.
     """
@@ -58,14 +57,13 @@ def check_file(call: Verification) -> Checks:
         if storage.name.endswith(PLAIN) or (not size and storage.name.endswith(tuple(SUFFIXES))):
             text = "does not begin as those of streamxf.open do" if size else "is empty"
             call.findings(storage.name).damage(errors.ContainerError(f"the file {text}: its beginning was lost"))
-            yield []
-            return
+            return [], tuple
         raise error  # others have files of such names, too
-    yield [FormatCheck(call, storage.name, _CHECKS[found])]
+    return [FormatCheck(call, storage.name, _CHECKS[found])], tuple
 
 
-def check_folder(call: Verification, layout: huggingface.HubLayout) -> Checks:
-    """Check a Hugging Face folder: its shards and, if they are intact, their index. Raises as `check_file`."""
+def plan_folder(call: Verification, layout: huggingface.HubLayout) -> Plan:
+    """Check a Hugging Face folder: its shards and, if they are intact, their index. Raises as `plan_file`."""
     _refuse_keys(call)
     storage, findings = call.storage, call.findings(layout.index or "")
     try:
@@ -74,14 +72,18 @@ def check_folder(call: Verification, layout: huggingface.HubLayout) -> Checks:
         findings.damage(error)
         shards = tuple(sorted(name for name in storage.names() if name.endswith(layout.suffix)))
     check = _check_torch if layout.suffix == huggingface.BIN else _check_safetensors
-    yield [FormatCheck(call, shard, check, storage.child(shard)) for shard in shards]
-    if away := huggingface.links_out(storage, filter(None, (layout.index, *shards))):
-        findings.unchecked.append(f"whether files belong here that are links out of the folder: {some(away)}")
-    if not any(each.damaged for each in call.found):
-        try:
-            open_layout(storage, layout)
-        except errors.ContainerError as error:
-            findings.damage(error, error.item)
+
+    def conclude() -> tuple[()]:
+        if away := huggingface.links_out(storage, filter(None, (layout.index, *shards))):
+            findings.unchecked.append(f"whether files belong here that are links out of the folder: {some(away)}")
+        if not any(each.damaged for each in call.found):
+            try:
+                open_layout(storage, layout)
+            except errors.ContainerError as error:
+                findings.damage(error, error.item)
+        return ()
+
+    return [FormatCheck(call, shard, check, storage.child(shard)) for shard in shards], conclude
 
 
 class FormatCheck(AnyCheck):

@@ -216,6 +216,11 @@ def check_along_heads(source: FileSlice, header: Header, coder: StreamCoder | No
         notes.error(cause, index)
 
 
+Plan = tuple[Sequence["AnyCheck"], Callable[[], tuple[Any, ...]]]
+"""The checks of a place; and what is left to do when all were made, which returns the rest of `report_of`'s arguments.
+"""
+
+
 class AnyCheck(ABC):
     """A check of a file, whose results go to `findings`, and what ends it in a worker to the failures of `call`."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -34,8 +34,8 @@ from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.reading import NotFetched
 from streamxf.storage.storage import LOCK, Storage
 from streamxf.tools.fleet import Fleet
-from streamxf.tools.verify.others import check_file, check_folder
-from streamxf.tools.verify.reading import AnyCheck, FileCheck, Verification, pieces_of
+from streamxf.tools.verify.others import plan_file, plan_folder
+from streamxf.tools.verify.reading import FileCheck, Plan, Verification, pieces_of
 from streamxf.tools.verify.report import OR_SALVAGE, RESTORE, Findings, VerifyReport, report_of, together
 from streamxf.wording import many, some
 
@@ -241,38 +241,10 @@ def verify_at(
     return report
 
 
-_Steps = Generator[Sequence[AnyCheck], None, VerifyReport]
-"""Yields the checks of a place once, and returns its report, when they have been made."""
-
-
 def _begin(
     call: Verification, only_dcp: bool, fleet: Fleet | None, part: tuple[int, int] = (0, 1)
 ) -> Callable[[], VerifyReport]:
     """Make the checks of a place, or hand them out; returns what makes its report, when all of them were made."""
-    steps = _steps(call, only_dcp, part)
-    checks = next(steps)
-    try:
-        if fleet is not None:
-            for check in checks:
-                check.submit(fleet)
-        else:  # in a folder workers read, all from one file
-            threads = 1 if call.storage.near else min(_AT_ONCE, len(checks))
-            side_by_side([each.run for each in checks], threads, call.failures)
-    except BaseException as error:
-        steps.throw(error)
-
-    def report() -> VerifyReport:
-        try:
-            steps.throw(call.failures[0]) if call.failures else next(steps)
-        except StopIteration as end:
-            made: VerifyReport = end.value
-            return made
-        raise AssertionError
-
-    return report
-
-
-def _steps(call: Verification, only_dcp: bool, part: tuple[int, int] = (0, 1)) -> _Steps:
     storage, begin = call.storage, perf_counter()
     layout: huggingface.HubLayout | None = None
     try:
@@ -281,30 +253,48 @@ def _steps(call: Verification, only_dcp: bool, part: tuple[int, int] = (0, 1)) -
             layout = huggingface.layout_of(storage.names())
     except FileNotFoundError:
         raise errors.NoCheckpointError("there is no checkpoint, and no file or folder", file=storage.label()) from None
-    if is_folder and layout is None:
-        with _looking_again(call, partial(_state_of, storage)):
-            return (yield from _check_checkpoint(call, begin, part))
-    if only_dcp:
+    of_dcp = is_folder and layout is None
+    if only_dcp and not of_dcp:
         raise errors.ParameterError("options for checkpoints of DCP do not apply here (require, expect_save_id)")
-    look = partial(_ends_of, storage) if layout is None else lambda: huggingface.layout_of(storage.names(()))
-    with located(file=storage.label()), _looking_again(call, look):
-        yield from check_file(call) if layout is None else check_folder(call, layout)
-    _note_missing(call)
-    return report_of(call.found, begin)
+    look: Callable[[], object] = partial(_state_of if of_dcp else _ends_of, storage)
+    if layout is not None:
+        look = lambda: huggingface.layout_of(storage.names(()))  # noqa: E731
+    before, label = _try(look), None if of_dcp else storage.label()
+    with located(file=label):
+        if of_dcp:
+            checks, conclude = _plan_checkpoint(call, part)
+        else:
+            checks, conclude = plan_file(call) if layout is None else plan_folder(call, layout)
+        if fleet is not None:
+            for check in checks:
+                check.submit(fleet)
+        else:  # in a folder workers read, all from one file
+            threads = 1 if storage.near else min(_AT_ONCE, len(checks))
+            side_by_side([each.run for each in checks], threads, call.failures)
+
+    def report() -> VerifyReport:
+        with located(file=label):
+            if call.failures:
+                raise call.failures[0]
+            about = conclude()
+            if before is not None and any(each.damaged for each in call.found):
+                storage.forget_listings()  # jobs remove checkpoints, and save to them
+                if _try(look) not in (None, before):
+                    raise errors.NoCheckpointError(_CHANGED, file=storage.label())
+        _note_missing(call)
+        refused = [error for each in call.found for error in each.refused]
+        if refused and not any(each.opened for each in call.found):
+            raise refused[0]
+        return report_of(call.found, begin, *about)
+
+    return report
 
 
-@contextmanager
-def _looking_again(call: Verification, look: Callable[[], object]) -> Iterator[None]:
-    """Raise NoCheckpointError for damage where something else lies now: jobs remove checkpoints, and save to them."""
-    before = None
-    with suppress(OSError, errors.ForeignError):  # whoever checks it says more
-        before = look()
-    yield
-    if before is not None and any(each.damaged for each in call.found):
-        call.storage.forget_listings()
-        with suppress(OSError, errors.ForeignError):
-            if look() != before:
-                raise errors.NoCheckpointError(_CHANGED, file=call.storage.label())
+def _try(look: Callable[[], object]) -> object:
+    """What one sees, or None where whoever checks it says more."""
+    with suppress(OSError, errors.ForeignError):
+        return look()
+    return None
 
 
 def _state_of(storage: Storage) -> object:
@@ -331,7 +321,7 @@ def _ends_of(storage: Storage, path: str = "") -> tuple[int, bytes, bytes]:
         return file.size, file.read(0, size), file.read(file.size - size)
 
 
-def _check_checkpoint(call: Verification, begin: float, part: tuple[int, int]) -> _Steps:
+def _plan_checkpoint(call: Verification, part: tuple[int, int]) -> Plan:
     listed = call.storage.names()
     names = metadata_among(listed)
     read = [(findings, _read(call, findings)) for findings in map(call.findings, names)]
@@ -361,9 +351,16 @@ def _check_checkpoint(call: Verification, begin: float, part: tuple[int, int]) -
     if len(known) < len(names) or not names or foreign:
         salvage += " --without-metadata"
         checks |= {name: FileCheck(call, name, listed[name] or 0) for name in sorted(data.keys() - checks.keys())}
-    yield [*checks.values()][part[0] :: part[1]]
-    last, used = call.findings(GLOBAL), {*names, *checks}
-    beside = sorted(name for name in listed if name not in used and made_by_saves(name))
+    beside = sorted(name for name in listed if name not in {*names, *checks} and made_by_saves(name))
+    advice = f"{RESTORE}{OR_SALVAGE}`{salvage}`"
+    return [*checks.values()][part[0] :: part[1]], partial(_conclude, call, names, known, beside, advice)
+
+
+def _conclude(
+    call: Verification, names: Sequence[str], known: Sequence[Metadata], beside: Sequence[str], advice: str
+) -> tuple[Sequence[str], Sequence[str], str]:
+    """Note what was not checked; returns which saves these are, what is left over beside them, and what to do."""
+    last = call.findings(GLOBAL)
     save_ids = [metadata.index.save_id for metadata in known if metadata.index is not None]
     if names and names != [GLOBAL]:  # another rank's files may be all that is left of its part of the checkpoint
         if call.access.expected_saves != frozenset(save_ids):
@@ -379,11 +376,7 @@ def _check_checkpoint(call: Verification, begin: float, part: tuple[int, int]) -
     if unvouched := [each.name for each in known if each.index is not None and not each.authenticated]:
         what = unvouched[0] if len(unvouched) == 1 else f"{len(unvouched):,} metadata files"
         last.unchecked.append(f"the vouchers of {what}, which need a key")
-    _note_missing(call)
-    refused = [error for each in call.found for error in each.refused]
-    if refused and not any(each.opened for each in call.found):
-        raise refused[0]
-    return report_of(call.found, begin, save_ids, beside, f"{RESTORE}{OR_SALVAGE}`{salvage}`")
+    return save_ids, beside, advice
 
 
 def _read(call: Verification, findings: Findings) -> Metadata | None:
