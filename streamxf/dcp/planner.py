@@ -32,7 +32,7 @@ from streamxf.errors import MetadataError
 from streamxf.format.extra import nesting_of
 from streamxf.format.items import Item, TensorItem
 from streamxf.format.tiling import check_apart, check_tiles
-from streamxf.torch_private import state_of_the_save
+from streamxf.torch_private import ShardedTensor, state_of_the_save
 from streamxf.wording import some
 
 
@@ -51,11 +51,14 @@ class LoadPlanner(DefaultLoadPlanner):
 
     def set_up_planner(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """As torch's planner does it, which makes None of objects; here they stay until others are loaded."""
-        kept = [*_objects(state_dict, ())]
+        leaves = [*_leaves(state_dict, ())]
+        if not any(isinstance(value, ShardedTensor) for _, value in leaves):
+            self.flatten_sharded_tensors = False  # for which torch makes the state again, without empty dictionaries
         super().set_up_planner(state_dict, *args, **kwargs)
         self._objects = ObjectPlaces(self.original_state_dict)
-        for path, value in kept:
-            self._objects.put(path, value)
+        for path, value in leaves:
+            if not isinstance(value, int | float | str | bytes | BytesIO | Tensor | Mapping | None):
+                self._objects.put(path, value)
 
     def load_bytes(self, read_item: ReadItem, value: BytesIO) -> None:
         """As torch's planner does it, with the keys that the state dict has."""
@@ -209,13 +212,13 @@ class _Stood:
         return [WriteItem(MetadataIndex(name, box[0]), WriteItemType.SHARD, tensor_data=data)]
 
 
-def _objects(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """What a state has, in dicts and lists, that torch has no copy of: objects of other classes than plain ones."""
-    if isinstance(value, dict | list):
-        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _objects(each, (*path, key))
-    elif not isinstance(value, int | float | str | bytes | BytesIO | Tensor | Mapping | None):
+def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """What a state has in dicts and lists, with the paths."""
+    if not isinstance(value, dict | list):
         yield path, value
+        return
+    for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+        yield from _leaves(each, (*path, key))
 
 
 class _Near(dict[str, Any]):

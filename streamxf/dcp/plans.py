@@ -343,6 +343,34 @@ def _entries(value: Any) -> Iterable[tuple[Any, Any]]:
     return enumerate(value) if isinstance(value, list) and is_flattened(value) else ()
 
 
+def unasked_text(state: Any) -> str:
+    """A warning that names empty dictionaries for which torch's planner asks on load; empty if there are none."""
+    if not (names := [*_unasked(state, "")]):
+        return ""
+    return (
+        f"empty dictionaries in lists, beside what is not empty: {some(names)}. They have no items, and torch's load "
+        "planner asks for others than were saved: load with planner=streamxf.LoadPlanner(), or leave them out"
+    )
+
+
+def _unasked(value: Any, path: str) -> Iterator[str]:
+    """Empty dictionaries in lists for which torch puts None, or without which it takes the list for an object."""
+    entries = [*_entries(value)]
+    stored = [at for at, (_, inner) in enumerate(entries) if not _has_no_items(inner)]
+    last = len(entries) if stored and not is_flattened([entries[at][1] for at in stored]) else max(stored, default=0)
+    for at, (key, inner) in enumerate(entries):
+        name = f"{path}.{key}".removeprefix(".")
+        if isinstance(value, list) and at < last and at not in stored:
+            yield name
+        yield from _unasked(inner, name)
+
+
+def _has_no_items(value: Any) -> bool:
+    """Whether DCP makes no item of a dictionary or list, nor of what is in it."""
+    is_nested = isinstance(value, Mapping) or (isinstance(value, list) and is_flattened(value))
+    return is_nested and all(_has_no_items(inner) for _, inner in _entries(value))
+
+
 def renamed_text(state: Any) -> str:
     """A warning that names objects under keys that are no strings; empty if there are none."""
     if not (names := [*_renamed(state, "")]):

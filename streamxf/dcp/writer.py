@@ -51,6 +51,7 @@ from streamxf.dcp.plans import (
     renamed_text,
     share_room,
     tensor_versions,
+    unasked_text,
     unstored_text,
 )
 from streamxf.dcp.saver import check_parent, settle_in
@@ -221,6 +222,7 @@ class ChainWriterMixin(StorageMixin):
         state = torch_private.state_of_the_save() if plan.planner_data is not None else None
         nesting = nesting_of(state, is_flattened)
         self._warn(unstored_text(state))
+        self._warn(unasked_text(state))
         if self._for_torch and rank_here() == 0:
             self._warn(renamed_text(state))
         if self.use_collectives:

@@ -4,6 +4,7 @@ import enum
 import warnings
 from collections import OrderedDict, UserDict
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from fractions import Fraction
 from pathlib import Path
 from types import MappingProxyType
@@ -164,6 +165,29 @@ def test_dictionaries_without_items_hide_nothing(empty: Any) -> None:
     assert (
         unstored_text({"a": empty, "b": [torch.ones(1), empty], "model": nn.Sequential(nn.ReLU()).state_dict()}) == ""
     )
+
+
+@pytest.mark.parametrize(
+    ("state", "named", "asked"),
+    [
+        ([{}, torch.ones(2), {}], r"x\.0", "x.0"),
+        ([{"a": {"b": {}}}, torch.ones(2)], r"x\.0", "x.0"),
+        ([[{}], {"a": 1}], r"x\.0", "x.0"),
+        ([[1], {}], r"x\.1", "x"),
+        ({"y": [5, {}, 6]}, r"x\.y\.1", "x.y"),
+    ],
+    ids=repr,
+)
+def test_empty_dictionaries_in_lists(tmp_path: Path, state: Any, named: str, asked: str) -> None:
+    """Torch's planner makes the state again on load, without them or with None, and asks for other items (2.13.0)."""
+    writer = streamxf.FileSystemWriter(tmp_path, sync_files=False)
+    with pytest.warns(UserWarning, match=rf"^empty dictionaries in lists, beside what is not empty: {named}\. They"):
+        dcp.save({"x": state}, storage_writer=writer)
+    target = blank({"x": state})
+    with refused(RuntimeError, f"Missing key in checkpoint state_dict: {asked}."):
+        load_with(deepcopy(target), streamxf.FileSystemReader(tmp_path))
+    dcp.load(target, storage_reader=streamxf.FileSystemReader(tmp_path), planner=streamxf.LoadPlanner())
+    assert_same(target, {"x": state})
 
 
 def test_what_a_tensorclass_keeps_beside_its_tensors_is_named() -> None:
