@@ -270,7 +270,7 @@ CORE = {
 }
 TESTS = Path(__file__).parent
 # Ceilings, which only fall; a change that brings a capability names by how much one rises, once.
-LINES = {"core": 28_223, "around": 19_587, "tests": 93_441, "C": 1_992, "JavaScript": 924}
+LINES = {"core": 28_263, "around": 19_586, "tests": 93_472, "C": 1_992, "JavaScript": 924}
 
 
 def lines_now() -> dict[str, int]:

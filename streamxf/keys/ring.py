@@ -17,7 +17,7 @@ from streamxf.descriptor import Parameters, format_parameters
 from streamxf.errors import AuthenticationError, KeyServiceError, ParameterError, PolicyError, WrongKeyError
 from streamxf.keys.envelope import DEK_BYTES, DataKey, Envelope, Vouchers, ask, breach
 from streamxf.keys.key import Uncopied
-from streamxf.keys.location import KeyLike, Location, as_provider, as_verify_key, several
+from streamxf.keys.location import KeyLike, Location, anchored, as_provider, as_verify_key, several
 from streamxf.keys.pair import SigningKey, VerifyKey
 from streamxf.keys.provider import KeyProvider
 
@@ -64,7 +64,11 @@ class KeyRing(Uncopied):
     def __init__(self, keys: KeysLike = None, *, trust: TrustLike = None, allow_unsigned: bool = False) -> None:
         if not isinstance(allow_unsigned, bool):
             raise ParameterError(f"allow_unsigned= is True or False, not {type(allow_unsigned).__name__}")
-        providers = as_providers(keys)
+        keys = [*keys] if isinstance(keys, Iterator) else keys
+        providers, given = as_providers(keys), several(keys, "keys", anchored)
+        held = (each for each in given if not isinstance(each, str) and not getattr(each, "portable", False))
+        self.locations = () if any(True for _ in held) else given
+        """What another process can open the same keys by; empty if one was given that lies in memory."""
         # not by a hash: a third party's provider need not have one
         self._keys = tuple(key for place, key in enumerate(providers) if key not in providers[:place])
         self._trust, self._allow_unsigned = several(trust, "trust", as_verify_key), allow_unsigned

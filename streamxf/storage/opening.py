@@ -52,6 +52,9 @@ def _opened(path: Location, storage_options: Mapping[str, Any] | None) -> Storag
     if not is_url(text) and not options:
         return LocalStorage(text)
     shown = redacted(text)
+    if text.startswith(("zip://", "tar://")) and "::" not in text and "fo" not in options:
+        kind = text[:3]
+        raise ParameterError(f"this URL names no archive: write {kind}://FOLDER::file:///PATH.{kind}", file=shown)
     try:
         from fsspec.core import url_to_fs
 

@@ -25,7 +25,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any, Self
 
 from streamxf.chain import Chain
-from streamxf.checkpoint.access import Access, AccessOptions
+from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.reading import BoxReader
 from streamxf.checkpoint.saving import chain_of
 from streamxf.errors import (
@@ -62,19 +62,13 @@ class Fleet:
     """Hands tasks to `executor`; a context manager, which waits for all results. Left by an exception, it cancels what
     has not begun. `missed` says of each task that this process does why.
 
-    Workers read `storages` with `access`, which was made of `options`. Those that write are to save as `to` does, and
-    call `chain` for its chain, which `chain_of` made of `given`. Raises ParameterError if something cannot be sent to
-    workers, or a key must not be.
+    Workers read `storages` with `access`. Those that write are to save as `to` does, and call `chain`
+    for its chain, which `chain_of` made of `given`. Raises ParameterError if something cannot be sent to workers, or a
+    key must not be.
     """
 
     def __init__(
-        self,
-        executor: Executor,
-        storages: list[Storage],
-        access: Access,
-        options: AccessOptions,
-        to: Any = None,
-        *given: Any,
+        self, executor: Executor, storages: list[Storage], access: Access, to: Any = None, *given: Any
     ) -> None:
         if not isinstance(executor, Executor):
             raise ParameterError(f"executor= takes an executor of concurrent.futures, not {type(executor).__name__}")
@@ -86,8 +80,9 @@ class Fleet:
         here = isinstance(executor, ThreadPoolExecutor) or getattr(executor, "sends_nothing", False)
         near = self._near = here or isinstance(executor, ProcessPoolExecutor)
         if not near and not all(key.portable for key in access.keys):
-            named: AccessOptions = {**options, "keys": _named(options.get("keys"), "keys")}
-            self._terms = partial(Access.of, **named)
+            trust, unsigned = access.keys.trust or None, access.keys.allow_unsigned
+            named = _named(access.keys.locations, "keys")
+            self._terms = partial(_with, replace(access, keys=KeyRing()), named, trust, unsigned)
         made, storages = (Chain(), storages) if to is None else (to.extensions.chain, [*storages, to.storage])
         self.chain: Callable[[], Chain] = partial(Chain.of, made)
         secrets = () if made.encryption is None else (*made.encryption.recipients, made.encryption.signer)
@@ -204,9 +199,13 @@ class Fleet:
             self._flying.clear()
 
 
+def _with(access: Access, keys: Any, trust: Any, allow_unsigned: bool) -> Access:
+    return replace(access, keys=KeyRing(keys, trust=trust, allow_unsigned=allow_unsigned))
+
+
 def _named(keys: Any, name: str) -> tuple[Any, ...]:
     """Keys that can be sent anywhere: locations, and those that hold nothing secret."""
-    found = () if isinstance(keys, KeyRing | Iterator) else several(keys, name, lambda key: key)
+    found = () if keys == () else several(keys, name, lambda key: key)
     if not found or not all(isinstance(key, str | os.PathLike) or getattr(key, "portable", False) for key in found):
         raise ParameterError(
             f"{name}= has a key in memory, which is not sent to workers that may be on other hosts. Name a location "

@@ -279,6 +279,13 @@ def test_links_of_a_chained_url_are_joined_in_the_first() -> None:
         assert place.child("step-1").parent()[0].location() == run
 
 
+@pytest.mark.parametrize("url", ["zip:///tmp/a.zip", "tar://run"])
+def test_an_archive_is_named_behind_its_folder(url: str) -> None:
+    """fsspec would open the working folder (2026.9)."""
+    with pytest.raises(ParameterError, match=rf"write {url[:3]}://FOLDER::file:///PATH\.{url[:3]}"):
+        open_storage(url)
+
+
 @pytest.mark.parametrize("answer", [412, None, 501, 403])
 def test_the_first_put_shows_whether_a_store_heeds_conditions(
     answer: int | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -120,7 +120,7 @@ def transcode(
     how = in_place or overwrite, block_size, how_opened
     to = Save.to(place, chain, recipients, signer, *how, was_encrypted=len(access.keys) > 0)
     storage = open_storage(source, storage_options)
-    fleet = None if executor is None else Fleet(executor, [storage], access, options, to, chain, recipients, signer)
+    fleet = None if executor is None else Fleet(executor, [storage], access, to, chain, recipients, signer)
     return copy(storage, access, to, file_size, progress, fleet, in_place=in_place)
 
 
@@ -262,7 +262,7 @@ def pack(
         access = replace(Access.of(**options).lenient(), keys=KeyRing(), trust=())
     how = overwrite, block_size, target_options
     to = Save.to(target, chain, recipients, signer, *how, was_encrypted=len(access.keys) > 0)
-    fleet = None if executor is None else Fleet(executor, [storage], access, options, to, chain, recipients, signer)
+    fleet = None if executor is None else Fleet(executor, [storage], access, to, chain, recipients, signer)
     if of_dcp:
         made = copy(storage, access, to, file_size, progress, fleet)
         return replace(made, notes=(*tree.notes(), *made.notes))

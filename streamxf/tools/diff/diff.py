@@ -82,7 +82,7 @@ def diff(
     access = Access.of(**options)
     plain = replace(access.lenient(), keys=KeyRing(), trust=())
     storages = [open_storage(path, storage_options) for path in (first, second)]
-    fleet = None if executor is None else Fleet(executor, storages, access, options)
+    fleet = None if executor is None else Fleet(executor, storages, access)
     sides: dict[int, BoxReader] = {}
     manifests: dict[int, PackManifest] = {}
     unknown: dict[int, str] = {}

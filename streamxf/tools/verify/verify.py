@@ -117,7 +117,7 @@ def verify(
     if not paths:
         raise errors.ParameterError("path= is empty: there is nothing to verify")
     storages = [open_storage(each, storage_options).past_caches() for each in paths]
-    fleet = None if executor is None else Fleet(executor, storages, access, options)
+    fleet = None if executor is None else Fleet(executor, storages, access)
     places, unchecked = _places(storages, named)
     if [*places] == [""] and not unchecked:
         with fleet or nullcontext():
