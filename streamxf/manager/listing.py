@@ -22,6 +22,7 @@ from streamxf.manager.folder import Folder, checksum_of
 from streamxf.manager.notes import ANY, Authority, RowCache
 from streamxf.manager.record import Line, NotedLine, Record, is_numbered, last_line, lined, series_of
 from streamxf.manager.removal import files_of, files_of_many, is_literal
+from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Entries, Storage
 from streamxf.wording import some
@@ -376,7 +377,7 @@ def of_other_formats(run: Run, records: Collection[Record]) -> Iterator[Record]:
 
 def run_of(checkpoint: Storage) -> tuple[Storage, str]:
     """The folder that a checkpoint's folder lies in, and its name there."""
-    return (open_storage(checkpoint.real()) if checkpoint.near else checkpoint).parent()
+    return (checkpoint.resolved() if isinstance(checkpoint, LocalStorage) else checkpoint).parent()
 
 
 def check_folder(storage: Storage) -> None:

@@ -69,6 +69,10 @@ class LocalStorage(Storage, raises_only_known=True):
     def real(self, name: str = "") -> str:
         return os.path.realpath(self.path_of(name))
 
+    def resolved(self) -> LocalStorage:
+        """The same place by its `real` path."""
+        return self._at(self.real(), self.real())
+
     def _at(self, location: str, path: str, folder: int | None = None) -> LocalStorage:
         made = LocalStorage(path, location, folder)
         made._said = self._said

@@ -11,7 +11,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from streamxf.manager.listing import list_checkpoints
+from streamxf.manager.listing import list_checkpoints, run_of
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.retention import Retention
 from streamxf.storage import abilities
@@ -125,3 +125,12 @@ def test_it_is_slow() -> None:
     assert filesystem.cat_file("/slow/file") == b"data"
     assert time.monotonic() - began >= 2 * SECONDS
     assert open_storage("slow://slow").protocol == "slow"
+
+
+def test_what_is_said_of_a_checkpoint_is_said_of_its_run(tmp_path: Path) -> None:
+    (tmp_path / "there" / "step-1").mkdir(parents=True)
+    (tmp_path / "run").symlink_to("there")
+    place = open_storage(tmp_path / "run" / "step-1", abilities={"locks": "hosts", "stored": False})
+    run, name = run_of(place)
+    assert (run.label(), name) == (str(tmp_path.resolve() / "there"), "step-1")
+    assert (run.abilities.locks, run.abilities.stored) == ("hosts", False)
