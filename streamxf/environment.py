@@ -26,10 +26,9 @@ def install_from_environment() -> None:
     text, locations = os.environ.get(CHAIN_VARIABLE, ""), os.environ.get(KEYS_VARIABLE, "").split()
     if ignored or not (text or locations):
         return
-    from streamxf.chain import Chain
     from streamxf.dcp.install import install, install_for_readers, refuse
     from streamxf.errors import ParameterError, StreamxfError
-    from streamxf.keys import KeyRing
+    from streamxf.reading import Chain, KeyRing
 
     variable = KEYS_VARIABLE
     try:

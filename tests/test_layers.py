@@ -26,6 +26,7 @@ LAYERS = [
     ["torchsave"],
     ["stream"],
     ["checkpoint"],
+    ["places", "reading"],
     ["dcp", "formats"],
     ["tools"],
     ["environment", "testing"],
@@ -266,11 +267,11 @@ def test_other_names_do_not():
 CORE = {
     *("buffers", "cached", "errors", "extension", "version", "descriptor", "engine", "torch_private", "wording"),
     *("keys", "pipeline", "progress", "budget", "report", "codec", "codecs", "registry", "format", "chain", "storage"),
-    *("torchsave", "stream", "checkpoint", "dcp", "__init__"),
+    *("torchsave", "stream", "checkpoint", "dcp", "places", "reading", "__init__"),
 }
 TESTS = Path(__file__).parent
 # Ceilings, which only fall; a change that brings a capability names by how much one rises, once.
-LINES = {"core": 28_263, "around": 19_586, "tests": 93_472, "C": 1_992, "JavaScript": 924}
+LINES = {"core": 28_335, "around": 19_526, "tests": 93_482, "C": 1_992, "JavaScript": 924}
 
 
 def lines_now() -> dict[str, int]:
@@ -294,7 +295,7 @@ def test_nothing_grows():
 # Names of the core that the rooms around it take from where they are, and not from what is declared for all: a line for
 # each, which goes when the last import does.
 DEBT = TESTS / "boundary.txt"
-DECLARED = {"errors", "wording"}  # modules for everybody
+DECLARED = {"errors", "wording", "places", "reading"}  # modules for everybody
 
 
 def names_of_the_core() -> set[str]:

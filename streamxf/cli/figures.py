@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from streamxf.cli import show
 from streamxf.cli.show import say
-from streamxf.format.items import Item, TensorItem
 from streamxf.formats.contents import Format
+from streamxf.reading import Item, TensorItem
 from streamxf.tools.inspect.inspect import ItemTotals, chain_text, memory_of, ratio_of, ratio_text
 from streamxf.tools.inspect.tree import Module, walk
 from streamxf.wording import ACCESS, SALVAGE_DATA, many, printable, size_text

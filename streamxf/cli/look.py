@@ -18,10 +18,10 @@ from streamxf.buffers import write_all
 from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE, USAGE, with_options
 from streamxf.errors import ParameterError, PolicyError, UnsupportedError, located
-from streamxf.format.items import TensorItem
 from streamxf.format.limits import PLAIN_MAGIC
+from streamxf.places import open_storage
+from streamxf.reading import TensorItem
 from streamxf.storage.files import open_regular
-from streamxf.storage.opening import open_storage
 from streamxf.wording import printable
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _plain(path: str, access: options.Group) -> PlainSummary | None:
     """What is in a file that streamxf.open wrote; None if it is not one."""
     from streamxf.formats.contents import Format
     from streamxf.formats.opening import kind_of
-    from streamxf.keys import KeyRing
+    from streamxf.reading import KeyRing
     from streamxf.tools.inspect.inspect import PlainSummary
 
     storage = open_storage(path)
@@ -242,7 +242,7 @@ def cat(
     curl -s https://host/data.tar.sxf | streamxf cat - | tar -x
     streamxf cat step-1000 'model.embed.weight[10:20, :8]' --text
     """
-    from streamxf.keys import KeyRing
+    from streamxf.reading import KeyRing
 
     if item is not None:
         with located(file=path), streamxf.Checkpoint(path, **access) as checkpoint:

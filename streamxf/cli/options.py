@@ -96,7 +96,7 @@ def location(text: str, *names: str, default: Any = None, **more: Any) -> Any:
 
 def existing(path: str | None) -> str | None:
     """Refuse a local path where nothing is; storage elsewhere is asked by the command itself."""
-    from streamxf.storage.storage import is_url
+    from streamxf.places import is_url
 
     if path is not None and not is_url(path) and not os.path.lexists(path):
         raise typer.BadParameter(f"there is no file or folder {path!r}")

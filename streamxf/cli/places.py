@@ -33,7 +33,7 @@ def check(
     streamxf check /mnt/checkpoints
     streamxf check /mnt/bucket/runs --second s3://bucket/runs
     """
-    from streamxf.storage.opening import open_storage
+    from streamxf.places import open_storage
     from streamxf.tools.check.place import check_place
 
     found = check_place(open_storage(place), None if second is None else open_storage(second), look=look)

@@ -37,7 +37,7 @@ def list_(run: str = options.RUN, run_id: str | None = options.RUN_ID, *, out: s
     from streamxf.manager.holds import held
     from streamxf.manager.listing import list_checkpoints
     from streamxf.manager.record import is_numbered
-    from streamxf.storage.opening import open_storage
+    from streamxf.places import open_storage
 
     found = list_checkpoints(run, run_id=run_id)
     storage = open_storage(run)

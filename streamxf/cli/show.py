@@ -19,8 +19,7 @@ from streamxf.errors import ParameterError, redacted
 from streamxf.wording import printable
 
 if TYPE_CHECKING:
-    from streamxf.budget import Budget
-    from streamxf.progress import Progress
+    from streamxf.reading import Budget, Progress
     from streamxf.tools.damage import Damage
 
 JSON_VERSION = 1  # raised when a field changes its name, its type or its meaning
@@ -255,8 +254,8 @@ def _pieces(facts: Mapping[str, Any]) -> Iterator[str]:
 
 def budget_for(max_expansion: int, *paths: str) -> Budget:
     """What may be printed of the checkpoints at these paths."""
-    from streamxf.budget import Budget
-    from streamxf.storage.opening import open_storage
+    from streamxf.places import open_storage
+    from streamxf.reading import Budget
 
     stored = 0
     for storage in map(open_storage, paths):

@@ -14,15 +14,12 @@ from functools import partial
 from typing import Any
 
 from streamxf import errors
-from streamxf.budget import Budget
 from streamxf.cached import cached_property
-from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.elements import Elements, itemsize_of, strided_elements
-from streamxf.checkpoint.reading import BoxReader
 from streamxf.format.extra import merged
-from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem
-from streamxf.storage.reading import OpenFiles, StoredFile
-from streamxf.storage.storage import Storage
+from streamxf.places import Storage
+from streamxf.reading import Access, BoxReader, Budget, Chunk, Item, ObjectItem, Path, Place, StoredFile, TensorItem
+from streamxf.storage.reading import OpenFiles
 from streamxf.stream.reader import BareBlocks
 from streamxf.torchsave.archive import NotSavedByTorch
 from streamxf.torchsave.check import absent

@@ -16,11 +16,12 @@ from typing import Any
 from streamxf.budget import Steps, check_whole
 from streamxf.buffers import collector_paused
 from streamxf.errors import ContainerError, MetadataError, UnsupportedError, located, shorten
-from streamxf.format.items import Chunk, Item, TensorItem, check_path
+from streamxf.format.items import check_path
 from streamxf.format.tiling import check_tiles, work_for
 from streamxf.formats import safetensors, torchfile
 from streamxf.formats.contents import Contents, Format, Shard, sizes_of
-from streamxf.storage.storage import Storage
+from streamxf.places import Storage
+from streamxf.reading import Chunk, Item, TensorItem
 from streamxf.wording import many, some
 
 MAX_INDEX = 100_000_000  # bytes

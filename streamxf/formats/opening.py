@@ -8,19 +8,17 @@ from contextlib import suppress
 from dataclasses import replace
 
 from streamxf.buffers import collector_paused
-from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.metadata import only_inside
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import NoCheckpointError, StreamxfError, UnsupportedError, located
-from streamxf.format.items import Place
 from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.format.names import made_by_saves
 from streamxf.formats import huggingface, safetensors, torchfile
 from streamxf.formats.contents import PLAIN, SUFFIXES, Contents, FileReader, Format, sizes_of
 from streamxf.keys.envelope import Envelope, Vouchers
-from streamxf.storage.reading import StoredFile
-from streamxf.storage.storage import Storage
+from streamxf.places import Storage
+from streamxf.reading import Access, Place, StoredFile
 from streamxf.wording import many, some
 
 LOOKED_FOR = (

@@ -8,10 +8,10 @@ from streamxf.budget import check_head
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.bare import LENGTH_BYTES, MAX_HEADER, METADATA, SLICES, parse_header
 from streamxf.errors import ContainerError, UnsupportedError, shorten
-from streamxf.format.items import TensorItem, elements_size
+from streamxf.format.items import elements_size
 from streamxf.format.limits import MAX_INT
 from streamxf.formats.contents import Shard, whole_tensor
-from streamxf.storage.reading import StoredFile
+from streamxf.reading import StoredFile, TensorItem
 
 DTYPES = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",

@@ -9,14 +9,13 @@ from itertools import chain
 from typing import Any
 from zlib import crc32
 
-from streamxf.budget import FREE_WHOLE, MAX_EXPANSION
+from streamxf.budget import FREE_WHOLE
 from streamxf.buffers import collector_paused
 from streamxf.errors import ContainerError, NoCheckpointError, StreamxfError, UnsupportedError, shorten
 from streamxf.format.extra import nesting_of
-from streamxf.format.items import Item, ObjectItem, Path, Place
 from streamxf.format.limits import MAX_STEPS
 from streamxf.formats.contents import MAX_RECORDS, Shard, whole_tensor
-from streamxf.storage.reading import StoredFile
+from streamxf.reading import MAX_EXPANSION, Item, ObjectItem, Path, Place, StoredFile
 from streamxf.torchsave.archive import PICKLE, NotSavedByTorch
 from streamxf.torchsave.calls import StorageRef, StoredTensor
 from streamxf.torchsave.check import read_outline

@@ -7,11 +7,10 @@ from typing import Any
 import keras
 from keras.src.saving import saving_lib  # the public functions take paths only
 
-from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import chain_and_ring
-from streamxf.keys import KeysLike
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.record import numbers_in
+from streamxf.reading import ChainLike, KeysLike
 from streamxf.stream.plain import decoded, encoded, reading
 
 _FILE = "model.keras.sxf"

@@ -10,12 +10,11 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import chain_and_ring
 from streamxf.errors import ParameterError, StreamxfError
 from streamxf.format.limits import PLAIN_MAGIC
-from streamxf.keys import KeysLike
-from streamxf.storage.opening import open_storage
+from streamxf.places import open_storage
+from streamxf.reading import ChainLike, KeysLike
 from streamxf.stream.plain import decoded, encoded, reading
 
 _LOADERS = (  # modules that look up torch.load's wrapper under the name pl_load

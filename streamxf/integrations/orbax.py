@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import access_for, chain_and_ring
 from streamxf.checkpoint.checkpoint import Checkpoint, ObjectHandle, TensorHandle
 from streamxf.checkpoint.writer import CheckpointWriter
@@ -18,9 +17,8 @@ from streamxf.errors import MetadataError, ParameterError, UnsupportedError
 from streamxf.format.extra import from_json
 from streamxf.format.items import ITEMSIZES
 from streamxf.format.names import GLOBAL
-from streamxf.keys import KeysLike
-from streamxf.storage.opening import open_storage
-from streamxf.storage.storage import is_url
+from streamxf.places import is_url, open_storage
+from streamxf.reading import ChainLike, KeysLike
 from streamxf.wording import some
 
 _STOCK = "_METADATA"  # the tree of what orbax itself has saved

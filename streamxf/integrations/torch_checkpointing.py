@@ -14,9 +14,8 @@ from torch_checkpointing.storage.base_storage import ReadArgs, Storage, StorageC
 from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
 from typing_extensions import Buffer
 
-from streamxf.chain import Chain, ChainLike
 from streamxf.checkpoint.access import ring_for
-from streamxf.keys import KeyRing, KeysLike
+from streamxf.reading import Chain, ChainLike, KeyRing, KeysLike
 from streamxf.stream.plain import TORCH_SAVED, decoded
 from streamxf.stream.plain import open as open_plain
 

@@ -30,9 +30,8 @@ from streamxf.dcp.base import sendable
 from streamxf.errors import ParameterError, UnsupportedError, escaped
 from streamxf.manager.notes import FOLDER
 from streamxf.manager.removal import remove_entry
-from streamxf.storage.disk import Mount, machine
-from streamxf.storage.small import put_small, small_names
-from streamxf.storage.storage import Storage
+from streamxf.places import Mount, Storage, put_small, small_names
+from streamxf.storage.disk import machine
 from streamxf.torch_private import default_store, new_process_group_helper, world
 from streamxf.wording import some
 

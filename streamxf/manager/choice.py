@@ -36,8 +36,7 @@ from streamxf.manager.record import Record, numbers_in, order_of, series_of
 from streamxf.manager.removal import remove_entry
 from streamxf.manager.retention import Retention
 from streamxf.manager.sample import read_sample
-from streamxf.storage.small import small_names
-from streamxf.storage.storage import Storage
+from streamxf.places import Storage, small_names
 from streamxf.wording import by_reason, some
 
 if TYPE_CHECKING:

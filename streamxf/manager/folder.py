@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from streamxf.cached import cached_property
-from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.metadata import Metadata, Mode, read_metadata
+from streamxf.checkpoint.metadata import Mode
 from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT, Commit, Saving, Supplement, ordered
 from streamxf.checkpoint.publish import made_by_writers
 from streamxf.errors import (
@@ -27,7 +26,8 @@ from streamxf.format.names import is_metadata_name, made_by_saves, metadata_amon
 from streamxf.format.run import RunFacts
 from streamxf.manager.notes import Authority, read
 from streamxf.manager.record import Record, numbers_in
-from streamxf.storage.storage import Entries, Storage, StorageEntry
+from streamxf.places import Entries, Storage, StorageEntry
+from streamxf.reading import Access, Metadata, read_metadata
 
 T = TypeVar("T")
 _ELSEWHERE = (KeyServiceError, ForeignError)  # errors of services and servers, which say nothing of what is stored

@@ -16,7 +16,6 @@ from streamxf.checkpoint.publish import DAY, RUN_FILE
 from streamxf.errors import ParameterError, StreamxfError, escaped
 from streamxf.format.limits import MAX_NOTE
 from streamxf.format.names import is_metadata_name, made_by_saves
-from streamxf.keys import KeysLike, TrustLike
 from streamxf.manager.choice import ABANDONED, Choice, Verify, check_later, check_verify, newest
 from streamxf.manager.folder import Folder
 from streamxf.manager.holds import going, has_no_place, held, is_over, removing
@@ -26,10 +25,8 @@ from streamxf.manager.record import Line, Record, lined, series_of
 from streamxf.manager.removal import Order, files_of_many, remove_tree, remove_trees
 from streamxf.manager.retention import Retention, settled
 from streamxf.manager.sessions import is_held
-from streamxf.storage.lock import locked
-from streamxf.storage.opening import Location
-from streamxf.storage.small import put_small, read_small
-from streamxf.storage.storage import Entries
+from streamxf.places import Entries, Location, locked, put_small, read_small
+from streamxf.reading import KeysLike, TrustLike
 from streamxf.wording import by_reason, listed, many, reason_of, size_text, some
 
 _NEWEST = "the newest that verifies"

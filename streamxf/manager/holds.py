@@ -25,10 +25,8 @@ from streamxf.manager.listing import Run, run_of
 from streamxf.manager.notes import FOLDER, notes_in, put_note, remove_notes
 from streamxf.manager.removal import is_literal, remove_entry
 from streamxf.manager.sessions import is_held
+from streamxf.places import Location, Storage, open_storage, put_small, small_names
 from streamxf.storage.files import MAX_COMPONENT, NOT_THERE, draft_of
-from streamxf.storage.opening import Location, open_storage
-from streamxf.storage.small import put_small, small_names
-from streamxf.storage.storage import Storage
 
 _HOLDS = f"{FOLDER}/holds"
 _HOLD = re.compile(

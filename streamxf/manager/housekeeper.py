@@ -29,7 +29,7 @@ from streamxf.manager.record import Line, Record, continued, lined, numbers_in
 from streamxf.manager.removal import files_of, remove_entry, remove_tree
 from streamxf.manager.retention import Retention
 from streamxf.manager.sessions import Session, Sessions
-from streamxf.storage.small import put_small
+from streamxf.places import put_small
 from streamxf.wording import many, size_text, some
 
 T = TypeVar("T")

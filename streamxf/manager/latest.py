@@ -10,7 +10,6 @@ from typing import Any, Literal
 from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING
 from streamxf.errors import DAMAGE, NoCheckpointError, ParameterError, StreamxfError, escaped, is_damage
 from streamxf.formats.opening import contents_of, open_source
-from streamxf.keys import KeysLike, TrustLike
 from streamxf.manager.choice import (
     Choice,
     Verify,
@@ -25,9 +24,8 @@ from streamxf.manager.choice import (
 )
 from streamxf.manager.listing import Run, check_folder, of_other_formats, records_of, run_of
 from streamxf.manager.record import Record
-from streamxf.storage.abilities import AbilitiesLike
-from streamxf.storage.opening import Location, open_storage
-from streamxf.storage.storage import Storage
+from streamxf.places import AbilitiesLike, Location, Storage, open_storage
+from streamxf.reading import KeysLike, TrustLike
 
 _log = logging.getLogger(__name__)
 

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 from streamxf.buffers import collector_paused
-from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT
 from streamxf.errors import DAMAGE, ForeignError, NoCheckpointError, ParameterError, UnsupportedError, escaped
 from streamxf.format.names import GLOBAL
@@ -22,9 +21,8 @@ from streamxf.manager.folder import Folder, checksum_of
 from streamxf.manager.notes import ANY, Authority, RowCache
 from streamxf.manager.record import Line, NotedLine, Record, is_numbered, last_line, lined, series_of
 from streamxf.manager.removal import files_of, files_of_many, is_literal
-from streamxf.storage.local import LocalStorage
-from streamxf.storage.opening import Location, open_storage
-from streamxf.storage.storage import Entries, Storage
+from streamxf.places import Entries, Location, Storage, open_storage
+from streamxf.reading import Access
 from streamxf.wording import some
 
 _OF_CHECKPOINTS = {COMMIT, SAVING, REMOVED, "scheduler.pt", "scheduler.bin"}  # of frameworks, that is
@@ -377,7 +375,7 @@ def of_other_formats(run: Run, records: Collection[Record]) -> Iterator[Record]:
 
 def run_of(checkpoint: Storage) -> tuple[Storage, str]:
     """The folder that a checkpoint's folder lies in, and its name there."""
-    return (checkpoint.resolved() if isinstance(checkpoint, LocalStorage) else checkpoint).parent()
+    return checkpoint.resolved().parent()
 
 
 def check_folder(storage: Storage) -> None:

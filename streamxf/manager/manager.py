@@ -28,7 +28,6 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_async_save
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import Names
 from streamxf.dcp.install import chain_and_access
 from streamxf.dcp.reader import FileSystemReader
@@ -36,7 +35,6 @@ from streamxf.dcp.saver import deaf_from_the_start, is_dead
 from streamxf.dcp.writer import FileSystemWriter
 from streamxf.errors import AbortedError, MetadataError, ParameterError, UnsupportedError, escaped, is_damage
 from streamxf.format.run import RunFacts
-from streamxf.keys import KeysLike
 from streamxf.manager.agreement import Agreement, check_one_folder, give_back, gloo_group
 from streamxf.manager.choice import ALL, Choice, Verify, check_verify, choose, clear, damage_of
 from streamxf.manager.holds import MAX_NAME_BYTES
@@ -47,10 +45,10 @@ from streamxf.manager.record import MAX_DIGITS, Record, is_numbered, numbers_in,
 from streamxf.manager.retention import Retention
 from streamxf.manager.schedule import Interval, SaveTimer, Schedule
 from streamxf.manager.signals import StopSignals
-from streamxf.storage.abilities import AbilitiesLike
+from streamxf.places import AbilitiesLike, Location, Storage, is_url, open_storage
+from streamxf.reading import ChainLike, KeysLike
 from streamxf.storage.lock import this_thread
-from streamxf.storage.opening import Location, open_storage, path_text
-from streamxf.storage.storage import Storage, is_url
+from streamxf.storage.opening import path_text
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.notes import parse_note, seal_note
 from streamxf.checkpoint.publish import RUN_FILE
 from streamxf.codecs.encrypt import Encrypt
@@ -35,8 +34,9 @@ from streamxf.format.run import RunFacts
 from streamxf.keys import VerifyKey
 from streamxf.manager.record import NotedLine, Record
 from streamxf.manager.removal import remove_entry
-from streamxf.storage.small import MOST_BYTES, put_small, read_small, small_files
-from streamxf.storage.storage import Entries, Storage, StorageEntry
+from streamxf.places import Entries, Storage, StorageEntry, put_small, read_small, small_files
+from streamxf.reading import Access
+from streamxf.storage.small import MOST_BYTES
 from streamxf.wording import some
 
 BLIND = "no key here can verify it"

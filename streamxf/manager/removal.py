@@ -9,8 +9,9 @@ from contextlib import suppress
 from itertools import islice
 
 from streamxf.errors import ParameterError, escaped
+from streamxf.places import Entries, Storage, StorageEntry
 from streamxf.storage.files import MOST, NOT_THERE, check_component, components
-from streamxf.storage.storage import LOCK, Entries, Storage, StorageEntry
+from streamxf.storage.storage import LOCK
 from streamxf.wording import many, some
 
 _log = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ from itertools import accumulate
 
 import numpy as np
 
-from streamxf.checkpoint.reading import Box, BoxReader
-from streamxf.format.items import ITEMSIZES, TensorItem
+from streamxf.format.items import ITEMSIZES
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
+from streamxf.reading import Box, BoxReader, TensorItem
 
 BLOCK_BYTES = 1 << DEFAULT_BLOCK_LOG2  # that is how the writers cut streams
 BLOCKS = 24

@@ -17,8 +17,8 @@ from weakref import WeakValueDictionary, ref
 from streamxf.checkpoint.notes import digits, natural
 from streamxf.errors import AbortedError, escaped
 from streamxf.manager.notes import FOLDER, Authority, notes_in, put_note, remove_notes
+from streamxf.places import Storage
 from streamxf.storage.disk import machine
-from streamxf.storage.storage import Storage
 from streamxf.wording import time_text
 
 _ALIVE = 600.0  # seconds since the last sign of life

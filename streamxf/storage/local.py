@@ -69,8 +69,7 @@ class LocalStorage(Storage, raises_only_known=True):
     def real(self, name: str = "") -> str:
         return os.path.realpath(self.path_of(name))
 
-    def resolved(self) -> LocalStorage:
-        """The same place by its `real` path."""
+    def resolved(self) -> Storage:
         return self._at(self.real(), self.real())
 
     def _at(self, location: str, path: str, folder: int | None = None) -> LocalStorage:

@@ -209,6 +209,10 @@ class Storage(ABC):
         """What names the same file or folder whichever way it is reached, with all links resolved."""
         return self.location(name)
 
+    def resolved(self) -> Storage:
+        """The same place by its `real` path, where links may lead to it."""
+        return self
+
     def _at(self, location: str, path: str) -> Storage:
         made = copy.copy(self)
         made._location, made.path = location, path

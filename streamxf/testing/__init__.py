@@ -29,7 +29,7 @@ except ImportError as error:
     ) from error
 
 from streamxf.codec import Codec
-from streamxf.keys import KeysLike
+from streamxf.reading import KeysLike
 from streamxf.testing import properties
 from streamxf.testing.case import Case
 from streamxf.tools.check.conformance import ConformanceError

@@ -21,7 +21,7 @@ from streamxf.cached import cached_property
 from streamxf.codec import BlockInfo, Codec, StreamInfo, parameter_fields
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.format.container import stage_limit
-from streamxf.keys import KeyRing, KeysLike
+from streamxf.reading import KeyRing, KeysLike
 from streamxf.registry import CodecRegistry
 from streamxf.tools.check.conformance import require
 

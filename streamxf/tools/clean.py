@@ -9,16 +9,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Unpack
 
-from streamxf.checkpoint.access import Access, AccessOptions
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.checkpoint.metadata import metadata_files, no_metadata, resumable
+from streamxf.checkpoint.metadata import no_metadata, resumable
 from streamxf.checkpoint.publish import DAY, HOUR, RUN_FILE, leftovers, made_by_writers, settled, under_way
 from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, PolicyError, UnsupportedError
 from streamxf.format.names import GLOBAL, rank_of
 from streamxf.formats.opening import contents_of
-from streamxf.storage.lock import locked
-from streamxf.storage.opening import Location, open_storage
-from streamxf.storage.storage import Storage
+from streamxf.places import Location, Storage, locked, open_storage
+from streamxf.reading import Access, AccessOptions, metadata_files
 from streamxf.wording import by_reason, listed, many, reason_of, size_text
 
 

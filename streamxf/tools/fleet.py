@@ -24,9 +24,6 @@ from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Self
 
-from streamxf.chain import Chain
-from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.reading import BoxReader
 from streamxf.checkpoint.saving import chain_of
 from streamxf.errors import (
     ForeignError,
@@ -38,11 +35,9 @@ from streamxf.errors import (
     shorten,
     text_of,
 )
-from streamxf.format.items import TensorItem
-from streamxf.keys import KeyRing
 from streamxf.keys.location import anchored, several
-from streamxf.progress import Progress, Share
-from streamxf.storage.storage import Storage
+from streamxf.places import Storage
+from streamxf.reading import Access, BoxReader, Chain, KeyRing, Progress, Share, TensorItem
 from streamxf.tools.damage import CALLERS
 from streamxf.wording import many, printable
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from streamxf.errors import MetadataError, shorten
 from streamxf.format.extra import entries_in, from_json, is_decimal
-from streamxf.format.items import Path
+from streamxf.reading import Path
 from streamxf.wording import some
 
 MAX_LISTS = 2**20

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Unpack
 
-from streamxf.checkpoint.access import Access, AccessOptions
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.format.items import ObjectItem
-from streamxf.storage.opening import Location, open_storage
+from streamxf.places import Location, open_storage
+from streamxf.reading import Access, AccessOptions, ObjectItem
 from streamxf.stream.reader import read_all
 from streamxf.torchsave.check import needs_of
 from streamxf.wording import some

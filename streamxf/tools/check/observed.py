@@ -11,9 +11,8 @@ from uuid import uuid4
 
 from streamxf.engine import in_thread
 from streamxf.errors import ParameterError, UnsupportedError
-from streamxf.storage.abilities import Abilities
+from streamxf.places import Abilities, Storage
 from streamxf.storage.conditions import ABSENT, ReplacedMeanwhile
-from streamxf.storage.storage import Storage
 
 _MEBIBYTE = 2**20
 _LOCKS = [None, "none", "machine", "hosts"]

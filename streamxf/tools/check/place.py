@@ -7,9 +7,7 @@ from typing import Any
 from uuid import uuid4
 
 from streamxf.errors import ParameterError, UnsupportedError
-from streamxf.storage.abilities import Abilities
-from streamxf.storage.disk import Mount
-from streamxf.storage.storage import Storage
+from streamxf.places import Abilities, Mount, Storage
 from streamxf.tools.check.conformance import ConformanceError
 from streamxf.tools.check.observed import observe_abilities, weaker_than
 from streamxf.tools.check.storage import check_needs

@@ -8,8 +8,8 @@ from contextlib import suppress
 from functools import partial
 
 from streamxf.engine import in_thread
+from streamxf.places import Storage
 from streamxf.storage.conditions import ABSENT
-from streamxf.storage.storage import Storage
 from streamxf.tools.check.conformance import ConformanceError, require
 from streamxf.tools.check.observed import observe_abilities, weaker_than
 

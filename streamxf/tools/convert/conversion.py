@@ -21,21 +21,20 @@ from typing import Any
 
 from streamxf.checkpoint.access import access_for
 from streamxf.checkpoint.datafile import FileRecord, SavedFile, planned_size, write_file
-from streamxf.checkpoint.metadata import SLIP_RANK, Metadata, read_metadata
+from streamxf.checkpoint.metadata import SLIP_RANK
 from streamxf.checkpoint.opening import ItemPart, streams_of
 from streamxf.checkpoint.publish import assemble, placed, publish
-from streamxf.checkpoint.reading import BoxReader
 from streamxf.checkpoint.saving import Extensions, Save, check_space
 from streamxf.checkpoint.sources import Content
 from streamxf.errors import ContainerError, KeyMissingError, ParameterError, StreamxfError
-from streamxf.format.items import Chunk, Item, TensorItem, check_limits
+from streamxf.format.items import check_limits
 from streamxf.format.names import OWN_FILE, OWN_SLIP, SLIP
 from streamxf.format.run import RunFacts
 from streamxf.format.tiling import MAX_GROUP
 from streamxf.keys.envelope import Envelope, Vouchers
-from streamxf.progress import Progress, Share
-from streamxf.storage.opening import Location, are_same
-from streamxf.storage.storage import Storage
+from streamxf.places import Location, Storage
+from streamxf.reading import BoxReader, Chunk, Item, Metadata, Progress, Share, TensorItem, read_metadata
+from streamxf.storage.opening import are_same
 from streamxf.tools.fleet import Fleet, Items
 from streamxf.version import __version__
 from streamxf.wording import listed, many, size_text

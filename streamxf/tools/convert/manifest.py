@@ -13,11 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
-from streamxf.checkpoint.reading import BoxReader
 from streamxf.errors import MetadataError, UnsupportedError
 from streamxf.format.limits import MAX_PATH
 from streamxf.formats.contents import FOLDERS, Format
-from streamxf.storage.storage import Storage, StorageEntry
+from streamxf.places import Storage, StorageEntry
+from streamxf.reading import BoxReader
 from streamxf.wording import printable, some
 
 ITEM = "streamxf.source"

@@ -8,15 +8,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO, cast
 
-from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.reading import BoxReader
 from streamxf.errors import NoCheckpointError, ParameterError, located
-from streamxf.format.items import Item, Path, TensorItem
 from streamxf.formats import torchfile
 from streamxf.formats.contents import Contents, FileReader, Format
 from streamxf.formats.opening import format_of, kind_of, open_source, parts_of
-from streamxf.storage.reading import StoredFile, access_to
-from streamxf.storage.storage import Storage
+from streamxf.places import Storage
+from streamxf.reading import Access, BoxReader, Item, Path, StoredFile, TensorItem
+from streamxf.storage.reading import access_to
 from streamxf.stream import open as open_plain
 from streamxf.stream.reader import StreamReader
 from streamxf.wording import many, some

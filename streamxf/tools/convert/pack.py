@@ -13,10 +13,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, Unpack
 
-from streamxf.chain import ChainLike
-from streamxf.checkpoint.access import Access, AccessOptions
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.checkpoint.metadata import Metadata, metadata_files
 from streamxf.checkpoint.notes import check_uncommitted, known_run
 from streamxf.checkpoint.opening import ItemPart
 from streamxf.checkpoint.publish import made_by_writers
@@ -25,15 +22,24 @@ from streamxf.checkpoint.sources import Content
 from streamxf.errors import ChecksumError, MetadataError, ParameterError, UnsupportedError, located
 from streamxf.format.extra import with_order
 from streamxf.format.header import Kind
-from streamxf.format.items import ITEMSIZES, TensorItem, check_name, elements_size
+from streamxf.format.items import ITEMSIZES, check_name, elements_size
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.format.names import GLOBAL
 from streamxf.format.run import RunFacts
 from streamxf.formats.opening import is_checkpoint
-from streamxf.keys import KeyRing, KeysLike, SignerLike
-from streamxf.progress import Progress
-from streamxf.storage.opening import Location, open_storage
-from streamxf.storage.storage import Storage, is_url
+from streamxf.places import Location, Storage, is_url, open_storage
+from streamxf.reading import (
+    Access,
+    AccessOptions,
+    ChainLike,
+    KeyRing,
+    KeysLike,
+    Metadata,
+    Progress,
+    SignerLike,
+    TensorItem,
+    metadata_files,
+)
 from streamxf.stream.encoder import Load, MemorySource
 from streamxf.stream.reader import BareBlocks, Blocks, MemoryBlocks, StreamReader
 from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Converted, check_same, convert, refuse_same

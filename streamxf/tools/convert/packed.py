@@ -16,24 +16,14 @@ from itertools import accumulate
 from typing import Any
 
 from streamxf import errors
-from streamxf.budget import MAX_EXPANSION
-from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.elements import Elements
-from streamxf.format.items import (
-    Chunk,
-    Item,
-    ObjectItem,
-    Place,
-    TensorItem,
-    beyond_limits,
-    contiguous_strides,
-    elements_size,
-)
+from streamxf.format.items import beyond_limits, contiguous_strides, elements_size
 from streamxf.formats import huggingface, safetensors, torchfile
 from streamxf.formats.contents import SUFFIXES, Contents, FileReader, Format, Shard, whole_tensor
 from streamxf.formats.opening import LOOKED_FOR, format_of, kind_of, open_layout, open_source
-from streamxf.storage.reading import FileSlice, PositionalFile, StoredFile
+from streamxf.reading import MAX_EXPANSION, Access, Chunk, Item, ObjectItem, Place, StoredFile, TensorItem
+from streamxf.storage.reading import FileSlice, PositionalFile
 from streamxf.stream.reader import BareBlocks, StreamReader
 from streamxf.tools.convert import manifest
 from streamxf.torchsave.objects import find_framed

@@ -14,21 +14,15 @@ from time import perf_counter
 from typing import Any, Literal, Unpack
 
 from streamxf.buffers import write_all
-from streamxf.chain import Chain
-from streamxf.checkpoint.access import Access, AccessOptions
-from streamxf.checkpoint.reading import BoxReader
 from streamxf.checkpoint.saving import Extensions, Save, check_space
 from streamxf.errors import ParameterError
-from streamxf.format.items import TensorItem
 from streamxf.formats.contents import Format
 from streamxf.formats.huggingface import INDEX, layout_of
 from streamxf.formats.opening import OF_DCP, open_source
-from streamxf.progress import Progress, Shares
+from streamxf.places import Location, Storage, locked, open_storage
+from streamxf.reading import Access, AccessOptions, BoxReader, Chain, Progress, Shares, TensorItem
 from streamxf.storage.files import SyncedFile, aim, missing_folders, sync_folder, sync_names_of
 from streamxf.storage.local import LocalStorage
-from streamxf.storage.lock import locked
-from streamxf.storage.opening import Location, open_storage
-from streamxf.storage.storage import Storage
 from streamxf.tools.convert.conversion import Converted, refuse_same
 from streamxf.tools.convert.manifest import manifest_of
 from streamxf.tools.convert.model import open_model

@@ -10,18 +10,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
 from streamxf import errors
-from streamxf.checkpoint.access import Access, AccessOptions
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.elements import itemsize_of
-from streamxf.checkpoint.reading import BOX_BYTES, BoxReader, boxes_of
-from streamxf.format.items import Item, TensorItem
+from streamxf.checkpoint.reading import BOX_BYTES
 from streamxf.formats.contents import FileReader, chosen
 from streamxf.formats.huggingface import INDEX
 from streamxf.formats.opening import is_checkpoint, open_source
-from streamxf.keys import KeyRing
-from streamxf.progress import Progress, Share
-from streamxf.storage.opening import Location, open_storage
-from streamxf.storage.storage import Storage
+from streamxf.places import Location, Storage, open_storage
+from streamxf.reading import Access, AccessOptions, BoxReader, Item, KeyRing, Progress, Share, TensorItem, boxes_of
 from streamxf.tools.convert.manifest import FileTree, PackManifest, is_kept, manifest_of
 from streamxf.tools.convert.packed import PackedReader, open_packed
 from streamxf.tools.damage import CALLERS, Damage

@@ -19,8 +19,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from streamxf.budget import MAX_EXPANSION, Budget
 from streamxf.errors import PolicyError
+from streamxf.reading import MAX_EXPANSION, Budget
 from streamxf.tools.values.numbers import INTEGERS, Array, floats, integers, is_number
 from streamxf.tools.values.statistics import SLICE, Statistics, ValueCounter
 from streamxf.wording import SHOWN, listed, many, printable

@@ -10,17 +10,14 @@ from heapq import nlargest
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from streamxf.cached import cached_property
-from streamxf.checkpoint.access import Access, AccessOptions
 from streamxf.errors import located
-from streamxf.format.items import ITEMSIZES, WITHOUT_ELEMENTS, Item, ObjectItem, TensorItem
+from streamxf.format.items import ITEMSIZES, WITHOUT_ELEMENTS
 from streamxf.formats.contents import Contents, Format
 from streamxf.formats.opening import contents_of, open_source
-from streamxf.keys import KeyRing
 from streamxf.keys.envelope import Envelope, Vouchers
-from streamxf.progress import Progress
+from streamxf.places import Location, Storage, open_storage
+from streamxf.reading import Access, AccessOptions, Item, KeyRing, ObjectItem, Progress, TensorItem
 from streamxf.registry import short_name
-from streamxf.storage.opening import Location, open_storage
-from streamxf.storage.storage import Storage
 from streamxf.stream.container import BlockReader
 from streamxf.stream.plain import PlainParts
 from streamxf.stream.plain import open as open_plain

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from streamxf.buffers import collector_paused
-from streamxf.format.items import Item, TensorItem
+from streamxf.reading import Item, TensorItem
 from streamxf.tools.inspect.inspect import ItemTotals
 
 # Deeper than any model; the rest of a longer name is one piece. Without, a name of dots would exhaust the stack.

@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 from streamxf import errors
 from streamxf.budget import check_whole
 from streamxf.buffers import write_all
-from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.metadata import Metadata, metadata_files, metadata_in, read_sections
+from streamxf.checkpoint.metadata import metadata_in, read_sections
 from streamxf.checkpoint.notes import check_uncommitted, parse_note
 from streamxf.checkpoint.pickled import pickled
 from streamxf.checkpoint.publish import RUN_FILE
@@ -24,14 +23,12 @@ from streamxf.format.names import GLOBAL, rank_metadata_among
 from streamxf.format.plain import pack_prefix, pack_seal
 from streamxf.format.trailer import Sections, Trailer, pack, pack_keys, slices
 from streamxf.keys.envelope import WRAPPED_KEY, Envelope, Vouchers
+from streamxf.places import Location, Storage, locked, open_storage, read_small
+from streamxf.reading import Access, Metadata, metadata_files
 from streamxf.storage.conditions import ReplacedMeanwhile
 from streamxf.storage.files import open_regular
 from streamxf.storage.local import LocalStorage
-from streamxf.storage.lock import locked
-from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.reading import FileSlice
-from streamxf.storage.small import read_small
-from streamxf.storage.storage import Storage
 from streamxf.stream.plain import PlainParts
 from streamxf.tools.rekey.recipients import KeySet, Opened
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from streamxf.errors import PolicyError, UnsupportedError
-from streamxf.keys import KeyProvider, KeyRing, SignerLike, SigningKey, VerifyKey
+from streamxf.keys import KeyProvider, SigningKey, VerifyKey
 from streamxf.keys.envelope import DataKey, Entry, Envelope, Vouchers
 from streamxf.keys.location import as_signing_key
+from streamxf.reading import KeyRing, SignerLike
 
 
 @dataclass(frozen=True)

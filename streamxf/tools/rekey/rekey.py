@@ -13,17 +13,17 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 from streamxf.buffers import collector_paused
-from streamxf.checkpoint.access import Access, AccessOptions, Names, Renaming, check_nesting, renamed
+from streamxf.checkpoint.access import Names, Renaming, check_nesting, renamed
 from streamxf.codecs.encrypt import as_recipients
 from streamxf.errors import KeyMissingError, KeyServiceError, ParameterError, PolicyError, StreamxfError, escaped
 from streamxf.format.extra import NESTING, in_saved_order, with_order
 from streamxf.format.extra import moved as moved_record
-from streamxf.format.items import Item
-from streamxf.keys import KeyLike, KeyProvider, KeyRing, KeysLike, SignerLike, SigningKey
+from streamxf.keys import KeyLike, KeyProvider, SigningKey
 from streamxf.keys.envelope import DataKey, Entry, Envelope
 from streamxf.keys.key import is_key_id
 from streamxf.keys.location import as_provider
-from streamxf.storage.opening import Location, open_storage
+from streamxf.places import Location, open_storage
+from streamxf.reading import Access, AccessOptions, Item, KeyRing, KeysLike, SignerLike
 from streamxf.tools.rekey.holders import Holder, MetadataFile, each, holders_at, metadata_of, notes_at, replace_each
 from streamxf.tools.rekey.recipients import KeySet, Opened, Recipients, Terms
 from streamxf.wording import some

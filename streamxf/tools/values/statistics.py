@@ -17,11 +17,9 @@ from itertools import tee
 
 import numpy as np
 
-from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
 from streamxf.errors import ForeignError, StreamxfError, UnsupportedError, is_exhausted
-from streamxf.format.items import TensorItem
 from streamxf.pipeline import Pipeline
-from streamxf.progress import Progress, Share
+from streamxf.reading import Box, BoxReader, Progress, Share, TensorItem, boxes_of
 from streamxf.tools.damage import CALLERS, Damage
 from streamxf.tools.fleet import Fleet, Items, by_tensors, is_of_machine
 from streamxf.tools.values.numbers import INTEGERS, Array, floats, has_codes, has_numbers, integers, numbers_by_code

@@ -21,7 +21,7 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from streamxf.buffers import collector_paused
-from streamxf.format.items import Item, TensorItem
+from streamxf.reading import Item, TensorItem
 from streamxf.tools.inspect.inspect import ItemTotals, chain_text, memory_of, ratio_of, ratio_text
 from streamxf.tools.inspect.tree import MAX_DEPTH, Stack, stacks_of
 from streamxf.tools.values.statistics import Moments, Statistics
