@@ -26,8 +26,8 @@ from streamxf.keys.envelope import WRAPPED_KEY, is_signed
 from streamxf.progress import Progress, Shares
 from streamxf.storage.reading import Counted
 from streamxf.storage.storage import Storage
+from streamxf.stream.scan import Found, Gap, Scan
 from streamxf.tools.damage import Damage
-from streamxf.tools.scan import Found, Gap, Scan
 from streamxf.wording import many, some
 
 _NAMED = re.compile(rb"__[0-9]{1,10}_[0-9]{1,10}_[0-9a-f]{32}\.distcp")

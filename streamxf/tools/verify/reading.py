@@ -32,8 +32,8 @@ from streamxf.storage.reading import Counted, FileSlice, PositionalFile, StoredF
 from streamxf.storage.storage import Storage
 from streamxf.stream.container import BlockReader, read_header
 from streamxf.stream.reader import BareBlocks, MemoryBlocks, StreamReader
+from streamxf.stream.scan import Found, Scan, walk
 from streamxf.tools.fleet import TASK_BYTES, Fleet, Terms, worker_name
-from streamxf.tools.scan import Found, Scan, walk
 from streamxf.tools.verify.report import KEYED, TRANSFORMED, UNBOUND, WITHOUT_CRC, Findings, Notes, opaque
 from streamxf.torchsave.objects import check_records, find_framed, load_framed
 from streamxf.wording import many, some
