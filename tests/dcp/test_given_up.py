@@ -5,8 +5,6 @@ it. DCP tells no writer of such a failure, so that is once the writer goes on, o
 import gc
 import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ import torch.distributed.checkpoint as dcp
 import streamxf
 from streamxf.errors import AbortedError
 from streamxf.storage.local import LocalStorage
+from tests.cli import preloaded
 from tests.failing import fails_with
 
 from .helpers import assert_same, full_chain, index_of, load, save
@@ -187,9 +186,8 @@ raise RuntimeError("another rank failed")
 
 def test_they_go_when_the_script_ends_with_the_error(checkpoint: Path) -> None:
     save(OLD, checkpoint)
-    command = [sys.executable, "-c", SCRIPT.format(package=__package__), str(checkpoint)]
     top = Path(__file__).parents[len(__package__.split("."))]
-    ended = subprocess.run(command, timeout=300, stderr=subprocess.PIPE, text=True, cwd=top)
+    ended = preloaded.script(SCRIPT.format(package=__package__), checkpoint, cwd=top)
     assert "RuntimeError: another rank failed" in ended.stderr
     assert names(checkpoint) == []
     assert_same(load(OLD, checkpoint), OLD)

@@ -18,6 +18,7 @@ import streamxf
 from streamxf.chain import Chain
 from streamxf.keys import write_key
 from streamxf_autoload import KNOWN
+from tests.cli import preloaded
 
 from .helpers import KEY, stored_chain
 
@@ -67,6 +68,15 @@ def run(installed: Path, *command: str | Path, **variables: str) -> subprocess.C
     )
 
 
+def run_copy(installed: Path, code: str, *arguments: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """As `run` with "-c", in a copy of a process that has imported torch, which now looks for entry points again."""
+    again = (
+        f"import sys, torch; sys.path.insert(0, {str(installed)!r}); from streamxf import environment\n"
+        "environment.ignored = False; torch._import_device_backends()\n"  # that process has run a command
+    )
+    return preloaded.script(again + code, *arguments, **variables)
+
+
 def test_a_script_and_its_children(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "saving.py").write_text(SAVING)
     key = tmp_path / "key"
@@ -90,7 +100,7 @@ def test_without_a_chain_nothing_else_is_imported(value: str | None, installed: 
 def test_a_misspelt_variable_is_named_and_stops_nothing(installed: Path, tmp_path: Path) -> None:
     known = dict.fromkeys(sorted(KNOWN), "")
     named = {"STREAMXF_TEST_KEY": bytes(range(32)).hex(), "STREAMXF_KEYS": "env:STREAMXF_TEST_KEY"}
-    told = run(installed, "-c", "import torch", **{**known, **named}).stderr
+    told = run_copy(installed, "", **{**known, **named}).stderr
     assert not [name for name in (*known, *named) if f"'{name}'" in told]
     ran = run(installed, "-c", "import torch", STREAMXF_CHIAN="encrypt", STREAMXF_QX="1")
     assert ran.returncode == 0
@@ -162,7 +172,7 @@ def test_what_cannot_be_installed_refuses_every_save_and_load(
 ) -> None:
     """Torch's own advice would be to turn the variable off, and with it encryption."""
     variables = {"STREAMXF_CHAIN": chain, "STREAMXF_KEYS": keys or ""}
-    ran = run(installed, "-c", TRYING, tmp_path / "checkpoint", **variables)
+    ran = run_copy(installed, TRYING, tmp_path / "checkpoint", **variables)
     assert ran.returncode == 0, ran.stderr
     (line,) = [line for line in ran.stderr.splitlines() if "streamxf" in line]
     assert line.startswith(f"streamxf: STREAMXF_{'CHAIN' if keys is None else 'KEYS'} cannot be used: ")
@@ -173,7 +183,7 @@ def test_what_cannot_be_installed_refuses_every_save_and_load(
 
 
 def test_with_strict_it_ends_the_process(installed: Path) -> None:
-    ran = run(installed, "-c", "import torch; print('on')", STREAMXF_CHAIN="zsdt", STREAMXF_STRICT="1")
+    ran = run_copy(installed, "import torch; print('on')", STREAMXF_CHAIN="zsdt", STREAMXF_STRICT="1")
     assert (ran.returncode, ran.stdout) == (1, "")
     (line,) = ran.stderr.splitlines()
     assert line.startswith("streamxf: STREAMXF_CHAIN cannot be used: ")
@@ -187,7 +197,7 @@ def test_what_a_script_installs_itself_is_not_refused(installed: Path, tmp_path:
         "try: streamxf.installed()\n"
         "except streamxf.StreamxfError as error: print(error)"
     )
-    ran = run(installed, "-c", code, tmp_path / "checkpoint", STREAMXF_CHAIN="zsdt")
+    ran = run_copy(installed, code, tmp_path / "checkpoint", STREAMXF_CHAIN="zsdt")
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith("STREAMXF_CHAIN cannot be used: ")
     assert stored_chain(tmp_path / "checkpoint", None) == "zstd"
@@ -207,7 +217,7 @@ def test_keys_alone_are_enough_to_read_and_change_no_writer(installed: Path, tmp
         "dcp.async_save(state, checkpoint_id=f'{sys.argv[1]}/later').result()\n"
         "print(state['w'].sum().item(), type(dcp.FileSystemWriter('a')).__module__, streamxf.installed())"
     )
-    ran = run(installed, "-c", code, tmp_path, STREAMXF_KEYS=f"file:{key}")
+    ran = run_copy(installed, code, tmp_path, STREAMXF_KEYS=f"file:{key}")
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith("4.0 torch.distributed.checkpoint.filesystem <streamxf installation: no chain, keys")
     assert [stored_chain(tmp_path / name, None) for name in ("stock", "later")] == ["", ""]
@@ -233,7 +243,7 @@ def test_who_saves_with_keys_alone_is_told_how_to_load_that(installed: Path, tmp
     """Readers that have keys refuse what anybody could have put there; to hear of it at the restart would be late."""
     key = tmp_path / "key"
     write_key(key, KEY)
-    ran = run(installed, "-c", OWN_SAVES, tmp_path / "checkpoint", STREAMXF_KEYS=f"file:{key}")
+    ran = run_copy(installed, OWN_SAVES, tmp_path / "checkpoint", STREAMXF_KEYS=f"file:{key}")
     (warning,) = [line for line in ran.stderr.splitlines() if "FileSystemWriter" in line]
     assert "saves without encryption, which readers refuse while STREAMXF_KEYS is set: unset STREAMXF_KEYS" in warning
     refusal, loaded = ran.stdout.splitlines()
@@ -243,7 +253,7 @@ def test_who_saves_with_keys_alone_is_told_how_to_load_that(installed: Path, tmp
 
 
 def test_keys_that_cannot_be_used_refuse_loads_alone(installed: Path, tmp_path: Path) -> None:
-    ran = run(installed, "-c", TRYING, tmp_path / "checkpoint", STREAMXF_KEYS="prompt")
+    ran = run_copy(installed, TRYING, tmp_path / "checkpoint", STREAMXF_KEYS="prompt")
     found = dict(reversed(line.split(maxsplit=1)) for line in ran.stdout.splitlines())
     assert {name for name, what in found.items() if what == "refused"} == {"load", "reader", "derived reader"}
     assert {found[name] for name in ("save", "writer", "derived writer", "save in the background")} == {"done"}
@@ -270,7 +280,7 @@ def test_the_first_key_encrypts_and_all_open(installed: Path) -> None:
     code = "import torch, streamxf; print([key.id for key in streamxf.installed().keys], streamxf.installed().chain)"
     keys = [streamxf.Key.generate() for _ in range(2)]
     variables = {f"KEY_{number}": key.reveal().hex() for number, key in enumerate(keys)}
-    ran = run(installed, "-c", code, STREAMXF_CHAIN="encrypt", STREAMXF_KEYS="env:KEY_0 env:KEY_1", **variables)
+    ran = run_copy(installed, code, STREAMXF_CHAIN="encrypt", STREAMXF_KEYS="env:KEY_0 env:KEY_1", **variables)
     assert ran.stdout.strip() == f"{[key.id for key in keys]} encrypt", ran.stderr
 
 
@@ -288,7 +298,7 @@ def test_a_script_that_installs_by_itself_comes_first(installed: Path) -> None:
         "import streamxf, torch; inner = streamxf.install('lz4'); print(streamxf.installed().chain); "
         "inner.uninstall(); print(streamxf.installed().chain)"
     )
-    ran = run(installed, "-c", code, STREAMXF_CHAIN="zstd")
+    ran = run_copy(installed, code, STREAMXF_CHAIN="zstd")
     assert ran.stdout.split() == [str(Chain.parse(name)) for name in ("lz4", "zstd")], ran.stderr
 
 

@@ -3,8 +3,6 @@
 import copy
 import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -19,6 +17,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 import streamxf
 from streamxf import Encrypt
 from streamxf.errors import AbortedError, KeyMissingError
+from tests.cli import preloaded
 from tests.forked import status_of_child
 
 from .helpers import KEY, full_chain, index_of, load_with, refused
@@ -43,7 +42,7 @@ dcp.async_save(state, storage_writer=Slow(sys.argv[1], thread_count=2), no_dist=
 
 
 def test_files_are_written_by_threads_that_start_while_the_interpreter_exits(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", IN_THE_BACKGROUND, str(tmp_path / "c")], check=True, timeout=120)
+    assert preloaded.script(IN_THE_BACKGROUND, tmp_path / "c").returncode == 0
     loaded = load_with(STATE, streamxf.FileSystemReader(tmp_path / "c"))
     assert all(torch.equal(loaded[name], STATE[name]) for name in STATE)
 

@@ -1,8 +1,6 @@
 """Checkpoints without the pickle that torch's own readers need: those fail loudly, and everything else works."""
 
 import logging
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from streamxf.format.limits import NO_PICKLE
 from streamxf.keys import KeyRing
 from streamxf.tools.rekey.rekey import stock
 from tests.altered import flip
+from tests.cli import preloaded
 from tests.dcp.helpers import KEY, assert_same, blank, full_chain, load, save, sections_of
 from tests.storage.stores import MemoryStorage
 
@@ -314,12 +313,7 @@ def test_metadata_that_another_save_replaces_meanwhile_stays(
 
 def test_the_command(checkpoint: Path, state: dict[str, Any]) -> None:
     save(state, checkpoint, CHAINS["full"], stock=False)
-    said = [
-        subprocess.run(
-            [sys.executable, "-m", "streamxf.cli", "stock", checkpoint], capture_output=True, text=True
-        ).stdout
-        for _ in range(2)
-    ]
+    said = [preloaded.run(["stock", checkpoint]).stdout for _ in range(2)]
     assert said == ["rewritten: .metadata\n", "nothing changed: torch's own readers can read it\n"]
     assert_same(stock_load(state, checkpoint, KEY), state)
 

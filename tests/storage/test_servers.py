@@ -1,9 +1,6 @@
 """Storages that the documentation names, on real servers: what is relied on, saves, runs, threads, races and kills."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +13,7 @@ import streamxf
 from streamxf.errors import AbortedError, ForeignError
 from streamxf.storage.opening import open_storage
 from streamxf.testing import check_storage
+from tests.cli import preloaded
 from tests.dcp.fsspec_checks import check_round_trips, load_from, save_to
 from tests.dcp.helpers import KEY, assert_same
 from tests.forked import status_of_child
@@ -113,10 +111,8 @@ def test_a_save_that_is_killed_leaves_the_old_checkpoint(place: Place) -> None:
     save_to(place.url, state_of(1), place.options)
     storage = open_storage(place.url, place.options)
     before = storage.names().keys()
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
-    told = json.dumps([place.kind, place.url, place.options])
-    child = subprocess.run([sys.executable, "-W", "ignore", "-c", CHILD, told], env=environment, timeout=120)
-    assert child.returncode == -9
+    child = preloaded.script(CHILD, json.dumps([place.kind, place.url, place.options]), cwd=Path(__file__).parents[2])
+    assert child.returncode == -9, child.stderr
     assert storage.names().keys() > before
     assert_same(load_from(place.url, state_of(0), place.options), state_of(1))
     save_to(place.url, state_of(3), place.options)

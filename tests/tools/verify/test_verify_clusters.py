@@ -19,6 +19,7 @@ from streamxf.errors import ParameterError
 from streamxf.keys.file import write_key
 from streamxf.tools import fleet
 from tests.altered import flip
+from tests.cli import preloaded
 from tests.code_blocks import blocks_of
 from tests.dcp.helpers import KEY, data_files, full_chain, save
 from tests.frameworks.killed import environment, two_ranks
@@ -171,11 +172,12 @@ def test_what_goes_wrong_is_said_once(damaged: Path, tmp_path: Path) -> None:
     assert done.stderr.count("there is no file or folder") == 1
 
 
+AS_MODULE = "import runpy; runpy.run_module('streamxf', run_name='__main__', alter_sys=True)"
+
+
 def test_without_a_store_every_rank_says_it(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "streamxf", "verify", str(tmp_path / "nowhere")]
     for place in ({}, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "x"}):
-        variables = environment(WORLD_SIZE="2", RANK="1", **place)
-        done = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=100)
+        done = preloaded.script(AS_MODULE, "verify", tmp_path / "nowhere", WORLD_SIZE="2", RANK="1", **place)
         assert done.returncode == 2
         assert "there is no file or folder" in done.stderr
 
@@ -206,9 +208,7 @@ def test_ranks_that_see_different_saves_fail(damaged: Path, tmp_path: Path, thre
     ("size", "rank"), [("x", "0"), ("", "0"), ("2", "2"), ("2", "-1"), ("2", None), ("1", "x"), ("\u0662", "0")]
 )
 def test_what_torchrun_would_not_set(tmp_path: Path, size: str, rank: str | None) -> None:
-    variables = {"WORLD_SIZE": size} | ({} if rank is None else {"RANK": rank})
-    command = [sys.executable, "-m", "streamxf", "verify", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(**variables), timeout=100)
+    done = preloaded.script(AS_MODULE, "verify", tmp_path, WORLD_SIZE=size, **({} if rank is None else {"RANK": rank}))
     assert done.returncode == 2
     assert done.stderr == "streamxf: RANK and WORLD_SIZE are not those of a rank under torchrun\n"
 
