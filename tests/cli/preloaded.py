@@ -88,6 +88,12 @@ def script(
     return run(["-c", code, *arguments], cwd=cwd, **environment)
 
 
+def module(name: str, *arguments: object, before: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a module, as ``python -m`` does, and some code before it, and take what it prints."""
+    code = f"{before}\nimport runpy\nrunpy.run_module({name!r}, run_name='__main__', alter_sys=True)"
+    return script(code, *arguments, **environment)
+
+
 def inherited() -> tuple[int, dict[str, str]]:
     """What a process needs in which `main` is to work: a descriptor to be kept open, and environment variables."""
     number = _server().fileno()

@@ -7,8 +7,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from streamxf.manager.folder import Folder
 from streamxf.manager.listing import Run
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.record import Record
+from tests.cli import preloaded
 
 from . import troubled
 from .runs import saved_run
@@ -58,9 +57,8 @@ CASES = {
 
 
 def run_python(*arguments: object, path: Path | None = None) -> str:
-    command = [sys.executable, "-W", "ignore", "-m", troubled.__name__, *map(str, arguments)]
-    environment = None if path is None else {**os.environ, "PYTHONPATH": str(path)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
+    before = "" if path is None else f"import sys; sys.path.append({str(path)!r})"
+    done = preloaded.module(troubled.__name__, *arguments, before=before)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -172,12 +172,9 @@ def test_what_goes_wrong_is_said_once(damaged: Path, tmp_path: Path) -> None:
     assert done.stderr.count("there is no file or folder") == 1
 
 
-AS_MODULE = "import runpy; runpy.run_module('streamxf', run_name='__main__', alter_sys=True)"
-
-
 def test_without_a_store_every_rank_says_it(tmp_path: Path) -> None:
     for place in ({}, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "x"}):
-        done = preloaded.script(AS_MODULE, "verify", tmp_path / "nowhere", WORLD_SIZE="2", RANK="1", **place)
+        done = preloaded.module("streamxf", "verify", tmp_path / "nowhere", WORLD_SIZE="2", RANK="1", **place)
         assert done.returncode == 2
         assert "there is no file or folder" in done.stderr
 
@@ -208,7 +205,7 @@ def test_ranks_that_see_different_saves_fail(damaged: Path, tmp_path: Path, thre
     ("size", "rank"), [("x", "0"), ("", "0"), ("2", "2"), ("2", "-1"), ("2", None), ("1", "x"), ("\u0662", "0")]
 )
 def test_what_torchrun_would_not_set(tmp_path: Path, size: str, rank: str | None) -> None:
-    done = preloaded.script(AS_MODULE, "verify", tmp_path, WORLD_SIZE=size, **({} if rank is None else {"RANK": rank}))
+    done = preloaded.module("streamxf", "verify", tmp_path, WORLD_SIZE=size, **({} if rank is None else {"RANK": rank}))
     assert done.returncode == 2
     assert done.stderr == "streamxf: RANK and WORLD_SIZE are not those of a rank under torchrun\n"
 
