@@ -77,7 +77,7 @@ def _public_place(file: str, kind: Kind, public: str | None) -> str | None:
             raise ParameterError("a symmetric key has no public half: leave --public out, or take --kind hybrid")
         return None
     place = public if public is not None else f"{os.path.splitext(file)[0]}.pub"
-    if os.path.abspath(place) == os.path.abspath(file):
+    if os.path.realpath(place) == os.path.realpath(file):
         raise ParameterError(f"the secret key and its public half need files of their own, and both would be {place!r}")
     return place
 

@@ -38,7 +38,7 @@ class ManagerCallback(TrainerCallback):  # type: ignore[misc]  # transformers is
         if args.save_total_limit is not None:
             raise ParameterError("the manager decides what to keep: use its keep=, and no save_total_limit")
         first = f"{args.output_dir}/checkpoint-0"
-        if os.path.abspath(str(self._manager.path(0))) != os.path.abspath(first):
+        if os.path.realpath(str(self._manager.path(0))) != os.path.realpath(first):
             raise ParameterError(
                 f"the Trainer saves to {first} where the manager expects {self._manager.path(0)}: use "
                 f"CheckpointManager({args.output_dir!r}, name='checkpoint-{{}}')"

@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial, wraps
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 
@@ -213,9 +214,9 @@ class CheckpointManager:
         self._name = name
         self._given = isinstance(run, Storage)
         place = run if isinstance(run, Storage) else path_text(run)
-        # a relative path means what it means now, wherever the job changes to
+        # a relative path means what it means now, wherever the job changes to, and `..` what the system takes it for
         self._storage = open_storage(
-            place if isinstance(place, Storage) or is_url(place) else os.path.abspath(place), storage_options, abilities
+            place if isinstance(place, Storage) or is_url(place) else Path(place).absolute(), storage_options, abilities
         )
         self._storage.check_fresh()
         if not self._storage.abilities.keeps_older:

@@ -403,7 +403,7 @@ def sync_folder(folder: str | os.PathLike[str] | int) -> None:
 
 def missing_folders(folder: str | os.PathLike[str]) -> list[Path]:
     """Those of `folder` and the folders above it that are not there yet, the uppermost last."""
-    path = Path(os.path.abspath(folder))
+    path = Path(os.path.realpath(folder))
     return [place for place in (path, *path.parents) if not place.exists()]
 
 

@@ -43,14 +43,14 @@ class LocalStorage(Storage, raises_only_known=True):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process may have another working directory, and does not hold the folder."""
-        return _told, (os.path.abspath(self.path), self._location, self._said)
+        return _told, (str(Path(self.path).absolute()), self._location, self._said)
 
     @property
     def own_abilities(self) -> Abilities:  # type: ignore[override]
         """By the mount that has the folder, or will have it: that of the nearest one above which is there."""
         place = self.place
-        while isinstance(place, str) and not os.path.isdir(place) and place != os.path.dirname(os.path.abspath(place)):
-            place = os.path.dirname(os.path.abspath(place))
+        while isinstance(place, str) and not os.path.isdir(place) and place != os.path.dirname(os.path.realpath(place)):
+            place = os.path.dirname(os.path.realpath(place))
         kind, _ = disk.mounted(place)
         return MOUNTS.get(kind, UNKNOWN_FUSE if kind.startswith("fuse") else UNKNOWN_MOUNT)
 
@@ -63,7 +63,8 @@ class LocalStorage(Storage, raises_only_known=True):
         return os.path.join(self.path, name) if name else self.path
 
     def parent(self) -> tuple[Storage, str]:
-        folder, name = os.path.split(os.path.abspath(self.path))
+        whole = Path(self.path).absolute()
+        folder, name = os.path.split(whole.resolve() if whole.name == ".." else whole)
         return self._at(folder, folder), name
 
     def real(self, name: str = "") -> str:
@@ -278,7 +279,7 @@ class LocalStorage(Storage, raises_only_known=True):
         made = files.missing_folders(folder)
         os.makedirs(folder, exist_ok=True)
         if durable:
-            files.sync_names_of([Path(os.path.abspath(folder)), *made])
+            files.sync_names_of([Path(os.path.realpath(folder)), *made])
         return made
 
     def sync(self) -> None:

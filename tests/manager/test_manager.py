@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pickle
 import shutil
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from streamxf.manager import housekeeper as module
 from streamxf.manager import notes
 from streamxf.manager.forget import forget
 from streamxf.manager.holds import going
+from streamxf.manager.latest import is_complete
 from streamxf.manager.listing import Run, list_checkpoints
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.retention import Retention
@@ -27,7 +29,7 @@ from streamxf.manager.sessions import Sessions
 from streamxf.storage.opening import open_storage
 from tests.dcp.helpers import stored_chain
 
-from .runs import blank, complete, is_at, saved_run, state_at, unsaveable
+from .runs import blank, complete, is_at, resumed, saved_run, state_at, unsaveable
 
 now = time.time()
 
@@ -121,6 +123,34 @@ def test_a_relative_path_is_that_of_the_beginning(tmp_path: Path, monkeypatch: p
         manager.save(1, state_at(1))
         assert manager.latest() == str(tmp_path / "run" / "step-1")
     assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["link/../run", "link/../new/../run", "run/../link/.."])
+def test_two_dots_after_a_link_mean_what_they_mean_to_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """By text, `link/../run` were a folder beside the link."""
+    (tmp_path / "disk" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("disk/deep")
+    (tmp_path / "run").mkdir()
+    monkeypatch.chdir(tmp_path)
+    run, real = Path(os.path.realpath(place)), tmp_path / "disk"
+    assert real in (run, run.parent)
+    saved_run(place, 1)
+    dcp.save(state_at(2), storage_writer=streamxf.FileSystemWriter(f"{place}/step-2"))
+    saved_run(place, 3)
+    assert complete(place) == complete(run) == ["step-1", "step-2", "step-3"]
+    assert resumed(place) == 3
+    assert streamxf.latest(place) == f"{place}/step-3"
+    assert is_complete(f"{place}/step-3/../step-3")
+    streamxf.unpack(f"{place}/step-3", f"{place}/step-3.pt")
+    assert (run / "step-3.pt").is_file()
+    with streamxf.open(f"{place}/step-3.sxf", "wb") as file:
+        file.write(b"x")
+    assert (run / "step-3.sxf").is_file()
+    assert pickle.loads(pickle.dumps(open_storage(place))).real() == str(run)
+    assert not list((tmp_path / "run").iterdir())
+    assert {each.name for each in tmp_path.iterdir()} == {"disk", "link", "run"}
 
 
 def test_a_run_may_be_a_link_to_a_folder(tmp_path: Path) -> None:

@@ -37,6 +37,14 @@ def test_nothing_else_opens_what_others_may_have_put_there() -> None:
     assert found == OPENS_BY_ITSELF
 
 
+def test_no_path_is_resolved_by_its_text() -> None:
+    """`..` after a link leads elsewhere than it says; what is normalized there has no links any more."""
+    package = Path(streamxf.__file__).parent
+    texts = {str(path.relative_to(package)): path.read_text() for path in package.rglob("*.py")}
+    found = {name for name, text in texts.items() if "abspath(" in text or "normpath(" in text}
+    assert found == {"formats/huggingface.py"}
+
+
 @pytest.mark.timeout(60)
 def test_a_plain_file_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
