@@ -23,8 +23,8 @@ def check(
     """Show what a place for checkpoints can do, and what streamxf does where it can do less than a disk.
 
     It tries that in a new folder there, streamxf-check-..., and removes it. Whether writes are stored when they return,
-    what reads show and whom locks keep out shows only with --second, which may take three minutes. Give a mount of
-    another machine's kind, not the same one twice.
+    what reads show and whom locks keep out shows only with --second, which may take three minutes. Both must lead there
+    by themselves: two mounts, or a mount and the URL of what is mounted.
 
     The exit code is 1 if the place lacks what streamxf needs, or does less than it is known for. The last lines have
     what to tell streamxf then.

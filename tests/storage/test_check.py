@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from streamxf.errors import ParameterError
 from streamxf.storage.abilities import Abilities
@@ -168,6 +169,7 @@ def test_locks_and_links_of_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     of_one = observe_abilities(open_storage(tmp_path, abilities={"locks": "machine"}).child("two"))
     assert of_one["locks"] == "machine"
     monkeypatch.setattr("streamxf.tools.check.observed._is_other", lambda storage, second: True)
+    monkeypatch.setattr("streamxf.tools.check.place._is_one_view", lambda storage, second: False)
     found = check_place(place, open_storage(tmp_path))
     assert found.ok
     assert found.seen["locks"] == "hosts"
@@ -177,6 +179,33 @@ def test_locks_and_links_of_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert found.weaker == ["locks"]
     assert not found.ok
     assert found.consequences["locks"].startswith("a job's signs of life alone")
+
+
+def test_one_mount_is_no_second_view(tmp_path: Path) -> None:
+    """It shows what waits in its cache: whoever took that for stored has lost a checkpoint with rclone."""
+    (tmp_path / "place").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "place")
+    for other in ("place", "link", "other"):
+        with pytest.raises(ParameterError, match=r"are one mount.*: give the URL of what is mounted, or another mount"):
+            check_place(open_storage(tmp_path / "place"), open_storage(tmp_path / other))
+    assert not [*(tmp_path / "place").iterdir()]
+    MemoryFileSystem().pipe("/checked/there", b"1")
+    with pytest.raises(ParameterError, match="are one mount"):
+        check_place(open_storage("memory://checked"), open_storage("memory://checked/"))
+
+
+def test_a_place_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    place = open_storage(tmp_path)
+    for missing in (open_storage(tmp_path / "missing"), open_storage("memory://missing"), MemoryStorage("bucket")):
+        for given in ((missing,), (place, missing)):
+            with pytest.raises(ParameterError, match="is not there: make it first, or correct its name"):
+                check_place(*given)
+        assert not missing.exists()
+    bucket = MemoryStorage()
+    bucket.write("bucket/any", b"1")
+    assert check_place(bucket.child("bucket/a/new/prefix")).ok
+    assert [*bucket.files] == ["bucket/any"]
 
 
 def test_what_is_not_known_counts_as_the_weakest() -> None:
@@ -216,9 +245,10 @@ def test_the_command(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "file").touch()
     assert "is a file: give the folder" in run("check", tmp_path / "file").err
     (tmp_path / "file").unlink()
-    assert "leads through a cache" in run("check", "filecache::memory://x").out
-    assert run("check", tmp_path, "--second", tmp_path, "--json").json["seen"]["stored"] is True
-    looked = run("check", "memory://x", "--look")
+    MemoryFileSystem().pipe("/checked/there", b"1")
+    assert "leads through a cache" in run("check", "filecache::memory://checked").out
+    assert "are one mount" in run("check", tmp_path, "--second", tmp_path).err
+    looked = run("check", "memory://checked", "--look")
     assert looked.code == 0
     assert "signs of life alone" in looked.out
     monkeypatch.setattr(Storage, "abilities", Abilities("hosts", replaces=True, in_one_step=True, links=None))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import uuid4
@@ -85,9 +87,19 @@ def check_place(storage: Storage, second: Storage | None = None, *, look: bool =
         The same place, reached in another way, as for `observe_abilities`.
     look : bool
         Whether nothing is tried, and nothing written.
+
+    Raises
+    ------
+    ParameterError
+        If one of the two is a file, or is not there; if both lead to one mount.
     """
-    if storage.exists() and not storage.is_folder():
-        raise ParameterError(f"{storage.label()} is a file: give the folder, or the URL, where checkpoints are kept")
+    for each in filter(None, (storage, second)):
+        _check_there(each)
+    if second is not None and _is_one_view(storage, second):
+        raise ParameterError(
+            f"{storage.label()} and {second.label()} are one mount, which shows what it has yet to store as if it were "
+            "stored: give the URL of what is mounted, or another mount of it"
+        )
     known, mount = storage.abilities, storage.mount()
     if look:
         return PlaceReport(storage.label(), mount, known, {})
@@ -100,3 +112,21 @@ def check_place(storage: Storage, second: Storage | None = None, *, look: bool =
     except (ConformanceError, UnsupportedError) as error:
         problem = str(error)
     return PlaceReport(storage.label(), mount, known, seen, problem)
+
+
+def _check_there(storage: Storage) -> None:
+    """Whoever makes what is missing leaves it. Object stores have no empty folders, but their buckets are there."""
+    place = storage
+    with suppress(PermissionError):  # who writes is told
+        while place.path.strip("/") and not place.exists():
+            if not place.abilities.flat or "/" not in place.path.strip("/"):
+                raise ParameterError(f"{place.label()} is not there: make it first, or correct its name")
+            place, _ = place.parent()
+    if storage.exists() and not storage.is_folder():
+        raise ParameterError(f"{storage.label()} is a file: give the folder, or the URL, where checkpoints are kept")
+
+
+def _is_one_view(storage: Storage, second: Storage) -> bool:
+    if storage.near and second.near:
+        return os.stat(storage.path).st_dev == os.stat(second.path).st_dev
+    return storage.location().rstrip("/") == second.location().rstrip("/")
