@@ -11,7 +11,7 @@ import os
 import pickle
 import sys
 from abc import ABC
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import wraps
 from types import BuiltinFunctionType, FunctionType
@@ -19,7 +19,7 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import torch.distributed as dist
 
-from streamxf.errors import ForeignError, ParameterError, StreamxfError, add_note, notes_of, text_of
+from streamxf.errors import ForeignError, ParameterError, StreamxfError, UnsupportedError, add_note, notes_of, text_of
 from streamxf.progress import Progress, ProgressBar, check_progress
 from streamxf.storage.opening import Location, open_storage, storage_over
 from streamxf.storage.storage import Storage, check_local
@@ -203,6 +203,18 @@ def _causes(error: BaseException) -> Iterator[str]:
         seen.add(id(cause))
         yield f"{how} {_named(cause)}"
         error = cause
+
+
+def keys_by_text(keys: Iterable[Any]) -> dict[str, Any]:
+    """A dict's keys by their texts, of which paths are made; UnsupportedError if two have the same text."""
+    found: dict[str, Any] = {}
+    for key in keys:
+        if found.setdefault(str(key), key) is not key:
+            raise UnsupportedError(
+                f"the keys {found[str(key)]!r} and {key!r} of one dict have the same text, by which alone DCP tells "
+                "them apart, so their values would be mixed up: rename one"
+            )
+    return found
 
 
 def is_own(planner: Any, methods: Mapping[str, Any]) -> bool:

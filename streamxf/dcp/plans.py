@@ -28,7 +28,7 @@ from streamxf.checkpoint.datafile import check_bare, planned_size
 from streamxf.checkpoint.saving import Entry, Extensions, check_space
 from streamxf.checkpoint.sources import Content, content_of, dtype_name, has_elements
 from streamxf.checkpoint.staging import Staging
-from streamxf.dcp.base import is_own, ranks_here
+from streamxf.dcp.base import is_own, keys_by_text, ranks_here
 from streamxf.dcp.columns import PlannedItems
 from streamxf.dcp.differences import Values, check_alike, differing, differing_text
 from streamxf.dcp.metadata import extra_of, paths_of
@@ -310,14 +310,20 @@ def is_flattened(value: list[Any]) -> bool:
     )
 
 
-def unstored_text(state: Any) -> str:
-    """A warning that names what a state dict has and DCP makes no item of; empty if there is nothing."""
-    if not (names := [*_unstored(state, "")]):
-        return ""
-    return (
-        f"not stored: {some(names, most=20)}. DCP takes the class for a dictionary, and these values are not among its "
-        "items: after a load they are what the target had. Save them under keys of their own, as plain values"
-    )
+def check_keys(state: Any, path: str = "") -> None:
+    """Raise UnsupportedError for a dict of which two keys have the same text."""
+    if isinstance(state, Mapping):
+        with located(item=path or None):
+            keys_by_text(state.keys())  # other questions a TensorDict answers in its own way
+    for key, inner in _entries(state):
+        check_keys(inner, f"{path}.{key}".removeprefix("."))
+
+
+def texts_about(state: Any, for_torch: bool) -> Iterator[str]:
+    """Warnings that name what a load would not bring back, or not everywhere; the last only if `for_torch`."""
+    for find, text in [*_TEXTS.items()][: None if for_torch else -1]:
+        if names := [*find(state, "")]:
+            yield text.format(some(names, most=20))
 
 
 def _unstored(value: Any, path: str) -> Iterator[str]:
@@ -330,7 +336,7 @@ def _unstored(value: Any, path: str) -> Iterator[str]:
         place, kind = f"{path}.{name}".rstrip("."), fact.get("_type")
         if kind not in (None, "NonTensorData"):  # a TensorClass, whose fields these are
             yield from (f"{place}.{each}" for each in fact.get("_non_tensor", ()))
-        elif (name or kind) and not any(key == name or key.startswith(f"{name}.") for key in value):
+        elif not value if not name else not any(key == name or key.startswith(f"{name}.") for key in value):
             yield place
     for key, inner in _entries(value):
         yield from _unstored(inner, f"{path}.{key}".removeprefix("."))
@@ -343,14 +349,19 @@ def _entries(value: Any) -> Iterable[tuple[Any, Any]]:
     return enumerate(value) if isinstance(value, list) and is_flattened(value) else ()
 
 
-def unasked_text(state: Any) -> str:
-    """A warning that names empty dictionaries for which torch's planner asks on load; empty if there are none."""
-    if not (names := [*_unasked(state, "")]):
-        return ""
-    return (
-        f"empty dictionaries in lists, beside what is not empty: {some(names)}. They have no items, and torch's load "
-        "planner asks for others than were saved: load with planner=streamxf.LoadPlanner(), or leave them out"
-    )
+def _unfilled(value: Any, path: str) -> Iterator[str]:
+    if path and isinstance(value, Mapping) and not isinstance(value, dict) and [*value.keys()]:
+        yield f"{path} ({type(value).__name__})"
+        return
+    for key, inner in _entries(value):
+        yield from _unfilled(inner, f"{path}.{key}".removeprefix("."))
+
+
+def _unsorted(state: Any, _: str) -> Iterator[str]:
+    try:
+        sorted(state or ())
+    except TypeError:
+        yield from (f"{key!r} ({type(key).__name__})" for key in state if not isinstance(key, str))
 
 
 def _unasked(value: Any, path: str) -> Iterator[str]:
@@ -371,22 +382,26 @@ def _has_no_items(value: Any) -> bool:
     return is_nested and all(_has_no_items(inner) for _, inner in _entries(value))
 
 
-def renamed_text(state: Any) -> str:
-    """A warning that names objects under keys that are no strings; empty if there are none."""
-    if not (names := [*_renamed(state, "")]):
-        return ""
-    return (
-        f"not resumed by torch's own readers: {some(names, most=20)}. They put what is no tensor under the string of "
-        "its key, such as '0', and leave what the target has under 0; streamxf's readers follow the target's keys"
-    )
-
-
 def _renamed(value: Any, path: str, renamed: bool = False) -> Iterator[str]:
     if renamed and not isinstance(value, Mapping | torch.Tensor) and not [*_entries(value)]:
         yield path
     for key, inner in _entries(value):
         other = renamed or (isinstance(value, Mapping) and not isinstance(key, str))
         yield from _renamed(inner, f"{path}.{key}".removeprefix("."), other)
+
+
+_TEXTS: dict[Callable[[Any, str], Iterator[str]], str] = {
+    _unstored: "not stored: {}. DCP takes the class for a dictionary, and these values are not among its items: after "
+    "a load they are what the target had. Save them under keys of their own, as plain values",
+    _unfilled: "not loaded by dcp.load: {}. It makes None of mappings that are no dict, and asks for that: save and "
+    "load a dict of the same items",
+    _unsorted: "keys at the top that cannot be sorted, as dcp.load does before it loads: {}. Use strings; "
+    "streamxf.load_intact loads this checkpoint nevertheless",
+    _unasked: "empty dictionaries in lists, beside what is not empty: {}. They have no items, and torch's load planner "
+    "asks for others than were saved: load with planner=streamxf.LoadPlanner(), or leave them out",
+    _renamed: "not resumed by torch's own readers: {}. They put what is no tensor under the string of its key, such as "
+    "'0', and leave what the target has under 0; streamxf's readers follow the target's keys",
+}
 
 
 def tensor_versions(names: Iterable[str], planner: SavePlanner) -> dict[str, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from streamxf import torch_private
 from streamxf.checkpoint.elements import Array
 from streamxf.checkpoint.sources import array_of, check_memory
 from streamxf.checkpoint.staging import DeviceMemory, Staging
+from streamxf.dcp.base import keys_by_text
 from streamxf.errors import MetadataError, UnsupportedError
 from streamxf.format.items import TensorItem
 from streamxf.format.limits import MAX_NDIM
@@ -116,7 +118,7 @@ class ObjectPlaces:
 
     def __init__(self, state: Any) -> None:
         self._state = state
-        self._keys: dict[int, dict[str, Any]] = {}  # by their strings, of the dicts that have others
+        self._keys: dict[int, dict[str, Any]] = {}  # of each dict
 
     def put(self, path: Sequence[str | int], value: Any) -> None:
         """Set what a path leads to."""
@@ -126,10 +128,10 @@ class ObjectPlaces:
         node[self._key(node, path[-1])] = value
 
     def _key(self, node: Any, step: str | int) -> Any:
-        if not isinstance(node, Mapping) or step in (keys := node.keys()):  # a TensorDict answers for these alone
+        if not isinstance(node, Mapping):
             return step
         if id(node) not in self._keys:
-            self._keys[id(node)] = {str(key): key for key in keys}
+            self._keys[id(node)] = keys_by_text(node.keys())  # a TensorDict answers for these alone
         return self._keys[id(node)].get(str(step), step)
 
 
@@ -334,6 +336,7 @@ def empty_text(state: Any, names: Iterable[str]) -> str:
     if not isinstance(state, Mapping) or not (empty := empty_targets(state, names)):
         return ""
     shown = ", ".join(map(repr, empty[:3])) + (" and elsewhere" if len(empty) > 3 else "")
+    shown = shown if state else "its top, as DCP finds a TensorClass, whose to_dict() it loads"
     return (
         f"the state to load is empty at {shown}, where the checkpoint has items; they are not loaded. An optimizer "
         "has no state before its first step: torch.distributed.checkpoint.state_dict.get_state_dict makes one. To load "
@@ -342,7 +345,11 @@ def empty_text(state: Any, names: Iterable[str]) -> str:
 
 
 def empty_targets(state: Mapping[str, Any], names: Iterable[str]) -> list[str]:
-    """The keys of a state, joined by dots, with an empty dictionary over items, as of an optimizer without a step."""
+    """The keys of a state, joined by dots, with an empty dictionary over items, as of an optimizer without a step; if
+    all of it is empty, one of the items.
+    """
+    if not state:
+        return [*islice(names, 1)]
     empty = dict.fromkeys(_empty_in(state, ""), False)
     if empty:
         for name in names:

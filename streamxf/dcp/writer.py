@@ -41,6 +41,7 @@ from streamxf.dcp.plans import (
     changed_text,
     check_all_noted,
     check_index,
+    check_keys,
     check_room,
     check_seen,
     compare_ranks,
@@ -48,11 +49,9 @@ from streamxf.dcp.plans import (
     is_flattened,
     note_room,
     planned_bytes,
-    renamed_text,
     share_room,
     tensor_versions,
-    unasked_text,
-    unstored_text,
+    texts_about,
 )
 from streamxf.dcp.saver import check_parent, settle_in
 from streamxf.dcp.targets import chunks_here, whole_size
@@ -170,7 +169,8 @@ class ChainWriterMixin(StorageMixin):
         """Copy what `dcp.async_save` is to save; first wait for an earlier save in the background by this writer."""
         self._join_background()
         begin_sharing()
-        self._warn(unstored_text(state_dict))  # torch's copy may be a plain dictionary
+        for text in texts_about(state_dict, for_torch=False):  # torch's copy may be a plain dictionary
+            self._warn(text)
         copies = dict(_own_copies(state_dict))
         staged = super().stage(_replaced(state_dict, dict.fromkeys(copies)))  # type: ignore[misc]
         staged = _replaced(staged, copies)
@@ -221,10 +221,9 @@ class ChainWriterMixin(StorageMixin):
         save.enter(links=self.run_facts is None)  # in a run's folder nobody names links, and others may make some
         state = torch_private.state_of_the_save() if plan.planner_data is not None else None
         nesting = nesting_of(state, is_flattened)
-        self._warn(unstored_text(state))
-        self._warn(unasked_text(state))
-        if self._for_torch and rank_here() == 0:
-            self._warn(renamed_text(state))
+        check_keys(state)
+        for text in texts_about(state, self._for_torch and rank_here() == 0):
+            self._warn(text)
         if self.use_collectives:
             return note_room(plan, storage, save.writer_id, nesting)
         save.nesting = merged([nesting])

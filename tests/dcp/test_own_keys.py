@@ -2,7 +2,7 @@
 
 import enum
 import warnings
-from collections import OrderedDict, UserDict
+from collections import ChainMap, OrderedDict, UserDict
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from fractions import Fraction
@@ -17,7 +17,8 @@ from torch import nn
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 import streamxf
-from streamxf.dcp.plans import unstored_text
+from streamxf.dcp.plans import texts_about
+from streamxf.errors import UnsupportedError
 from tests.dcp.helpers import assert_same, blank, load_with, refused, save
 
 
@@ -129,6 +130,43 @@ def test_a_save_for_torchs_readers_names_what_they_do_not_resume(tmp_path: Path,
     assert found["state"]["0"] == {"step": 5}
 
 
+@pytest.mark.parametrize("keys", [(1, "1"), ("1", 1), ((1, 2), "(1, 2)"), (None, "None")], ids=repr)
+def test_keys_of_the_same_text(tmp_path: Path, keys: tuple[Any, Any]) -> None:
+    """Torch's planners mix the values up, or put what cannot be put there (2.13.0)."""
+    state = {"m": [{"deep": {keys[0]: {"a": 1, "t": torch.ones(1)}, keys[1]: {"b": 2}}}]}
+    with refused(UnsupportedError, f"{keys[0]!r} and {keys[1]!r} of one dict", "m.0.deep"):
+        save(state, tmp_path, [])
+    assert not (tmp_path / ".metadata").exists()
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path))
+    for planner in (DefaultLoadPlanner(), streamxf.LoadPlanner()):
+        with refused(UnsupportedError, "the same text"):
+            dcp.load(deepcopy(state), storage_reader=streamxf.FileSystemReader(tmp_path), planner=planner)
+
+
+def test_keys_at_the_top_that_cannot_be_sorted(tmp_path: Path) -> None:
+    state = {"a": torch.ones(1), 0: torch.ones(2), (1, 2): 3}
+    with pytest.warns(UserWarning, match=r"cannot be sorted, as dcp.load .*: 0 \(int\), \(1, 2\) \(tuple\)\. Use"):
+        save(state, tmp_path, [])
+    with pytest.raises(TypeError, match="not supported between"):  # of torch's, before it asks anybody
+        load_with(state, streamxf.FileSystemReader(tmp_path))
+    found = blank(state)
+    streamxf.load_intact(tmp_path, found)
+    assert_same(found, state)
+
+
+@pytest.mark.parametrize("kind", [UserDict, MappingProxyType, ChainMap])
+def test_mappings_that_are_no_dict(tmp_path: Path, kind: Any) -> None:
+    state = {"top": kind({"a": torch.ones(1)}), "m": {"deep": [torch.ones(1), kind({"b": kind({"c": 1})})]}}
+    text = rf"^not loaded by dcp.load: top \({kind.__name__}\), m\.deep\.1 \({kind.__name__}\)\. It makes None"
+    with pytest.warns(UserWarning, match=text):
+        save(state, tmp_path, [])
+    with refused(RuntimeError, "Missing key in checkpoint state_dict"):
+        dcp.load({**state}, storage_reader=streamxf.FileSystemReader(tmp_path))
+    found: Any = {"top": {"a": torch.zeros(1)}, "m": {"deep": [torch.zeros(1), {"b": {"c": 0}}]}}
+    dcp.load(found, storage_reader=streamxf.FileSystemReader(tmp_path))
+    assert_same(found, {"top": {"a": torch.ones(1)}, "m": {"deep": [torch.ones(1), {"b": {"c": 1}}]}})
+
+
 # -- what is not among the items of a mapping ----------------------------------------------------
 
 
@@ -162,9 +200,8 @@ def test_a_save_names_what_it_does_not_store(tmp_path: Path, how: str) -> None:
     "empty", [{}, OrderedDict(), UserDict(), MappingProxyType({}), nn.ReLU().state_dict()], ids=repr
 )
 def test_dictionaries_without_items_hide_nothing(empty: Any) -> None:
-    assert (
-        unstored_text({"a": empty, "b": [torch.ones(1), empty], "model": nn.Sequential(nn.ReLU()).state_dict()}) == ""
-    )
+    state = {"a": empty, "b": [torch.ones(1), empty], "model": nn.Sequential(nn.ReLU()).state_dict()}
+    assert [*texts_about(state, for_torch=True)] == []
 
 
 @pytest.mark.parametrize(
@@ -196,8 +233,11 @@ def test_what_a_tensorclass_keeps_beside_its_tensors_is_named() -> None:
     facts = {"batch_size": torch.Size([]), "device": None}
     made._metadata = {"": {**facts, "_type": "TC", "_non_tensor": {"label": "x"}}}  # type: ignore[attr-defined]
     alone._metadata = {"": {**facts, "_type": "NonTensorData", "_non_tensor": {"data": "x"}}}  # type: ignore[attr-defined]
-    assert unstored_text({"m": made, "l": alone}).startswith("not stored: m.label, l. DCP")
-    assert unstored_text({"m": OrderedDict({"a": torch.ones(1)})}) == ""
+    stack = OrderedDict[str, Any]()
+    stack._metadata = {"": facts}  # type: ignore[attr-defined]
+    (text,) = texts_about({"m": made, "l": alone, "s": stack}, for_torch=False)
+    assert text.startswith("not stored: m.label, l, s. DCP")
+    assert [*texts_about({"m": OrderedDict({"a": torch.ones(1)})}, for_torch=False)] == []
 
 
 def test_values_of_a_tensordict_that_are_no_tensors(tmp_path: Path) -> None:
@@ -218,3 +258,26 @@ def test_values_of_a_tensordict_that_are_no_tensors(tmp_path: Path) -> None:
     assert found["td"]["t"].eq(1).all()
     assert found["td"]["inner", "b"].eq(1).all()
     assert (found["td"]["s"], found["td"]["inner", "m"]) == (["fresh", "fresh"], "fresh")  # as the warning says
+
+
+def test_a_tensorclass_of_which_dcp_sees_nothing(tmp_path: Path) -> None:
+    """It is no mapping, and says of no key that it has it, so `dcp.load` leaves all of it out (tensordict 0.15.3)."""
+
+    class Fields:
+        def __init__(self, number: float) -> None:
+            self.x = torch.full((2,), number)
+
+        def keys(self) -> list[str]:
+            return ["x"]
+
+        def items(self) -> list[tuple[str, torch.Tensor]]:
+            return [("x", self.x)]
+
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            return iter(self.x)
+
+    saved, target = Fields(1.0), Fields(0.0)
+    dcp.save(saved, storage_writer=streamxf.FileSystemWriter(tmp_path))  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match="empty at its top, as DCP finds a TensorClass"):
+        dcp.load(target, storage_reader=streamxf.FileSystemReader(tmp_path))  # type: ignore[arg-type]
+    assert target.x.eq(0).all()
