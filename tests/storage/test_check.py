@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
@@ -14,6 +17,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from streamxf.errors import ParameterError
 from streamxf.storage.abilities import Abilities
 from streamxf.storage.conditions import ABSENT
+from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
 from streamxf.testing import ConformanceError, check_storage
@@ -229,6 +233,68 @@ def test_a_place_that_lacks_what_is_needed() -> None:
     assert found.problem is not None
     assert "gave 1000 bytes" in found.problem
     assert not found.ok
+
+
+class Full(LocalStorage):
+    """A disk that has room for all files but one, whose last piece is written in part, as the kernel does it."""
+
+    room: ClassVar = dict[str, int]()
+
+    @contextmanager
+    def create(self, path: str = "") -> Iterator[IO[bytes]]:
+        with super().create(path) as file:
+
+            class File:
+                room = Full.room.get(path, sys.maxsize)
+
+                def write(self, data: Any) -> int:
+                    if not self.room:
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    size = min(self.room, memoryview(data).nbytes)
+                    self.room -= size
+                    return file.write(memoryview(data).cast("B")[:size])
+
+            yield File()  # type: ignore[misc]
+
+    def _at(self, location: str, path: str, folder: int | None = None) -> LocalStorage:
+        made = Full(path, location, folder)
+        made._said = self._said
+        return made
+
+
+@pytest.mark.parametrize(("name", "room"), [("created", 50), ("copies", 9 * 2**20), ("lock", 6), ("lock", 0), ("", 0)])
+def test_a_full_disk_is_called_full(name: str, room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(one: str, other: str, make: Any = os.link, **how: Any) -> None:
+        if not how:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), one)
+        make(one, other, **how)
+
+    monkeypatch.setitem(Full.room, name, room)
+    if not name:
+        monkeypatch.setattr(os, "link", link)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        check_place(Full(tmp_path))
+    assert not [*tmp_path.iterdir()]
+
+
+class NoStars(LocalStorage):
+    """A file system such as exFAT, which has no names with a star."""
+
+    def write(self, path: str, data: bytes, *, over: str | None = None) -> None:
+        if "*" in path:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
+        super().write(path, data, over=over)
+
+
+def test_names_that_a_file_system_refuses_are_no_fault(tmp_path: Path) -> None:
+    check_storage(NoStars(tmp_path))
+
+    class Expands(LocalStorage):
+        def write(self, path: str, data: bytes, *, over: str | None = None) -> None:
+            super().write(path.replace("*", " two [3]"), data, over=over)
+
+    with pytest.raises(FileNotFoundError):
+        check_storage(Expands(tmp_path))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
+from streamxf.buffers import write_all
 from streamxf.engine import in_thread
 from streamxf.errors import ParameterError, UnsupportedError
 from streamxf.places import Abilities, Storage
@@ -80,7 +82,8 @@ def _links(storage: Storage) -> dict[str, Any]:
     one, other = (os.path.join(storage.path, name) for name in ("links", "another name"))
     try:
         os.link(one, other)
-    except OSError:  # whatever it says: a plain file is there
+    except OSError as error:  # whatever else it says: a plain file is there
+        _refuse_full(error)
         return {"links": False, "link_facts": False}
     facts, same = os.stat(one), os.stat(other)
     return {"links": True, "link_facts": facts.st_ino == same.st_ino and facts.st_nlink == same.st_nlink == 2}
@@ -110,7 +113,7 @@ def _copies(storage: Storage) -> dict[str, Any]:
     with storage.told({"copies": True}).create("copies") as file:  # or it would be given copies
         for value in (1, 2):
             buffer[:] = bytes([value]) * len(buffer)
-            file.write(memoryview(buffer))
+            write_all(file, buffer)
     halves = (storage.read("copies", at, at + 1) for at in (0, 2 * len(buffer) - 1))
     return {"copies": [*halves] == [b"\1", b"\2"]}
 
@@ -164,7 +167,7 @@ def _locks(storage: Storage, second: Storage | None) -> dict[str, Any]:
     other = second.told({"locks": "hosts"}) if second is not None and _is_other(storage, second) else None
     try:
         with told.create("lock") as file:
-            file.write(b"kept ")
+            write_all(file, b"kept ")
             held = told.lock_file("lock", make=True)
             if held is None:
                 return {"locks": "none"}
@@ -172,14 +175,20 @@ def _locks(storage: Storage, second: Storage | None) -> dict[str, Any]:
                 keeps_out, reaches = _is_busy(told), other is not None and _is_busy(other)
             finally:
                 held.close()
-            file.write(b"all")
+            write_all(file, b"all")
         if not keeps_out or storage.read("lock", 0, 9) != b"kept all":
             return {"locks": "none"}
-    except OSError:  # whatever it says: a plain file is written there
+    except OSError as error:  # whatever else it says: a plain file is written there
+        _refuse_full(error)
         return {"locks": "none"}
     if other is not None:
         return {"locks": "hosts" if reaches else "machine"}
     return {"locks": "hosts" if known == "hosts" else "machine"}
+
+
+def _refuse_full(error: OSError) -> None:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        raise error
 
 
 def _is_busy(storage: Storage) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 
-from streamxf.engine import in_thread
+from streamxf.buffers import write_all
 from streamxf.places import Storage
 from streamxf.storage.conditions import ABSENT
 from streamxf.tools.check.conformance import ConformanceError, require
@@ -48,10 +48,16 @@ def check_needs(storage: Storage, files: Mapping[str, bytes] | None = None) -> N
         return
     require(not storage.exists() or not [*storage.entries()], "the place is not empty")
     try:
+        written = dict(FILES)
         for path, data in FILES.items():
             storage.make_folder(path.rpartition("/")[0])
-            storage.write(path, data)
-        _check_reading(storage, FILES)
+            try:
+                storage.write(path, data)
+            except OSError as error:
+                if not (storage.near and "*" in path and error.errno in (errno.EINVAL, errno.ENOENT)):
+                    raise
+                del written[path]  # FAT and SMB have no such names
+        _check_reading(storage, written)
         _check_writing(storage)
     finally:
         with suppress(Exception):  # what went wrong before says more
@@ -105,7 +111,8 @@ def _check_writing(storage: Storage) -> None:
     require(storage.read("plain", 0, 100) == b"shorter", "a file that is replaced keeps some of its old contents")
     with storage.create("created") as file:
         for piece in (b"first", memoryview(b"second"), bytearray(3 * 2**20)):
-            in_thread(partial(file.write, piece), "another").result()
+            with ThreadPoolExecutor(1) as another:  # it has ended by the time that an interrupt goes on
+                another.submit(write_all, file, piece).result()
     whole = b"firstsecond" + bytes(3 * 2**20)
     require(storage.read("created", 0, len(whole) + 1) == whole, "create() does not store what was written")
     with suppress(KeyboardInterrupt), storage.create("broken") as file:
