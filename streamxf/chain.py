@@ -162,6 +162,19 @@ class Chain:
     def encryption(self) -> Encrypt | None:
         return cast("Encrypt | None", next((codec for codec in self.codecs if codec.name == ENCRYPT), None))
 
+    def unseal(self, stream: StreamInfo, seal: bytes | None) -> Any:
+        """The state that decrypts a stream, once the seal in its header has proved to be right; None if in clear.
+
+        Raises AuthenticationError if the seal does not match the key, or either is missing.
+        """
+        state = self.encryption.start(stream) if self.encryption is not None else None
+        expected = state.seal if state is not None else None
+        if (expected is None) != (seal is None) or not hmac.compare_digest(expected or b"", seal or b""):
+            raise AuthenticationError(
+                "the container's seal does not match: its header was altered, or it was sealed under another data key"
+            )
+        return state
+
 
 def _parse_codec(text: str, keys: KeyRing, registry: CodecRegistry) -> Codec:
     name, colon, rest = (part.strip() for part in text.partition(":"))
@@ -187,7 +200,7 @@ def _parse_codec(text: str, keys: KeyRing, registry: CodecRegistry) -> Codec:
 
 class StreamCoder:
     """A chain made ready for one stream: encodes and decodes its blocks, from any thread. `encryption` is the result of
-    `Codec.start` of the chain's `Encrypt`, if it was called already; `meter` counts the time of each codec.
+    `Chain.unseal` for a stream that is read; `meter` counts the time of each codec.
 
     - `tagged`: whether a stored block is what `Encrypt` made of it, so that an authentic tag covers all of its bytes.
     """
@@ -205,20 +218,6 @@ class StreamCoder:
         self._chain = chain
         if meter is not None:
             meter.implementations.update(chain.implementations)
-
-    @classmethod
-    def open(cls, chain: Chain, stream: StreamInfo, seal: bytes | None, *, meter: Meter | None = None) -> StreamCoder:
-        """Make the chain ready for a stream that is read, once the seal in its header has proved to be right.
-
-        Raises AuthenticationError if the seal does not match the key, or either is missing, before any other codec.
-        """
-        state = chain.encryption.start(stream) if chain.encryption is not None else None
-        expected = state.seal if state is not None else None
-        if (expected is None) != (seal is None) or not hmac.compare_digest(expected or b"", seal or b""):
-            raise AuthenticationError(
-                "the container's seal does not match: its header was altered, or it was sealed under another data key"
-            )
-        return cls(chain, stream, state, meter=meter)
 
     def encode(self, block: memoryview, index: int, last: bool, scratch: Scratch) -> memoryview:
         """Pass one block through the chain, front to back. The result may lie in `scratch` or be `block` itself."""

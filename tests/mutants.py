@@ -41,8 +41,8 @@ def decrypt_without_tag(_: Any) -> Any:
     return decode
 
 
-def open_without_seal(_: Any) -> Any:
-    return classmethod(lambda cls, chain, stream, seal, *, meter=None: cls(chain, stream, meter=meter))
+def unseal_anything(_: Any) -> Any:
+    return lambda self, stream, seal: self.encryption.start(stream) if self.encryption is not None else None
 
 
 def nonce_without(part: str) -> Make:
@@ -108,7 +108,7 @@ def requiring_nothing(read: Any) -> Any:
 MUTANTS: dict[str, tuple[str, Make] | None] = {
     "none": None,
     "tag": ("streamxf.codecs.encrypt:Encrypt.decode", decrypt_without_tag),
-    "seal": ("streamxf.chain:StreamCoder.open", open_without_seal),
+    "seal": ("streamxf.chain:Chain.unseal", unseal_anything),
     "block number": ("streamxf.codecs.encrypt:_nonce", nonce_without("index")),
     "last block": ("streamxf.codecs.encrypt:_nonce", nonce_without("last")),
     "last block first": ("streamxf.stream.container:BlockReader.decode_ends", nothing),

@@ -121,13 +121,10 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
         self.framework = framework
         self.metadata = tuple(metadata)
         self._of_file = {file: each for each in self.metadata for file in each.named()}
-        self.stored: Mapping[str, Item] = MappingProxyType(self._merged())
+        self.stored: Mapping[str, Item] = MappingProxyType(merged(self.metadata))
         self._openers: dict[str, ItemOpener] = {}
         self._files = OpenFiles(storage.open, near=storage.near)
         self._last: tuple[ItemPart, Elements] | None = None
-
-    def _merged(self) -> Mapping[str, Item]:
-        return merged(self.metadata)
 
     @property
     def save_ids(self) -> tuple[str, ...]:
@@ -184,14 +181,11 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
                 file = self._files[name]
             except FileNotFoundError as error:
                 raise no_file(self.storage, name, self._of_file[name]) from error
-            return self.opener(self._of_file[name]).open(file, wanted)
-
-    def opener(self, metadata: Metadata) -> ItemOpener:
-        """What opens the items that a metadata file describes; one without a name was made up."""
-        if metadata.name not in self._openers:
-            made = ItemOpener(metadata, self.access, sees_index=bool(metadata.name), budget=self.budget)
-            self._openers[metadata.name] = made
-        return self._openers[metadata.name]
+            metadata = self._of_file[name]
+            if metadata.name not in self._openers:
+                self._openers[metadata.name] = ItemOpener(metadata, self.access, self.budget)
+            opener = self._openers[metadata.name]
+            return opener.blocks(opener.source(file, wanted.place), wanted)
 
     def load_object(self, name: str) -> Any:
         item = self.stored[name]

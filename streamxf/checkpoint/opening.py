@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
 from streamxf.budget import Budget
-from streamxf.chain import StreamCoder
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.elements import Elements, framed_elements, itemsize_of
 from streamxf.checkpoint.metadata import Metadata
@@ -33,7 +33,7 @@ from streamxf.keys.envelope import DataKey
 from streamxf.registry import providers_in, what_to_install
 from streamxf.report import Meter
 from streamxf.storage.reading import FileSlice, StoredFile
-from streamxf.stream.container import BlockReader, ChainOpener, decode_small, read_header
+from streamxf.stream.container import ChainOpener, StoredStream, read_header
 from streamxf.stream.reader import BareBlocks, Blocks, MemoryBlocks, StreamReader
 
 _START = 1024  # bytes that hold most headers; longer ones are parsed
@@ -107,73 +107,67 @@ def streams_of(item: Item) -> Iterator[ItemPart]:
 class ItemOpener:
     """Opens items that one metadata file describes.
 
-    - `metadata`: what the file says.
-    - `sees_index`: whether who read the metadata looked for an index; for torch, which does not, none means nothing.
+    - `metadata`: what the file says. Without a name it was read by torch, or made up; that it has no index, is no sign.
     - `budget`: pays for what stream transforms make of items. None for readers, whose callers have made the memory.
     """
 
-    def __init__(
-        self, metadata: Metadata, access: Access, *, sees_index: bool = True, budget: Budget | None = None
-    ) -> None:
+    def __init__(self, metadata: Metadata, access: Access, budget: Budget | None = None) -> None:
         self.metadata = metadata
-        self._sees_index = sees_index
         self._access = access
         self.budget = budget
         self._openers: dict[tuple[tuple[str, ...], bytes | None], ChainOpener] = {}
         self._checked: set[str] = set()
 
-    def open(self, file: StoredFile, wanted: ItemPart, meter: Meter | None = None) -> Blocks:
-        """Open an item's stream, which is then what the item's kind says; stream transforms are undone.
+    def blocks(self, source: FileSlice, wanted: ItemPart, meter: Meter | None = None) -> Blocks:
+        """The stream of an item, of which `source` has the stored bytes; stream transforms are undone.
 
         Raises PolicyError if the item is weaker than what is required; ContainerError, IdentityError,
         AuthenticationError, MetadataError if it is damaged, another item's, altered, or stripped of its descriptors;
         UnknownCodecError, CodecNotAllowedError, DescriptorError, UnsupportedError, KeyMissingError, WrongKeyError if
         its chain cannot be rebuilt.
         """
-        return self.open_source(self.source(file, wanted.place), wanted, meter)
+        stream, place = self._find(source, wanted), wanted.place
+        stream.check()
+        if stream.header is None:
+            blocks: Blocks = BareBlocks(source, place.crcs)
+            transforms = [text.removeprefix("!") for text in place.descriptors]
+            if not transforms:
+                self._check_size(wanted, source.length)
+        else:
+            transforms = [text[1:] for text in stream.header.chain if text.startswith("!")]
+            blocks = stream.decoded(self.chain(stream.header, place), meter)
+        return self._undo(transforms, blocks, wanted, meter) if transforms else blocks
 
-    def open_source(self, source: FileSlice, wanted: ItemPart, meter: Meter | None = None) -> Blocks:
-        """The same for a caller that has the item's stored bytes."""
-        blocks, transforms = self._below(source, wanted, meter)
-        if not transforms:
-            return blocks
-        stream: Any = StreamReader(blocks, meter=meter)
-        for descriptor in reversed(transforms):
-            stream = self._access.transform(descriptor, stream)
-            if stream is None:
-                missing = what_to_install(descriptor.partition("/")[0], providers_in(self.metadata.modules))
-                raise UnknownCodecError(f"{missing}. If it is a torch extension, pass a registry that knows it")
-            if not hasattr(stream, "read"):
-                raise UnsupportedError(
-                    f"the stream transform {shorten(descriptor)!r} does not return a readable stream"
-                )
-        limit = wanted.max_size(self._access.objects.limit)
-        return MemoryBlocks(memoryview(_read_capped(stream, MAX_TRANSFORMED if limit is None else limit, self.budget)))
+    def examine(self, source: FileSlice, wanted: ItemPart) -> StoredStream:
+        """The stream of an item as it is stored, with all that `blocks` could raise; without keys none is decrypted."""
+        stream = self._find(source, wanted)
+        if (header := stream.header) is None:
+            stream.blocks = None if stream.errors else BareBlocks(source, wanted.place.crcs)
+            return stream
+        stream.locked = not stream.errors and header.keyed and not len(self._access.keys)
+        chain = None if stream.errors or stream.locked else stream.attempt(self.chain, header, wanted.place)
+        return stream.examine(chain)
 
-    def _below(self, source: FileSlice, wanted: ItemPart, meter: Meter | None) -> tuple[Blocks, Sequence[str]]:
-        """An item's stream as the codecs had it, and the stream transforms before them."""
-        place = wanted.place
-        check_size = self.size_check(wanted)
-        if not self.in_container(source, place):
-            if self._access.require is not None:
-                raise self._access.not_encrypted("the item")
-            if not place.descriptors:
-                check_size(source.length)
-            return BareBlocks(source, place.crcs), [text.removeprefix("!") for text in place.descriptors]
-        header = self._header(source, wanted)
-        transforms = [text[1:] for text in header.chain if text.startswith("!")]
-        known = place.sha256, None if transforms else check_size
-        coder = self.coder(header, place, meter, lambda: BlockReader(source, header, None, *known))
-        whole = decode_small(source, header, coder, known[1])
-        if whole is None:
-            blocks = BlockReader(source, header, coder, *known)
-            whole = blocks.decode_ends()
-        return blocks if whole is None else MemoryBlocks(whole, header), transforms
+    def _find(self, source: FileSlice, wanted: ItemPart) -> StoredStream:
+        """The stream of an item, whose header was compared with what the metadata says."""
+        place, index = wanted.place, self.metadata.index
+        stream, header = StoredStream(source, None, place.sha256), None
+        if index is not None and index.chain:
+            identity = wanted.identity(index.files[place.file].writer)
+            with suppress(OSError):  # of a sector behind it
+                start = source.read_at(0, min(_START, source.length))
+                header = Header.expected(start, _bound(place.descriptors), identity, place.sha256 is not None)
+        if header is None:
+            header = stream.attempt(self._stored_header, source, place)  # says what is wrong with it
+            if header is not None:
+                stream.attempt(self._check_header, header, wanted)
+        if header is not None and header.chain == header.block_chain:
+            stream.check_size = partial(self._check_size, wanted)
+        stream.header = header
+        return stream
 
-    def coder(
-        self, header: Header, place: Place, meter: Meter | None = None, check: Callable[[], object] = lambda: None
-    ) -> StreamCoder:
-        """What decodes the blocks of a container; its chain is rebuilt once. `check` as in `ChainOpener.coder`."""
+    def chain(self, header: Header, place: Place) -> ChainOpener:
+        """What rebuilds the chain of a container, once for all that have it."""
         file = self._file_of(place)
         key = file.key if file is not None else None
         known = self._openers.get((place.descriptors, key))
@@ -182,18 +176,7 @@ class ItemOpener:
             data_key = self._data_key(descriptors, key) if header.keyed else None
             about = descriptors, self._access.codecs, data_key, providers_in(self.metadata.modules)
             known = self._openers[place.descriptors, key] = ChainOpener(*about)
-        return known.coder(header, meter, check)
-
-    def size_check(self, wanted: ItemPart) -> Callable[[int], None]:
-        """What raises ContainerError for more bytes than an item's stream may have."""
-        limit = wanted.max_size(self._access.objects.limit)
-
-        def check(size: int) -> None:
-            if limit is not None and size > limit:
-                hint = "; weights_only=False lifts the limit for objects" if wanted.kind is Kind.OBJECT else ""
-                raise ContainerError(f"the item decodes to {size} bytes, of which it can have {limit}{hint}")
-
-        return check
+        return known
 
     def source(self, file: StoredFile, place: Place) -> FileSlice:
         """The stored bytes of an item, once the size of its file was compared."""
@@ -207,36 +190,46 @@ class ItemOpener:
             self._checked.add(place.file)
         return file.slice(place.at, place.size)
 
-    def in_container(self, source: FileSlice, place: Place) -> bool:
-        """Whether an item is in a container; MetadataError, ContainerError if its bytes contradict the metadata."""
+    def _undo(self, transforms: Sequence[str], blocks: Blocks, wanted: ItemPart, meter: Meter | None) -> Blocks:
+        stream: Any = StreamReader(blocks, meter=meter)
+        for descriptor in reversed(transforms):
+            stream = self._access.transform(descriptor, stream)
+            if stream is None:
+                missing = what_to_install(descriptor.partition("/")[0], providers_in(self.metadata.modules))
+                raise UnknownCodecError(f"{missing}. If it is a torch extension, pass a registry that knows it")
+            if not hasattr(stream, "read"):
+                raise UnsupportedError(
+                    f"the stream transform {shorten(descriptor)!r} does not return a readable stream"
+                )
+        limit = wanted.max_size(self._access.objects.limit)
+        data = _read_capped(stream, MAX_TRANSFORMED if limit is None else limit, self.budget)
+        return MemoryBlocks(memoryview(data), blocks.header)
+
+    def _check_size(self, wanted: ItemPart, size: int) -> None:
+        limit = wanted.max_size(self._access.objects.limit)
+        if limit is not None and size > limit:
+            hint = "; weights_only=False lifts the limit for objects" if wanted.kind is Kind.OBJECT else ""
+            raise ContainerError(f"the item decodes to {size} bytes, of which it can have {limit}{hint}")
+
+    def _stored_header(self, source: FileSlice, place: Place) -> Header | None:
+        """The header of an item's container; None if the metadata or, without an index, its bytes show none."""
         index = self.metadata.index
         if index is not None:
-            return bool(index.chain)
-        found = source.length >= len(CONTAINER_MAGIC) and source.read_at(0, len(CONTAINER_MAGIC)) == CONTAINER_MAGIC
-        if found and not place.descriptors:
-            raise MetadataError(
-                "the item is stored in a container, and the metadata gives it no codecs: its descriptors were removed"
-            )
-        if not found and any(text.startswith("streamxf.") for text in place.descriptors):
-            raise ContainerError(
-                "the metadata gives the item codecs, and it is not stored in a container: it was damaged"
-            )
-        return found
+            contained = bool(index.chain)
+        else:
+            contained = source.read_at(0, min(source.length, len(CONTAINER_MAGIC))) == CONTAINER_MAGIC
+            if contained and not place.descriptors:
+                text = "the item is stored in a container, and the metadata gives it no codecs"
+                raise MetadataError(f"{text}: its descriptors were removed")
+            if not contained and any(text.startswith("streamxf.") for text in place.descriptors):
+                text = "the metadata gives the item codecs, and it is not stored in a container: it was damaged"
+                raise ContainerError(text)
+        if not contained and self._access.require is not None:
+            raise self._access.not_encrypted("the item")
+        return read_header(source) if contained else None
 
-    def _header(self, source: FileSlice, wanted: ItemPart) -> Header:
-        place = wanted.place
-        if (file := self._file_of(place)) is not None:
-            identity = wanted.identity(file.writer)
-            start = source.read_at(0, min(_START, source.length))
-            header = Header.expected(start, _bound(place.descriptors), identity, place.sha256 is not None)
-            if header is not None:
-                return header
-        header = read_header(source)  # says what is wrong with it
-        self.check_header(header, wanted)
-        return header
-
-    def check_header(self, header: Header, wanted: ItemPart) -> None:
-        """Compare chain and identity with what the metadata says, and both with what is required; raises as `open`."""
+    def _check_header(self, header: Header, wanted: ItemPart) -> None:
+        """Compare chain and identity with what the metadata says, and both with what is required."""
         file = self._file_of(wanted.place)
         found = header.chain if file is not None else tuple(text.removeprefix("!") for text in header.chain)
         recorded = _bound(wanted.place.descriptors)
@@ -267,7 +260,7 @@ class ItemOpener:
 
     def _check_unpublished(self, header: Header, wanted: ItemPart) -> None:
         require, identity = self._access.require, header.identity
-        if header.published and self._sees_index:
+        if header.published and self.metadata.name:
             raise MetadataError("the item was published with an index, and the metadata has none: it was removed")
         if identity is not None:
             wanted.check(identity, identity.writer_id)

@@ -29,8 +29,7 @@ from streamxf.format.limits import WRITER_ID_BYTES
 from streamxf.keys import KeysLike
 from streamxf.registry import CodecRegistry
 from streamxf.storage.reading import FileSlice
-from streamxf.stream.container import BlockReader
-from streamxf.stream.reader import MemoryBlocks, StreamReader
+from streamxf.stream.reader import StreamReader
 from streamxf.torch_private import ExtensionRegistry, StorageReaderTransforms, StorageWriterTransforms
 from streamxf.wording import some
 
@@ -226,7 +225,7 @@ class _ReaderTransforms(StorageReaderTransforms):
         self._set_up(metadata, *args, **kwargs)
 
     def _begin(self, modules: Sequence[str]) -> None:
-        self._opener = ItemOpener(Metadata("", None, {}, None, tuple(modules)), self._access, sees_index=False)
+        self._opener = ItemOpener(Metadata("", None, {}, None, tuple(modules)), self._access)
 
     def transform_load_stream(
         self, read_item: ReadItem, transform_descriptors: Sequence[str], raw_stream: IO[bytes]
@@ -243,8 +242,8 @@ class _ReaderTransforms(StorageReaderTransforms):
             source = FileSlice(raw_stream)
             place = Place("", 0, source.length, tuple(transform_descriptors)[::-1])
             wanted = _ItemPartByTorch(ObjectItem(index.fqn, place), None, offset)
-            blocks = self._opener.open_source(source, wanted)
-            if isinstance(blocks, BlockReader | MemoryBlocks) and blocks.header is not None:
+            blocks = self._opener.blocks(source, wanted)
+            if blocks.header is not None:
                 blocks = framed(blocks.header, blocks)
             stream = StreamReader(blocks, name=file, item=index.fqn)
             if is_object:

@@ -214,8 +214,8 @@ class JoinedReader(_Joined):
         if self._stream is None:
             source = FileSlice(self._raw)
             header = read_header(source)
-            chain = Chain(_in_stored_order(header, self._codecs))
-            blocks = BlockReader(source, header, StreamCoder.open(chain, stream_info(header), header.seal))
+            chain, info = Chain(_in_stored_order(header, self._codecs)), stream_info(header)
+            blocks = BlockReader(source, header, StreamCoder(chain, info, chain.unseal(info, header.seal)))
             blocks.decode_ends()
             self._stream = StreamReader(framed(header, blocks))
         return getattr(self._stream, name)

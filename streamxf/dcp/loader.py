@@ -211,7 +211,7 @@ class Loader:
 
     def _open(self, file: StoredFile, wanted: ItemPart) -> tuple[Blocks, Elements | None]:
         """An item's stream and, of a tensor, its elements; None where only torch can make it."""
-        blocks = self.opener.open(file, wanted, self.meter)
+        blocks = self.opener.blocks(self.opener.source(file, wanted.place), wanted, self.meter)
         if wanted.chunk is not None:
             with suppress(UnsupportedError):
                 return blocks, wanted.elements(blocks)
@@ -270,7 +270,7 @@ class Loader:
         scratch = scratches.take()
         if source.length <= _BATCH * self._together:  # header, table and blocks in one read
             source = source.read_whole(scratch)
-        elements = wanted.elements(self.opener.open_source(source, wanted, self.meter))
+        elements = wanted.elements(self.opener.blocks(source, wanted, self.meter))
         for job, _ in elements.jobs((0,) * len(memory.shape), memory.shape, memory):
             job()
         scratches.give(scratch)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Union
 from typing_extensions import Buffer
 
 from streamxf.descriptor import Parameters, format_parameters
+from streamxf.engine import ForkLock
 from streamxf.errors import AuthenticationError, KeyServiceError, ParameterError, PolicyError, WrongKeyError
 from streamxf.keys.envelope import DEK_BYTES, DataKey, Envelope, Vouchers, ask, breach
 from streamxf.keys.key import Uncopied
@@ -238,24 +239,26 @@ class _Answers:
         self._known: dict[bytes, tuple[Any, WrongKeyError | AuthenticationError | None]] = {}
         self._silent: dict[tuple[str, str], tuple[float, str]] = {}
         self._warned: set[tuple[str, str]] = set()
+        self._turns = ForkLock()
 
     def ask(self, key: KeyProvider, operation: str, data: bytes, bound_to: bytes) -> Any:
         """As `envelope.ask`, for ``unwrap`` and ``check_voucher``; that something is wrong is remembered, too."""
         name = f"{operation} {key.kind} {key.id} ".encode()
         question = hashlib.sha256(name + bound_to + data).digest()  # `bound_to` has 32 bytes
-        known = self._known.get(question)
-        if known is None:
-            try:
-                known = ask(key, operation, data, bound_to), None
-            except (WrongKeyError, AuthenticationError) as error:
-                known = None, error
-            except KeyServiceError as error:
-                self._silent[key.kind, key.id] = (monotonic() + REST_SECONDS, error.message)
-                raise
-            self._silent.pop((key.kind, key.id), None)
-            if len(self._known) >= MAX_REMEMBERED:
-                self._known.pop(next(iter(self._known)), None)
-            self._known[question] = known
+        with self._turns.here():  # one thread at a time asks for a key
+            known = self._known.get(question)
+            if known is None:
+                try:
+                    known = ask(key, operation, data, bound_to), None
+                except (WrongKeyError, AuthenticationError) as error:
+                    known = None, error
+                except KeyServiceError as error:
+                    self._silent[key.kind, key.id] = (monotonic() + REST_SECONDS, error.message)
+                    raise
+                self._silent.pop((key.kind, key.id), None)
+                if len(self._known) >= MAX_REMEMBERED:
+                    self._known.pop(next(iter(self._known)), None)
+                self._known[question] = known
         answer, wrong = known
         if wrong is not None:
             raise type(wrong)(wrong.message)

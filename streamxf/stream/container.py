@@ -1,12 +1,16 @@
-"""`BlockReader`: a container opened at random, block by block, from any thread; and how its chain is rebuilt."""
+"""`BlockReader`: a container read at random, block by block, from any thread; how its chain is rebuilt, and in which
+order all of it is checked (`StoredStream`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any, Self
 
 from streamxf.buffers import Scratch, scratches
+from streamxf.cached import cached_property
 from streamxf.chain import Chain, StreamCoder
 from streamxf.codec import Codec, StreamInfo
 from streamxf.codecs.encrypt import Encrypt
@@ -20,8 +24,7 @@ from streamxf.keys.envelope import DataKey
 from streamxf.registry import CodecRegistry, Provider
 from streamxf.report import Meter
 from streamxf.storage.reading import FileSlice, Span
-from streamxf.storage.storage import Check
-from streamxf.stream.reader import Blocks, Put
+from streamxf.stream.reader import BareBlocks, Blocks, MemoryBlocks, Put
 
 CheckSize = Callable[[int], None]
 
@@ -63,12 +66,19 @@ def read_tail(source: FileSlice, header: Header, check_size: CheckSize | None = 
     return footer, table
 
 
+def _tensor_size(header: Header) -> int | None:
+    """The bytes of a tensor's elements; None for another stream, whose size the header does not give."""
+    identity = header.identity
+    is_tensor = identity is not None and identity.kind is Kind.TENSOR
+    return elements_size(identity.dtype, identity.shape) if identity is not None and is_tensor else None
+
+
 class BlockReader(Blocks):
     """Reads, checks and decodes single blocks of a container; nothing changes, so any thread may. Raises ContainerError
     if table or footer are damaged, or contradict the container; IdentityError if another table was vouched for.
 
     - `header`: identity and chain were checked by the caller.
-    - `coder`: its seal was checked by the caller. Without one, `decode` checks stored bytes alone.
+    - `coder`: its seal was checked by the caller; it may come later. Without one, `decode` checks stored bytes alone.
     - `table_digest`: T of the format, if it was vouched for.
     - `check_size`: called with the stream's size, from the footer, before the table is read; may raise.
     - `size`: bytes of the stream. Table and footer carry a CRC only, so in a keyed stream that is neither a tensor,
@@ -84,17 +94,17 @@ class BlockReader(Blocks):
         check_size: CheckSize | None = None,
     ) -> None:
         self._source = source
-        self._coder = coder
-        self.header = header
+        self.coder = coder
+        self.header: Header = header
         footer, self._table = read_tail(source, header, check_size)
         super().__init__(footer.raw_size, header.block_size)
         if table_digest is not None and self._table.digest != table_digest:
             raise IdentityError("the container's table is not the one that the metadata vouches for: it was altered")
-        identity = header.identity
-        is_tensor = identity is not None and identity.kind is Kind.TENSOR
-        self._size_known = is_tensor or table_digest is not None
-        if identity is not None and is_tensor and self.size != elements_size(identity.dtype, identity.shape):
-            raise ContainerError(f"the stream has {self.size} bytes, which are not those of {identity.dtype} elements")
+        known = _tensor_size(header)
+        self._size_known = known is not None or table_digest is not None
+        if known not in (None, self.size):
+            dtype = header.identity and header.identity.dtype
+            raise ContainerError(f"the stream has {self.size} bytes, which are not those of {dtype} elements")
 
     @property
     def table_digest(self) -> bytes:
@@ -140,7 +150,7 @@ class BlockReader(Blocks):
         last, size = index == self.count - 1, self.size_of(index)
         digest = self._table.hashes[index] if self.header.hashed else None
         check = partial(check_stored, stored, index, self.header, last=last, expected_hash=digest)
-        coder = self._coder
+        coder = self.coder
         # the tag covers what the CRC does; who only asks whether the block is intact wants both
         covered = digest is None and out is not None and len(stored) > _SMALL
         tagged = covered and coder is not None and coder.tagged
@@ -175,26 +185,6 @@ class BlockReader(Blocks):
         return out if self.count == 1 else None
 
 
-def decode_small(
-    source: FileSlice, header: Header, coder: StreamCoder, check_size: CheckSize | None = None
-) -> memoryview | None:
-    """A whole stream of few bytes in one block, which is in memory already; arguments and errors as of `BlockReader`.
-    None for others, and for those that are damaged: `BlockReader` says in which way.
-    """
-    found = lone_block(memoryview(source.whole), header) if source.whole is not None else None
-    if found is None or (size := found[1]) > _SMALL:
-        return None
-    if check_size is not None:
-        check_size(size)
-    identity = header.identity
-    if identity is not None and identity.kind is Kind.TENSOR and size != elements_size(identity.dtype, identity.shape):
-        return None
-    scratch = scratches.take()
-    out = coder.decode(found[0], 0, True, scratch, memoryview(bytearray(size)))
-    scratches.give(scratch)
-    return out
-
-
 class ChainOpener:
     """Rebuilds one chain, once, for all streams that have it. No codec but `Encrypt` is imported before a header's seal
     has shown that the chain is authentic.
@@ -214,22 +204,100 @@ class ChainOpener:
         self._registry = registry
         self._data_key = data_key
         self._providers = tuple(providers)
-        self._chain: Chain | None = None
 
-    def coder(self, header: Header, meter: Meter | None = None, check: Check = lambda: None) -> StreamCoder:
-        """Make the chain ready for the stream of a header. Raises AuthenticationError if the header's seal does not
-        match; UnknownCodecError, KeyMissingError, WrongKeyError, DescriptorError, ChainError if the chain cannot be
-        built. `check` is called once the seal has matched, before codecs are looked up; it may raise, too.
+    def unseal(self, header: Header, meter: Meter | None = None) -> Callable[[], StreamCoder]:
+        """What makes the chain ready for the stream of a header, whose seal has proved to be right. Raises
+        AuthenticationError if it does not match, KeyMissingError, WrongKeyError, DescriptorError without a data key;
+        what is returned, UnknownCodecError, DescriptorError, ChainError if the chain cannot be built.
         """
         info = stream_info(header)
-        if self._chain is None:
-            key = self._data_key() if self._data_key is not None else None
-            StreamCoder.open(Chain([Encrypt.reading(key)] if key is not None else []), info, header.seal)
-            check()
-            self._chain = Chain(self._build(item, key) for item in self._descriptors)
-        return StreamCoder.open(self._chain, info, header.seal, meter=meter)
+        state = self._encryption.unseal(info, header.seal)
+        return lambda: StreamCoder(self._chain, info, state, meter=meter)
 
-    def _build(self, item: Descriptor, key: DataKey | None) -> Codec:
-        if item.name != ENCRYPT:
+    @cached_property
+    def _encryption(self) -> Chain:
+        return Chain([Encrypt.reading(self._data_key())] if self._data_key is not None else [])
+
+    @cached_property
+    def _chain(self) -> Chain:
+        return Chain(map(self._build, self._descriptors))
+
+    def _build(self, item: Descriptor) -> Codec:
+        known = self._encryption.encryption  # whose data key was opened already
+        if item.name != ENCRYPT or known is None:
             return self._registry.build(item, providers=self._providers)
-        return self._registry.build(replace(item, fragment=()), key)  # its data key was opened already
+        return self._registry.build(replace(item, fragment=()), known.data_key)
+
+
+@dataclass(slots=True)
+class StoredStream:
+    """A stream as it is stored, and what is wrong with it, which stops nothing but what relies on it.
+
+    - `header`: of its container; None if it is in none, or if that is damaged.
+    - `table_digest`, `check_size`: as of `BlockReader`.
+    - `blocks`: None if header or table are damaged, so that they cannot be found.
+    - `locked`: whether the chain needs a key, and there is none.
+    - `errors`: in the order of the checks; a load raises the first.
+    """
+
+    source: FileSlice
+    header: Header | None = None
+    table_digest: bytes | None = None
+    check_size: CheckSize | None = None
+    blocks: BlockReader | BareBlocks | None = None
+    locked: bool = False
+    errors: list[StreamxfError | OSError] = field(default_factory=list)
+
+    def attempt(self, step: Callable[..., Any], *arguments: Any) -> Any:
+        """What `step` returns; None if it raises, which is kept."""
+        try:
+            return step(*arguments)
+        except (StreamxfError, OSError) as error:
+            self.errors.append(error)
+            return None
+
+    def check(self) -> None:
+        """Raise the first of the errors."""
+        if self.errors:
+            raise self.errors[0]
+
+    def examine(self, chain: ChainOpener | None, meter: Meter | None = None) -> Self:
+        """Check the seal of the container, read its table and look up its codecs, in this order; returns self. Blocks
+        are read as they are stored without a chain, or if it cannot be rebuilt.
+        """
+        make_coder = self.attempt(chain.unseal, self.header, meter) if chain is not None else None
+        about = self.source, self.header, None, self.table_digest, self.check_size
+        blocks = self.blocks = self.attempt(BlockReader, *about)
+        if blocks is not None and make_coder is not None:
+            blocks.coder = self.attempt(make_coder)
+        return self
+
+    def decoded(self, chain: ChainOpener, meter: Meter | None = None) -> Blocks:
+        """The stream of the container, its ends decoded; raises the first of the errors."""
+        whole = self._decode_small(chain, meter)
+        if whole is None:
+            self.examine(chain, meter).check()
+            assert isinstance(self.blocks, BlockReader)
+            whole = self.blocks.decode_ends()
+            if whole is None:
+                return self.blocks
+        return MemoryBlocks(whole, self.header)
+
+    def _decode_small(self, chain: ChainOpener, meter: Meter | None) -> memoryview | None:
+        """A whole stream of few bytes in one block, which is in memory already. None for others, and for those that are
+        damaged: `BlockReader` says in which way.
+        """
+        header, whole = self.header, self.source.whole
+        assert header is not None
+        found = lone_block(memoryview(whole), header) if whole is not None else None
+        if found is None or (size := found[1]) > _SMALL:
+            return None
+        make_coder = chain.unseal(header, meter)
+        if self.check_size is not None:
+            self.check_size(size)
+        if _tensor_size(header) not in (None, size):
+            return None
+        scratch = scratches.take()
+        out = make_coder().decode(found[0], 0, True, scratch, memoryview(bytearray(size)))
+        scratches.give(scratch)
+        return out

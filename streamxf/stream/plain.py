@@ -29,7 +29,7 @@ from streamxf.registry import CodecRegistry
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.reading import FileSlice
 from streamxf.storage.storage import Storage, is_url
-from streamxf.stream.container import BlockReader, ChainOpener, read_header
+from streamxf.stream.container import BlockReader, ChainOpener, StoredStream, read_header
 from streamxf.stream.encoder import ContainerEncoder, StreamWriter, block_log2_of
 from streamxf.stream.reader import PipeReader, StreamReader
 
@@ -62,15 +62,15 @@ class PlainParts:
         """D of the format: the digest that vouchers cover. Raises ContainerError if table or footer are damaged."""
         return plain.contents_digest(BlockReader(self.container, self.header, None).table_digest, self.format_bytes)
 
-    def coder(self, ring: KeyRing, registry: CodecRegistry) -> StreamCoder:
-        # the digest before any coder is made: vouchers cover the table
+    def chain(self, ring: KeyRing, registry: CodecRegistry) -> ChainOpener:
+        # the digest before anything is decoded: vouchers cover the table
         data_key = ring.open(self.wrapped, self.vouchers, self.digest()) if self.wrapped else None
-        return coder_for(self.header, registry, data_key)
+        return _chain_of(self.header, registry, data_key)
 
 
-def coder_for(header: Header, registry: CodecRegistry, data_key: DataKey | None) -> StreamCoder:
+def _chain_of(header: Header, registry: CodecRegistry, data_key: DataKey | None) -> ChainOpener:
     descriptors = [Descriptor.parse(text) for text in header.chain]
-    return ChainOpener(descriptors, registry, (lambda: data_key) if data_key is not None else None).coder(header)
+    return ChainOpener(descriptors, registry, (lambda: data_key) if data_key is not None else None)
 
 
 def check_header(header: Header, wrapped: str) -> None:
@@ -259,8 +259,7 @@ def read_file(
     if isinstance(file, FileSlice) or file.seekable():
         parts = PlainParts.of(file if isinstance(file, FileSlice) else FileSlice(file, file.tell()))
         _check_encrypted(parts.header, ring, encrypted)
-        blocks = BlockReader(parts.container, parts.header, parts.coder(ring, registry))
-        blocks.decode_ends()
+        blocks = StoredStream(parts.container, parts.header).decoded(parts.chain(ring, registry))
         return StreamReader(blocks, finish, name)
     start = _read_exactly(file, plain.PREFIX_START_BYTES)
     wrapped, format_bytes = plain.parse_prefix(
@@ -274,7 +273,7 @@ def read_file(
         check_header(header, wrapped)
         _check_encrypted(header, ring, encrypted)
         data_key = ring.open_pipe(wrapped) if wrapped else None
-        return coder_for(header, registry, data_key)
+        return _chain_of(header, registry, data_key).unseal(header)()
 
     def end(event: End, rest: bytes) -> None:
         if wrapped:

@@ -32,7 +32,12 @@ Put = Callable[[int, Callable[[memoryview], None]], None]  # is given a block's 
 
 
 class Blocks(ABC):
-    """A stream, readable block by block from any thread; all blocks but the last have `block_size` bytes."""
+    """A stream, readable block by block from any thread; all blocks but the last have `block_size` bytes. `header` and
+    `coder` are those of the container that it is from, if any.
+    """
+
+    header: Header | None = None
+    coder: StreamCoder | None = None
 
     def __init__(self, size: int, block_size: int) -> None:
         self.size = size
@@ -82,7 +87,7 @@ class BareBlocks(Blocks):
 
 
 class MemoryBlocks(Blocks):
-    """A stream in memory, as one block; `header` is that of the container that held it."""
+    """A stream in memory, as one block."""
 
     def __init__(self, data: memoryview, header: Header | None = None) -> None:
         super().__init__(len(data), len(data) or 1)

@@ -105,8 +105,7 @@ def stored(codec: Codec, *sources: ByteSource) -> list[bytes]:
 def decoded(container: bytes, codec: Codec) -> bytes:
     source = FileSlice(io.BytesIO(container))
     header = read_header(source)
-    coder = StreamCoder.open(Chain([codec]), stream_info(header), header.seal)
-    return StreamReader(BlockReader(source, header, coder)).read()
+    return StreamReader(BlockReader(source, header, StreamCoder(Chain([codec]), stream_info(header)))).read()
 
 
 SIZES = st.one_of(st.integers(0, 300), st.integers(BLOCK - 3, BLOCK + 3), st.integers(3 * BLOCK - 3, 3 * BLOCK + 3))

@@ -1,7 +1,9 @@
 """Key services: nothing is asked twice; where one does not answer, another key stands in, and it is left alone."""
 
 import copy
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -42,6 +44,21 @@ def test_one_that_is_down_is_asked_once_and_there_is_one_warning():
     (said,) = opened(KeyRing([service, KEY]), wrapped(50, service, KEY))
     assert "a does not answer" in said
     assert f"key {KEY.id} (aeskw) was used instead" in said
+    assert len(service.asked) == 1
+
+
+def test_of_threads_that_have_the_same_question_one_asks():
+    """As those have that read files side by side."""
+
+    class Slow(Service):
+        def unwrap(self, wrapped: bytes, dek_id: bytes) -> bytes:
+            answer = super().unwrap(wrapped, dek_id)
+            time.sleep(0.1)
+            return answer
+
+    service = Slow()
+    with ThreadPoolExecutor(2) as threads:
+        assert len({key.id for key in threads.map(KeyRing([service]).unwrap, wrapped(1, service) * 2)}) == 1
     assert len(service.asked) == 1
 
 

@@ -95,5 +95,5 @@ def test_a_codec_is_rebuilt_from_all_that_is_known_of_it() -> None:
     codec = Descriptor.parse("acme.delta/1#window=5")
     opener = ChainOpener([codec], Registry(), providers=[Provider("acme.delta", "acme-codec==1.0")])
     with pytest.raises(UnknownCodecError, match=r"acme-codec==1\.0"):
-        opener.coder(Header(16, (codec.bound,), bytes(16)))
+        opener.unseal(Header(16, (codec.bound,), bytes(16)))()
     assert asked == [("acme.delta/1#window=5", None)]

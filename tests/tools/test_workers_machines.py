@@ -64,7 +64,7 @@ def moved_away(checkpoint: Path) -> Iterator[None]:
 
 LACKING: dict[str, tuple[Callable[..., Any] | None, str]] = {
     "mount": (None, "missing"),
-    "codec": (lambda patch: patch.setattr(ChainOpener, "coder", no_codec), "UnknownCodecError: codec acme.x is not"),
+    "codec": (lambda patch: patch.setattr(ChainOpener, "_build", no_codec), "UnknownCodecError: codec acme.x is not"),
     "key": (lambda patch: patch.delenv("SOME_KEY"), "SOME_KEY"),
     "right key": (lambda patch: patch.setenv("SOME_KEY", format_key(Key.generate())), "KeyMissingError"),
 }

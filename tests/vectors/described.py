@@ -22,7 +22,7 @@ from streamxf.keys import Key, KeyRing, PrivateKey, VerifyKey
 from streamxf.keys.envelope import DataKey
 from streamxf.registry import CodecRegistry
 from streamxf.storage.reading import FileSlice
-from streamxf.stream.container import BlockReader, ChainOpener, read_header
+from streamxf.stream.container import ChainOpener, StoredStream, read_header
 from streamxf.stream.reader import StreamReader
 from tests.forge import METADATA_MAGIC
 from tests.reference_codecs import TRANSFORMS, check
@@ -81,9 +81,7 @@ def container_by_streamxf(entry: Entry, data: bytes) -> bytes:
     header = read_header(source)
     descriptors = [Descriptor.parse(text) for text in header.block_chain]
     opener = ChainOpener(descriptors, CodecRegistry(), (lambda: DataKey(bytes.fromhex(dek))) if dek else None)
-    blocks = BlockReader(source, header, opener.coder(header))
-    blocks.decode_ends()
-    return StreamReader(blocks).read()
+    return StreamReader(StoredStream(source, header).decoded(opener)).read()
 
 
 def checkpoint_by_streamxf(entry: Entry, folder: Path) -> dict[str, Any]:

@@ -159,7 +159,7 @@ def _shares(
     if shards:
         part = max((part for _, part in shards.values()), key=lambda part: part.place.size)
         with suppress(StreamxfError, OSError), storage.open(part.place.file) as file:  # whoever reads it is told
-            block = opener.open(file, part).block_size
+            block = opener.blocks(opener.source(file, part.place), part).block_size
     hosts, tokens = [each.host for each in facts], [each.token for each in facts]
     return assign([(shard, part.place) for shard, part in shards.values()], hosts, tokens, alone, block, keyless)
 
@@ -169,7 +169,7 @@ def _size(part: ItemPart, opener: ItemOpener, storage: Storage) -> int:
     if opener.metadata.keyless:
         raise locked(opener.metadata, "the coordinator needs keys, too, where there are objects")
     with located(file=storage.label(part.place.file), item=part.item.name), storage.open(part.place.file) as file:
-        return opener.open(file, part).size
+        return opener.blocks(opener.source(file, part.place), part).size
 
 
 def read_once(

@@ -226,7 +226,7 @@ class Transfer:
             found = data.tobytes()
             if sink.is_stored:
                 source = FileSlice(None, 0, len(data), whole=data.data)
-                found = read_all(loader.opener.open_source(source, wanted, loader.meter), loader.meter)
+                found = read_all(loader.opener.blocks(source, wanted, loader.meter), loader.meter)
             loader.load_object(sink.request, found, wanted.place.size)
 
     def _stored(self, part: ChunkRun) -> int:
@@ -266,11 +266,10 @@ class Transfer:
         if file.fetched is not None:
             file.fetched.expect(*small.pop(wanted.place.file, ()), soon=False)
         with located(file=file.name, item=shard.name, doing="reading"):
+            source = self._loader.opener.source(file, wanted.place)
             if shard.stored:
-                return file.name, Elements(
-                    BareBlocks(self._loader.opener.source(file, wanted.place)), 0, 1, shard.shape
-                )
-            blocks = self._loader.opener.open(file, wanted, self._loader.meter)
+                return file.name, Elements(BareBlocks(source), 0, 1, shard.shape)
+            blocks = self._loader.opener.blocks(source, wanted, self._loader.meter)
             if wanted.chunk is None:
                 if blocks.size != shard.count:
                     raise MetadataError(f"the object has {blocks.size} bytes, and rank 0 found {shard.count}")

@@ -115,7 +115,7 @@ class Conversion:
     items: Sequence[Item]
     rank: int | None
     identity: str
-    reader: BoxReader
+    reader: BoxReader | None
     read: Callable[[Any, ItemPart], Content]
     extra: Mapping[str, Any] = field(default_factory=dict)
     check: Callable[[], None] | None = None
@@ -256,6 +256,7 @@ class _Writing:
                 items = {name: (own[name],) for name in own}
                 share = Share(save.progress, sum(planned_size(part.identity(b"")) for part in parts))
                 task = _write_there, conversion.read, make, fleet.chain, (self._rank, number), self._job
+                assert conversion.reader is not None
                 fleet.read([conversion.reader], items, share, self._told.append, *task)
         found = {number: file for number, file in self._finished(self._told)[0].items() if number in files}
         fleet.missed += [_NOT_THERE] * (len(files) - len(found))

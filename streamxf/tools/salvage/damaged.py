@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
+from typing import Self
 
 import numpy as np
 
@@ -14,17 +15,16 @@ from streamxf import errors
 from streamxf.budget import Budget
 from streamxf.cached import cached_property
 from streamxf.checkpoint.access import UNKNOWN_RANKS, Access
-from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.elements import Array, unsigned
 from streamxf.checkpoint.metadata import Metadata, no_file, no_metadata, read_metadata, unfinished, united
-from streamxf.checkpoint.opening import ItemPart, streams_of
+from streamxf.checkpoint.opening import ItemOpener, ItemPart, streams_of
 from streamxf.checkpoint.reading import run_jobs
 from streamxf.format.header import Kind
 from streamxf.format.items import ITEMSIZES, Chunk, Item, Path, TensorItem
 from streamxf.format.limits import MAX_NDIM
 from streamxf.format.names import GLOBAL, OWN_FILE, TORCH_FILE, metadata_among, metadata_name, rank_of
 from streamxf.progress import Progress, Shares
-from streamxf.storage.reading import Counted
+from streamxf.storage.reading import Counted, OpenFiles
 from streamxf.storage.storage import Storage
 from streamxf.stream.reader import Blocks, MemoryBlocks, StreamReader
 from streamxf.tools.damage import Damage, is_unread
@@ -35,8 +35,8 @@ from streamxf.torchsave.objects import check_records, load_framed
 from streamxf.wording import many
 
 Ints = tuple[int, ...]
-Copy = tuple[Metadata, ItemPart]
-"""One of the copies that there are of an object or a shard, and the metadata that describes it."""
+Copy = tuple[ItemOpener, ItemPart]
+"""One of the copies that there are of an object or a shard, and what reads the items of its metadata."""
 
 _KNOWN = re.compile(
     r"data\.pkl|data/[0-9]+|byteorder|version|\.format_version|\.storage_alignment|\.data/serialization_id", re.ASCII
@@ -52,27 +52,36 @@ class Opaque(Exception):
     """A tensor that only torch, or a class of somebody's, can make; and only whole."""
 
 
-class DamagedCheckpoint(Checkpoint):
-    """A checkpoint that collects what is damaged instead of raising it. `stored` has the shards that any rank has.
+class DamagedCheckpoint:
+    """What is left of a checkpoint, and a list of what is not; a context manager, which closes its files.
 
-    Every check of the reader holds but one: a file whose size is not the index's is read all the same, since each item
+    Every check of a reader holds but one: a file whose size is not the index's is read all the same, since each item
     is bound to its place and has its own CRCs or tags.
 
     - `metadata`: what could be read; it has no name if it was made of what the data files say.
+    - `stored`: items by name, with the shards that any rank has.
     - `damaged`: what is known to be lost already.
     - `unchecked`: what cannot be checked, in words.
     - `paths`: of items, in the nested state dict.
     """
 
     def __init__(self, storage: Storage, access: Access, metadata: Sequence[Metadata], budget: Budget) -> None:
-        self.budget = budget
+        self.storage, self.access, self.metadata, self.budget = storage, access, metadata, budget
         self.paths: dict[str, Path] = {}
         self.damaged: list[Damage] = []
         self.unchecked: list[str] = []
         self.shares = Shares(None, {})
-        self._open(storage, access, metadata, "numpy")
+        self._openers = [ItemOpener(each, access, budget) for each in metadata]
+        self._files = OpenFiles(storage.open, near=storage.near)
+        self.stored = self._united()
 
-    def _merged(self) -> dict[str, Item]:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.close()
+
+    def _united(self) -> dict[str, Item]:
         found: dict[str, list[Item]] = {}
         refused: set[str] = set()
         for metadata in self.metadata:
@@ -96,16 +105,16 @@ class DamagedCheckpoint(Checkpoint):
         return {name: item for name, item in made.items() if item is not None}
 
     def copies(self, item: Item, chunk: Chunk | None) -> Sequence[Copy]:
-        if len(self.metadata) == 1:
-            return [(self.metadata[0], ItemPart(item, chunk))]
+        if len(self._openers) == 1:
+            return [(self._openers[0], ItemPart(item, chunk))]
         return self._copies[_key(item.name, chunk)]
 
     @cached_property
     def _copies(self) -> dict[Hashable, list[Copy]]:
         found: dict[Hashable, list[Copy]] = {}
-        for metadata in self.metadata:
-            for wanted in chain.from_iterable(map(streams_of, metadata.each())):
-                found.setdefault(_key(wanted.item.name, wanted.chunk), []).append((metadata, wanted))
+        for opener in self._openers:
+            for wanted in chain.from_iterable(map(streams_of, opener.metadata.each())):
+                found.setdefault(_key(wanted.item.name, wanted.chunk), []).append((opener, wanted))
         return found
 
     def expect(self, names: Collection[str], progress: Progress | None) -> None:
@@ -122,7 +131,7 @@ class DamagedCheckpoint(Checkpoint):
         for file, begin, size, name in places:
             if file == at and begin < reach:
                 error = errors.MetadataError("the metadata gives two items the same bytes of a file: it is damaged")
-                self.damaged += [Damage.of(error, one, self.label(file)) for one in (name, last)]
+                self.damaged += [Damage.of(error, one, self.storage.label(file)) for one in (name, last)]
                 found |= {name, last}
             if file != at or begin + size > reach:
                 at, reach, last = file, begin + size, name
@@ -132,44 +141,41 @@ class DamagedCheckpoint(Checkpoint):
 
     def fill(self, copy: Copy, offset: Ints, out: Array) -> None:
         """Fill `out` with the part of a shard that begins at `offset`. After an error it holds anything."""
-        item, chunk = copy[1].item, copy[1].chunk
-        assert isinstance(item, TensorItem)
-        assert chunk is not None
-        with errors.located(file=self.label(chunk.place.file), item=item.name):
-            blocks = self.stream(copy)
-            try:
-                elements = copy[1].elements(blocks)
-            except errors.UnsupportedError:
-                raise Opaque from None
-            run_jobs(elements.jobs(tuple(map(int.__sub__, offset, chunk.offset)), out.shape, out))
+        wanted = copy[1]
+        assert wanted.chunk is not None
+        blocks = self.stream(copy)
+        try:
+            elements = wanted.elements(blocks)
+        except errors.UnsupportedError:
+            raise Opaque from None
+        run_jobs(elements.jobs(tuple(map(int.__sub__, offset, wanted.chunk.offset)), out.shape, out))
 
     def frame(self, copy: Copy, budget: Budget) -> bytes:
         """A shard that only torch can make, as it was stored: checked as far as its classes are allowed here."""
-        item, chunk, place = copy[1].item, copy[1].chunk, copy[1].place
+        item, chunk, objects = copy[1].item, copy[1].chunk, self.access.objects
         assert isinstance(item, TensorItem)
         assert chunk is not None
-        with errors.located(file=self.label(place.file), item=item.name):
-            data: bytes = StreamReader(self.stream(copy)).read()
-            budget.spend(len(data), "the tensor")
-            if not self.access.objects.unknown_in(io.BytesIO(data), len(data), place.size):
-                with suppress(errors.ObjectError):
-                    load_framed(self.access.objects, io.BytesIO(data), len(data), item, chunk)
-            return data
+        data: bytes = StreamReader(self.stream(copy)).read()
+        budget.spend(len(data), "the tensor")
+        if not objects.unknown_in(io.BytesIO(data), len(data), chunk.place.size):
+            with suppress(errors.ObjectError):
+                load_framed(objects, io.BytesIO(data), len(data), item, chunk)
+        return data
 
     def stream(self, copy: Copy) -> Blocks:
-        """The stream of an item, opened with all checks; what has no codec is compared with its CRCs, whole, but for
-        elements in safetensors' format, which has none.
+        """The stream of an item, with all checks; what has no codec is compared with its CRCs, whole, but for elements
+        in safetensors' format, which has none.
         """
-        opener, wanted = self.opener(copy[0]), copy[1]
+        opener, wanted = copy
         place = wanted.place
         try:
             file = self._files[place.file]
         except FileNotFoundError as error:
-            raise no_file(self.storage, place.file, copy[0]) from error
+            raise no_file(self.storage, place.file, opener.metadata) from error
         share = self.shares.begin(place[:2])
         source = file.through(Counted(file.access, share.advance)).slice(place.at, place.size)
-        blocks = opener.open_source(source, wanted)
-        if place.crcs is not None or wanted.kind is Kind.TENSOR or opener.in_container(source, place):
+        blocks = opener.blocks(source, wanted)
+        if place.crcs is not None or wanted.kind is Kind.TENSOR or blocks.header is not None:
             return blocks
         self.budget.spend(blocks.size, "the item")
         data = bytearray(blocks.size)  # read once: what is compared is what is loaded
@@ -237,15 +243,14 @@ def open_damaged(
         raise errors.ParameterError(f"rank={rank}: the checkpoint {there}")
     for name in files if rank is None else [metadata_name(rank)]:
         try:
-            read.append(_read(storage, access, name))
+            metadata = _read(storage, access, name)
+            if without_metadata and _is_of_others(metadata, names, without_metadata):
+                raise errors.MetadataError(_FOREIGN, file=storage.label(name))
+            read.append(metadata)
         except (errors.StreamxfError, OSError) as error:
             if errors.is_exhausted(error) or (is_unread(error) and not without_metadata):
                 raise
             failures.append(error)
-    strange = [each for each in read if _is_of_others(each, names, without_metadata)]
-    if strange and without_metadata:
-        read = [each for each in read if each not in strange]
-        failures += [errors.MetadataError(_FOREIGN, file=storage.label(each.name)) for each in strange]
     if len(read) > 1 and not merge_ranks and access.expected_saves is None:
         raise errors.PolicyError(
             "each rank has its own metadata here, and nothing shows that all of it is of one save: after a crash some "
@@ -258,7 +263,7 @@ def open_damaged(
     if read:
         used = {file for each in read for file in each.named()}
         checkpoint = DamagedCheckpoint(storage, access, read, access.budget(storage.held_by(used, names)))
-        if strange:
+        if any(_is_of_others(each, names) for each in read):
             checkpoint.unchecked.append(f"the data files here: {_FOREIGN}. {_WITHOUT}")
     else:
         metadata, damaged, budget = rebuild(storage, access, names, without_metadata, progress)
@@ -274,7 +279,12 @@ def open_damaged(
         checkpoint.unchecked.append(
             "the metadata describes longer lists than its items fill, so the state dict is flat"
         )
-    if read and GLOBAL not in names and rank is None and frozenset(checkpoint.save_ids) != access.expected_saves:
+    if (
+        read
+        and GLOBAL not in names
+        and rank is None
+        and frozenset(each.index.save_id for each in read if each.index is not None) != access.expected_saves
+    ):
         checkpoint.unchecked.append(UNKNOWN_RANKS)
         others = sorted(name for name in names if OWN_FILE.fullmatch(name) and name not in used)
         if others and not failures:
@@ -301,27 +311,24 @@ def _read(storage: Storage, access: Access, name: str) -> Metadata:
     return found
 
 
-def _is_of_others(metadata: Metadata, names: Collection[str], without_metadata: bool | Collection[str]) -> bool:
+def _is_of_others(metadata: Metadata, names: Collection[str], writers: bool | Collection[str] = True) -> bool:
     """Whether metadata describes none of the data files of streamxf's writers that are there; if some of these are
     named by their writers' ids, none of those.
     """
-    files = {*metadata.named()}
-    there = {name for name in names if OWN_FILE.fullmatch(name)}
-    if not isinstance(without_metadata, bool):
-        there = {name for name in there if writer_of(name) in without_metadata}
-    return (
-        bool(files) and bool(there) and files.isdisjoint(there if isinstance(without_metadata, Collection) else names)
-    )
+    files, there = {*metadata.named()}, {*filter(OWN_FILE.fullmatch, names)}
+    if not isinstance(writers, bool):
+        names = there = {name for name in there if writer_of(name) in writers}
+    return bool(files) and bool(there) and files.isdisjoint(names)
 
 
 def _nothing(
     storage: Storage, failed: errors.StreamxfError | OSError | None, names: Mapping[str, object], keyed: bool
 ) -> Exception:
     """The error where no metadata can be used."""
-    path = storage.label()
-    if not any(map(OWN_FILE.fullmatch, names)) or isinstance(failed, OSError):
-        if failed is not None:
-            return failed
+    path, own = storage.label(), any(map(OWN_FILE.fullmatch, names))
+    if failed is not None and (not own or isinstance(failed, OSError)):
+        return failed
+    if not own:
         if any(map(TORCH_FILE.fullmatch, names)):
             return errors.MetadataError(
                 "there is no metadata, and the data files are not of streamxf's writers: they do not say what they "

@@ -249,8 +249,7 @@ class Filler:
 
     def _object(self, item: ObjectItem) -> bytes:
         def read(copy: Copy, _: bool) -> bytes:
-            with located(file=self._checkpoint.label(copy[1].place.file), item=item.name):
-                data = StreamReader(self._checkpoint.stream(copy)).read()
+            data = StreamReader(self._checkpoint.stream(copy)).read()
             self._budget.spend(len(data), "the object")
             return data
 
@@ -367,14 +366,15 @@ class Filler:
         offset, shape = (None, None) if chunk is None else chunk[:2]
         found: list[T] = []
         for copy in self._checkpoint.copies(item, chunk):
+            file = self._checkpoint.storage.label(copy[1].place.file)
             try:
-                data = read(copy, bool(found))
+                with located(file=file, item=item.name):
+                    data = read(copy, bool(found))
             except Opaque:
                 raise
             except Exception as error:  # torch and foreign transforms raise anything
                 if is_exhausted(error):
                     raise
-                file = self._checkpoint.label(copy[1].place.file)
                 self.damaged.append(Damage.of(error, item.name, file, offset, shape))
                 continue
             if found and not same(found[0], data):

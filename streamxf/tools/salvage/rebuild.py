@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 
 from streamxf import errors
 from streamxf.budget import Budget, check_whole, held_bytes, most
@@ -79,7 +80,7 @@ class _Files:
         self._storage = storage
         self._keys = keys
         self._times = access.objects.max_expansion
-        self._opener = ItemOpener(Metadata("", None, {}, None), access, sees_index=False)
+        self._opener = ItemOpener(Metadata("", None, {}, None), access)
         self._by_writer: dict[bytes, str] = {}
         self._found: dict[str, list[tuple[Identity, Place]]] = {}
 
@@ -148,19 +149,11 @@ class _Files:
         if known is not None:
             return known
         for text in self._keys:
-            try:
-                self._opener.coder(header, Place("", 0, 0, _descriptors(header, text)), check=_stop)
-            except errors.AuthenticationError:  # another writer's data key
-                continue
-            except StopIteration:
+            with suppress(errors.AuthenticationError):  # of another writer's data key
+                self._opener.chain(header, Place("", 0, 0, _descriptors(header, text))).unseal(header)
                 self._by_writer[identity.writer_id] = text
                 return text
         raise errors.AuthenticationError("none of the data keys that are left belongs to the process that wrote it")
-
-
-def _stop() -> None:
-    """The seal matches, which is all that is asked here: no codec is looked up before a table has passed."""
-    raise StopIteration
 
 
 def _descriptors(header: Header, fragment: str) -> tuple[str, ...]:

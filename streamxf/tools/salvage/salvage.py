@@ -185,7 +185,7 @@ def _conversion(
     extra = next((each.index.extra for each in checkpoint.metadata if each.index is not None), UNRECORDED)
     loaded = {*found.loaded}
     extra = with_order(extra, filter(loaded.__contains__, in_saved_order(checkpoint.stored, extra.get(NESTING))))
-    return Conversion(items, None, identity.hexdigest(), checkpoint, read, extra, run=_run_of(checkpoint))
+    return Conversion(items, None, identity.hexdigest(), None, read, extra, run=_run_of(checkpoint))
 
 
 def _run_of(checkpoint: DamagedCheckpoint) -> RunFacts | None:

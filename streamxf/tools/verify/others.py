@@ -10,7 +10,6 @@ from functools import reduce
 from typing import Any
 
 from streamxf import errors
-from streamxf.chain import StreamCoder
 from streamxf.checkpoint.access import Access
 from streamxf.format.items import Item, TensorItem
 from streamxf.format.plain import PREFIX_START_BYTES, prefix_size
@@ -18,10 +17,9 @@ from streamxf.formats import huggingface, safetensors, torchfile
 from streamxf.formats.contents import MAX_RECORDS, PLAIN, SUFFIXES, Format
 from streamxf.formats.opening import format_of, no_checkpoint, open_layout
 from streamxf.pipeline import Pipeline
-from streamxf.registry import NOT_AT_HAND
 from streamxf.storage.reading import NotFetched, StoredFile
 from streamxf.storage.storage import Storage
-from streamxf.stream.container import read_header
+from streamxf.stream.container import StoredStream, read_header
 from streamxf.stream.plain import PlainParts
 from streamxf.stream.reader import BareBlocks, StreamReader
 from streamxf.tools.verify.reading import (
@@ -29,7 +27,6 @@ from streamxf.tools.verify.reading import (
     Outcome,
     Plan,
     Verification,
-    check_along_heads,
     check_blocks,
     note,
     pieces_of,
@@ -122,29 +119,26 @@ def _check_plain(file: StoredFile, access: Access, findings: Findings) -> None:
         raise
     except (errors.StreamxfError, OSError) as error:
         notes.error(error)
-        with suppress(errors.StreamxfError, OSError):  # as is noted already
+        with suppress(errors.StreamxfError, OSError), Pipeline[Outcome]() as pipeline:  # as is noted already
             start = prefix_size(file.read(0, min(PREFIX_START_BYTES, file.size)))
             container = file.slice(start, file.size - start)
-            check_along_heads(container, read_header(container), None, notes)
+            check_blocks(StoredStream(container, read_header(container)), notes, pipeline)
         return
     if access.require is not None and not parts.header.keyed:
         raise access.not_encrypted("the file")
-    coder: StreamCoder | None = None
-    if parts.header.keyed and not len(access.keys):
+    stream, is_open = StoredStream(parts.container, parts.header), not parts.header.keyed or len(access.keys) > 0
+    if not is_open:
         findings.unchecked.append("seals, tags, vouchers and content, which need a key")
-    else:
-        try:
-            coder = parts.coder(access.keys, access.codecs)
-        except errors.NOT_DAMAGE:
-            raise
-        except NOT_AT_HAND as error:
-            findings.missing.append(error)
-        except errors.ContainerError:
-            """The table is damaged, which is found again where it is read for the blocks."""
-        except (errors.StreamxfError, OSError) as error:
+    try:
+        stream.examine(parts.chain(access.keys, access.codecs) if is_open else None)
+    except errors.NOT_DAMAGE:
+        raise
+    except (errors.StreamxfError, OSError) as error:
+        if not isinstance(error, errors.ContainerError):  # of the table, which is found again
             notes.error(error)
+        stream.examine(None)
     with Pipeline[Outcome]() as pipeline:
-        check_blocks(parts.container, parts.header, coder, notes, pipeline)
+        check_blocks(stream, notes, pipeline)
         note(pipeline.results())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,8 +13,6 @@ from typing import Any, NamedTuple
 
 from streamxf import errors
 from streamxf.budget import held_bytes
-from streamxf.buffers import Scratch
-from streamxf.chain import StreamCoder
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.bare import LENGTH_BYTES
 from streamxf.checkpoint.metadata import Metadata
@@ -23,15 +20,15 @@ from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.errors import is_damage, shorten
 from streamxf.format.bare import alignment
 from streamxf.format.container import Block, ContainerParser
-from streamxf.format.header import Header, Kind
+from streamxf.format.header import Kind
 from streamxf.format.items import ObjectItem, Place, TensorItem
 from streamxf.pipeline import Pipeline
 from streamxf.progress import Progress, Share
 from streamxf.registry import NOT_AT_HAND
 from streamxf.storage.reading import Counted, FileSlice, PositionalFile, StoredFile
 from streamxf.storage.storage import Storage
-from streamxf.stream.container import BlockReader, read_header
-from streamxf.stream.reader import BareBlocks, MemoryBlocks, StreamReader
+from streamxf.stream.container import StoredStream
+from streamxf.stream.reader import MemoryBlocks, StreamReader
 from streamxf.stream.scan import Found, Scan, walk
 from streamxf.tools.fleet import TASK_BYTES, Fleet, Terms, worker_name
 from streamxf.tools.verify.report import KEYED, TRANSFORMED, UNBOUND, WITHOUT_CRC, Findings, Notes, opaque
@@ -41,19 +38,13 @@ from streamxf.wording import many, some
 _STEP = 2**20
 _REMOTE_STEP = 8 * 2**20  # bytes that fsspec fetches at a time; by itself it would hold up to 100 MiB for each file
 _CHECK_HERE = 128 * 1024  # bytes of a stream that is checked sooner than a worker is told to
-_WHOLE = -2  # the scratch memory's place for a decoded block; the other places are -1 and up
-
-
-class GivenUp(Exception):
-    """The result is not wanted any more: another thread was interrupted, or failed."""
 
 
 @dataclass
 class Verification:
     """One call of `verify`, and its findings in the order of the report.
 
-    `failures` are what ends the call, in any thread; `unread` is what the storage failed with, where that does not mean
-    damage. `lock` is held while a chain is rebuilt, which may ask a service for its key.
+    `failures` end the call, in any thread; `unread` is what the storage failed with, where that does not mean damage.
     """
 
     storage: Storage
@@ -62,7 +53,6 @@ class Verification:
     found: list[Findings] = field(default_factory=list)
     failures: list[BaseException] = field(default_factory=list)
     unread: list[Exception] = field(default_factory=list)
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def findings(self, file: str) -> Findings:
         """A place for what is found in one more file."""
@@ -108,9 +98,9 @@ class GuardedAccess(Counted):
         self._budget = call.access.budget(held)
 
     def read_into(self, position: int, out: memoryview) -> int:
-        """Raises OSError, ForeignError, GivenUp, and PolicyError if too much of what is read are holes."""
+        """Raises OSError, ForeignError; PolicyError if too much of it is holes, AbortedError once the call failed."""
         if self._call.failures:
-            raise GivenUp
+            raise errors.AbortedError("another check has failed")
         self._budget.spend(len(out), "reading the file")
         with self._call.noting_unread():
             return super().read_into(position, out)
@@ -142,46 +132,41 @@ def note(outcomes: Iterable[Outcome]) -> None:
             notes.error(error, block)
 
 
-def check_blocks(
-    source: FileSlice,
-    header: Header,
-    coder: StreamCoder | None,
-    notes: Notes,
-    pipeline: Pipeline[Outcome],
-    table_digest: bytes | None = None,
-    check_size: Callable[[int], None] | None = None,
-) -> None:
-    """Check table, footer and every block of a container whose header is intact; without a coder, all but the content.
+def check_blocks(stream: StoredStream, notes: Notes, pipeline: Pipeline[Outcome]) -> bool:
+    """Note what is wrong with a stream, and check all blocks that there are of it; returns whether they are decoded.
 
     Workers read the blocks where several threads can read at the same time. What the pipeline still gives is for
-    `note`. `table_digest` and `check_size` are those of `BlockReader`.
+    `note`.
     """
-    try:
-        blocks = BlockReader(source, header, coder, table_digest, check_size)
-    except (errors.StreamxfError, OSError) as error:
-        notes.error(error)
-        check_along_heads(source, header, coder, notes)
+    source, blocks, findings = stream.source, stream.blocks, notes.findings
+    coder = None if blocks is None else blocks.coder
+    findings.skipped[KEYED] += stream.locked
+    findings.opened += coder is not None and coder.seal is not None
+    for error in stream.errors:
+        _note_error(error, notes)
+    if blocks is None and stream.header is not None:
+        _check_along_heads(source, notes)
+    elif blocks is not None:
+        blocks.expect((0, blocks.count))
+        small = blocks.count == 1 and max(source.length, blocks.size) <= _CHECK_HERE
+        for index in range(blocks.count):
+            try:
+                job = partial(_check, notes, index, blocks.decoder(index))
+            except (errors.StreamxfError, OSError) as error:
+                job = partial(Outcome, notes, index, error)
+            held = blocks.stored_size_of(index) + (blocks.size_of(index) if coder is not None else 0)
+            note(pipeline.put(job(), held) if small else pipeline.submit(job, held))
+    return coder is not None
+
+
+def _note_error(error: Exception, notes: Notes) -> None:
+    """Note what is wrong with a stream; a codec that is not here says nothing of it, nor does a key, for all alike."""
+    if isinstance(error, NOT_AT_HAND):
+        notes.findings.missing.append(error)
         return
-    _check_each(blocks, source, notes, pipeline, decodes=coder is not None)
-
-
-def _check_each(
-    blocks: BlockReader | BareBlocks,
-    source: FileSlice,
-    notes: Notes,
-    pipeline: Pipeline[Outcome],
-    *,
-    decodes: bool = False,
-) -> None:
-    blocks.expect((0, blocks.count))
-    small = blocks.count == 1 and max(source.length, blocks.size) <= _CHECK_HERE
-    for index in range(blocks.count):
-        try:
-            job = partial(_check, notes, index, blocks.decoder(index))
-        except (errors.StreamxfError, OSError) as error:
-            job = partial(Outcome, notes, index, error)
-        held = blocks.stored_size_of(index) + (blocks.size_of(index) if decodes else 0)
-        note(pipeline.put(job(), held) if small else pipeline.submit(job, held))
+    if isinstance(error, errors.KeyMissingError | errors.WrongKeyError | errors.KeyServiceError):
+        notes.findings.refused.append(error)
+    notes.error(error)
 
 
 def _check(notes: Notes, index: int, decode: Callable[[None], None]) -> Outcome:
@@ -192,20 +177,13 @@ def _check(notes: Notes, index: int, decode: Callable[[None], None]) -> Outcome:
     return Outcome(notes, index, None)
 
 
-def check_along_heads(source: FileSlice, header: Header, coder: StreamCoder | None, notes: Notes) -> None:
+def _check_along_heads(source: FileSlice, notes: Notes) -> None:
     """Go from block to block by the lengths in their heads, because there is no table to find them by."""
-    scratch, index = Scratch(), 0
+    index = 0
     try:
         for event in walk(source, ContainerParser(lenient=True)):
             if isinstance(event, Block):
-                error: Exception | None = event.error
-                if error is None and coder is not None:
-                    out = None if event.last else scratch.take(_WHOLE, header.block_size)
-                    try:
-                        coder.decode(event.payload, event.index, event.last, scratch, out)
-                    except errors.StreamxfError as found:
-                        error = found
-                note([Outcome(notes, event.index, error)])
+                note([Outcome(notes, event.index, event.error)])
                 index = event.index + 1
                 if event.last:
                     return
@@ -293,8 +271,7 @@ class FileCheck(AnyCheck):
         super().__init__(call, name)
         self._only = only
         self._metadata = metadata
-        known = metadata or Metadata("", None, {}, None)
-        self._opener = ItemOpener(known, call.access, sees_index=metadata is not None)
+        self._opener = ItemOpener(metadata or Metadata("", None, {}, None), call.access)
         self._items = items
         self._size = size
         self.share: Share = Share.announced(call.progress, size)
@@ -408,73 +385,40 @@ class FileCheck(AnyCheck):
 
     def _check_stored(self, file: StoredFile, wanted: ItemPart) -> Notes | None:
         """Check the container of an item that begins in the file. Returns its notes if its content is yet to check."""
-        notes, place, opener = self._notes(wanted), wanted.place, self._opener
+        notes, place, skipped = self._notes(wanted), wanted.place, self.findings.skipped
         length = min(place.size, file.size - place.at)
         if length < place.size:
             notes.error(
                 errors.ContainerError("the metadata places the item beyond the end of its file: the file was cut")
             )
         try:
-            source = file.slice(place.at, length)
-            if not opener.in_container(source, place):
-                if place.crcs is not None:
-                    _check_each(BareBlocks(source, place.crcs), source, notes, self._pipeline)
-                elif wanted.kind is Kind.TENSOR:  # as stock DCP stores in safetensors' format
-                    deque(pieces_of(source), 0)
-                    self.findings.skipped[UNBOUND] += 1
-                    self.findings.skipped[WITHOUT_CRC] += 1
-                return None if wanted.kind is Kind.TENSOR else notes
-            header = read_header(source)
+            stream = self._opener.examine(file.slice(place.at, length), wanted)
+            if (header := stream.header) is not None:
+                skipped[UNBOUND] += header.identity is None
+                decoded = check_blocks(stream, notes, self._pipeline)
+                yet = header.chain != header.block_chain or wanted.kind is Kind.FRAMED
+                return notes if yet and decoded else None
+            if stream.errors or place.crcs is not None:
+                check_blocks(stream, notes, self._pipeline)
+            elif wanted.kind is Kind.TENSOR:  # as stock DCP stores in safetensors' format
+                deque(pieces_of(stream.source), 0)
+                skipped[UNBOUND] += 1
+                skipped[WITHOUT_CRC] += 1
+            return None if wanted.kind is Kind.TENSOR else notes
         except (errors.StreamxfError, OSError) as error:
             notes.error(error)
             return None
-        self.findings.skipped[UNBOUND] += header.identity is None
-        transformed = header.chain != header.block_chain
-        known = place.sha256, None if transformed else opener.size_check(wanted)
-        coder = None
-        try:
-            opener.check_header(header, wanted)
-        except errors.StreamxfError as error:
-            notes.error(error)
-        else:
-            coder = self._coder(header, notes, place, lambda: BlockReader(source, header, None, *known))
-        check_blocks(source, header, coder, notes, self._pipeline, *known)
-        return notes if coder is not None and (transformed or wanted.kind is Kind.FRAMED) else None
-
-    def _coder(
-        self, header: Header, notes: Notes, place: Place, check: Callable[[], BlockReader]
-    ) -> StreamCoder | None:
-        """What decodes the blocks; None without key, codec or chain, or where `check` refuses the table first."""
-        findings = self.findings
-        if header.keyed and (self._metadata is None or not len(self.call.access.keys)):  # it has the wrapped keys
-            findings.skipped[KEYED] += 1
-            return None
-        try:
-            with self.call.lock:
-                coder = self._opener.coder(header, place, check=check)
-        except NOT_AT_HAND as error:
-            findings.missing.append(error)
-            return None
-        except (errors.ContainerError, errors.ForeignError, errors.IdentityError, OSError):
-            return None  # the table, of which `check_blocks` notes the same
-        except errors.StreamxfError as error:
-            if isinstance(error, errors.KeyMissingError | errors.WrongKeyError | errors.KeyServiceError):
-                findings.refused.append(error)
-            notes.error(error)
-            return None
-        findings.opened += header.keyed
-        return coder
 
     def _check_content(self, file: StoredFile, wanted: ItemPart, notes: Notes) -> None:
         """Check that an item holds what the metadata says."""
         item, chunk, opener, skipped = wanted.item, wanted.chunk, self._opener, self.findings.skipped
         try:
             source = file.slice(wanted.place.at, wanted.place.size)
-            contained = opener.in_container(source, wanted.place)
-            blocks = opener.open_source(source, wanted)
-            stream = StreamReader(blocks)
-            skipped[TRANSFORMED] += isinstance(blocks, MemoryBlocks) and blocks.header is None
-            if not contained and wanted.place.crcs is None:
+            blocks = opener.blocks(source, wanted)
+            stream, header = StreamReader(blocks), blocks.header
+            transformed = header is None or header.chain != header.block_chain
+            skipped[TRANSFORMED] += isinstance(blocks, MemoryBlocks) and transformed
+            if header is None and wanted.place.crcs is None:
                 skipped[UNBOUND] += 1
                 skipped[WITHOUT_CRC] += check_records(stream, blocks.size) is None
             if chunk is None or not isinstance(item, TensorItem):
@@ -492,10 +436,8 @@ class FileCheck(AnyCheck):
                 load_framed(objects, stream, blocks.size, item, chunk)
         except errors.ObjectError as error:
             skipped[opaque(f"code that fails: {shorten(error.message, 200)}")] += 1
-        except NOT_AT_HAND as error:
-            self.findings.missing.append(error)
         except (errors.StreamxfError, OSError) as error:
-            notes.error(error)
+            _note_error(error, notes)
 
     # -- a file of which no metadata says what is in it ----------------------------------------------
 
@@ -509,10 +451,10 @@ class FileCheck(AnyCheck):
                 notes = Notes(findings, f"(at byte {found.at})")
                 if identity is not None:
                     notes = Notes(findings, identity.name, identity.offset)
-                source = file.slice(found.at, found.size)
-                check = partial(BlockReader, source, header, None)
-                coder = self._coder(header, notes, Place("", 0, 0, header.chain), check)
-                check_blocks(source, header, coder, notes, self._pipeline)
+                place, locked = Place("", 0, 0, header.chain), header.keyed  # by keys that are in metadata
+                stream = StoredStream(file.slice(found.at, found.size), header, locked=locked)
+                stream.examine(None if locked else stream.attempt(self._opener.chain, header, place))
+                check_blocks(stream, notes, self._pipeline)
             elif found.size == file.size:
                 findings.unchecked.append(
                     f"the content of {findings.file}, which has no containers, so that it is unknown without metadata"

@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from streamxf.checkpoint.metadata import resumable
-from streamxf.errors import StreamxfError, is_exhausted
+from streamxf.errors import AbortedError, StreamxfError, is_exhausted
 from streamxf.tools.damage import Damage
 from streamxf.wording import ACCESS, listed, many, printable, size_text
 
@@ -160,9 +160,9 @@ class Notes:
 
     def error(self, error: Exception, block: int | None = None) -> None:
         """Note what is wrong with it, or with a block; one with the error of the block before it belongs to that.
-        Raises what is wrong with this process or its machine.
+        Raises what is wrong with this process or its machine, and what ends the check.
         """
-        if is_exhausted(error):
+        if is_exhausted(error) or isinstance(error, AbortedError):
             raise error
         self.damaged = True
         found, known = Damage.of(error, self.item, self.findings.file, self.offset, block=block), self.findings.damaged

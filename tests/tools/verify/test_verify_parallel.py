@@ -11,9 +11,8 @@ import torch
 
 import streamxf
 from streamxf import Checksum, engine
-from streamxf.checkpoint.opening import ItemOpener
 from streamxf.tools.verify import reading
-from streamxf.tools.verify.reading import GuardedAccess, Verification, pieces_of
+from streamxf.tools.verify.reading import GuardedAccess, pieces_of
 from tests.dcp.helpers import KEY, data_files, full_chain, index_of, save
 from tests.forge import Places
 from tests.polling import SECONDS
@@ -152,23 +151,3 @@ def test_pieces_that_nobody_wants_any_more_are_waited_for(monkeypatch: pytest.Mo
         assert over
     finally:
         goes_on.set()
-
-
-def test_one_thread_at_a_time_asks_for_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save({"a": torch.zeros(100_000), "b": torch.zeros(100_000)}, tmp_path, full_chain(), thread_count=2)
-    calls: list[Verification] = []
-    coder, asked = ItemOpener.coder, []
-
-    def made(*arguments: Any) -> Verification:
-        calls.append(Verification(*arguments))
-        return calls[-1]
-
-    def watched(*arguments: Any, **options: Any) -> Any:
-        asked.append(calls[-1].lock.locked())
-        return coder(*arguments, **options)
-
-    monkeypatch.setattr("streamxf.tools.verify.verify.Verification", made)
-    monkeypatch.setattr(ItemOpener, "coder", watched)
-    assert streamxf.verify(tmp_path, keys=KEY).ok
-    assert asked
-    assert all(asked)
