@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -66,7 +67,9 @@ def _opened(path: Location, storage_options: Mapping[str, Any] | None) -> Storag
     except Exception:  # of whatever class: some clients connect here
         with known_errors(shown):
             raise
-    return storage_over(filesystem, inner, text)
+    # to a link without a path fsspec gives that of the next, which is right for a cache
+    within = re.match("dir(?::/*(.*?))?::", text)
+    return storage_over(filesystem, inner if within is None else within[1] or "", text)
 
 
 def path_text(path: str | os.PathLike[str]) -> str:

@@ -88,7 +88,8 @@ class RemoteStorage(Storage):
         if self.protocol in _AZURE and "\\" in f"{self.path}{name}":
             text = "Azure takes \\ for /, so nothing would be found under this name: choose one without"
             raise ParameterError(text, file=self.label(name))
-        return f"{self.path.rstrip('/') or '/'}/{name}" if name else self.path
+        above = f"{self.path.rstrip('/')}/" if self.path else self._client.root_marker
+        return f"{above}{name}" if name else self.path
 
     def forget_listings(self) -> None:
         self.filesystem.invalidate_cache()
@@ -123,7 +124,7 @@ class RemoteStorage(Storage):
             self.check_literal(name)
         if path and self.is_link(path):
             return
-        base = self.path_of(path).rstrip("/") + "/"
+        base = self.path_of(f"{path}/." if path else ".")[:-1]
         for found, entry in self.filesystem.find(self.path_of(path), withdirs=folders, detail=True).items():
             if found.startswith(base) and found != base:
                 yield _entry(found.removeprefix(base), entry)
@@ -158,9 +159,9 @@ class RemoteStorage(Storage):
     def _kind(self, path: str) -> Kind | None:
         """What is there by a listing, which follows no link at the end of the path."""
         self.forget_listings()
-        above, _, last = self.path_of(path).rpartition("/")
+        above, root, last = self.path_of(path).rpartition("/")
         with suppress(FileNotFoundError, NotADirectoryError):
-            found = {_last(each): each for each in self.filesystem.ls(above or "/", detail=True)}
+            found = {_last(each): each for each in self.filesystem.ls(above or root, detail=True)}
             return _entry(last, found[last]).kind if last in found else None
         return None
 

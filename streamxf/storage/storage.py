@@ -188,7 +188,7 @@ class Storage(ABC):
         if not name:
             return self._location
         first, chained, rest = _links(self._location)
-        return f"{first if first.endswith('://') else first.rstrip('/') + '/'}{name}{chained}{rest}"
+        return f"{first if first.endswith(('://', ':///')) else first.rstrip('/') + '/'}{name}{chained}{rest}"
 
     def path_of(self, name: str) -> str:
         """The path from the storage's root, for a path below this place."""

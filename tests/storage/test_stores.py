@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from fsspec.implementations.memory import MemoryFileSystem
 from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
@@ -25,6 +26,7 @@ from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage, StorageEntry
 from streamxf.testing import FILES, ConformanceError, check_storage
 from tests.dcp.s3_server import storage as s3_options
+from tests.manager.runs import complete, resumed, saved_run, state_at
 from tests.storage.stores import HttpStorage, MemoryStorage, web_server
 
 STATE = {"weight": torch.arange(100_000, dtype=torch.float32).reshape(100, 1000), "step": 7}
@@ -70,6 +72,29 @@ def test_storages_do_what_is_relied_on(tmp_path: Path, kind: str) -> None:
         storage = MemoryStorage("below/root")
         check_storage(storage)
         assert not storage.files
+
+
+@pytest.mark.parametrize(
+    "url", ["memory://", "memory:///", "dir://::memory://{}", "dir:///::memory://{}", "dir://::{}"]
+)
+def test_so_does_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """Of a store, and of a folder that poses as one; what is below opens by its own URL, and leads up again."""
+    monkeypatch.setattr(MemoryFileSystem, "store", {})
+    monkeypatch.setattr(MemoryFileSystem, "pseudo_dirs", [""])
+    run = url.format(uuid4().hex if "memory" in url else tmp_path.as_uri())
+    check_storage(open_storage(run))
+    saved_run(run, 1)
+    dcp.save(state_at(2), storage_writer=streamxf.FsspecWriter(open_storage(run).location("step-2")))
+    saved_run(run, 3, keep=2)
+    assert complete(run) == ["step-2", "step-3"]
+    assert resumed(run) == 3
+    newest = str(streamxf.latest(run))
+    assert streamxf.verify(newest).ok
+    assert is_complete(newest)
+    above, name = open_storage(newest).parent()
+    assert (complete(above.location()), name) == (["step-2", "step-3"], "step-3")
+    if "memory" not in url:
+        assert {"step-2", "step-3"} < {each.name for each in tmp_path.iterdir()}
 
 
 @pytest.mark.s3
