@@ -58,6 +58,9 @@ class RemoteStorage(Storage):
         lowest = type(fetch.lowest(filesystem))
         if (reason := REFUSED.get(f"{lowest.__module__}.{lowest.__qualname__}")) is not None:
             raise UnsupportedError(f"streamxf does not work over {reason} instead", file=redacted(self._location))
+        if hasattr(lowest, "_call_s3") and re.match("/*[^/]+//", layers[-1][0]):
+            text = "the key begins with a slash, below which s3fs lists nothing: write s3://BUCKET/KEY"
+            raise ParameterError(text, file=redacted(self._location))
         self._known_abilities = _abilities(filesystem, layers)
         self._tried = tried(filesystem, f"{self.path.rstrip('/')}/any")
         self._client = filesystem

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 from fsspec.asyn import AsyncFileSystem
 
+import streamxf
+from streamxf.errors import ParameterError
 from streamxf.storage import multipart
 from streamxf.storage.conditions import ABSENT, ReplacedMeanwhile, put_over, stamp_of
 from streamxf.storage.multipart import creating
+from streamxf.storage.opening import open_storage
 
 PATH = "bucket/folder/object"
 PART = 1000
@@ -198,3 +201,20 @@ def test_an_upload_that_was_aborted_by_others(s3: S3) -> None:
         file.write(bytes(3 * PART))
         s3.complete_multipart_upload = s3.head_object  # type: ignore[assignment]  # which finds nothing, either
     assert s3.objects == {}
+
+
+@pytest.mark.parametrize("url", ["s3://bucket//run", "s3a://bucket//run/", "dir://a::s3://bucket//run"])
+def test_a_key_that_begins_with_a_slash_is_refused_at_once(url: str) -> None:
+    """s3fs 2026.9.0 takes the slash away where it lists, and nowhere else."""
+    options = {"key": "a", "secret": "b"} if "::" not in url else {"s3": {"key": "a", "secret": "b"}}
+    for act in (
+        lambda: open_storage(url, options),
+        lambda: streamxf.FsspecWriter(url, **options),
+        lambda: streamxf.FsspecReader(url, **options).read_metadata(),
+        lambda: streamxf.CheckpointManager(url, storage_options=options),
+    ):
+        with pytest.raises(ParameterError, match="begins with a slash") as caught:
+            act()
+        assert url in str(caught.value)
+    for other in ("s3://bucket/run", "s3://bucket/a//run", "s3://bucket", "s3://bucket//"):
+        open_storage(other, {"key": "a", "secret": "b"})
