@@ -266,6 +266,10 @@ class ForeignError(StreamxfError):
     """An error of another package, say a storage's, that cannot be sent to other ranks; with its class and text."""
 
 
+class StaleError(ForeignError):
+    """What looks like damage, in a place that may show what another host has replaced: it says nothing."""
+
+
 class NoSpaceError(StreamxfError, OSError):
     """The save does not fit on the disk; raised before anything is written. ``errno`` is ``ENOSPC``."""
 

@@ -12,6 +12,7 @@ SHOWN = 20
 WIDTH = 1000
 MAKE_ROOM = "Make room (`streamxf forget` removes checkpoints by rules, `streamxf clean` what failed saves left)"
 RESTORE_METADATA = "next: restore this file from a copy; if there is none, see `streamxf salvage --without-metadata`"
+OLD = "this mount may show old sizes or names of what another host replaced: wait, remount, or use the storage's URL"
 ACCESS = "see why not all could be read, and try again: nothing is known of the rest yet"
 SALVAGE_DATA = "next: `streamxf verify` lists all that is damaged, `streamxf salvage` saves the rest"
 _ADVICE: dict[int | None, str] = {

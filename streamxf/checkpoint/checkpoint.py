@@ -176,7 +176,7 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
         """The stream of an item or a tensor's chunk, opened with all checks. Raises StreamxfError, with its place."""
         wanted = ItemPart(item, chunk)
         name = wanted.place.file
-        with located(file=self.label(name), item=item.name):
+        with located(file=self.label(name), item=item.name), self.storage.doubting():
             try:
                 file = self._files[name]
             except FileNotFoundError as error:
@@ -192,7 +192,7 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
         if not isinstance(item, ObjectItem):
             raise ParameterError("this item is a tensor", item=name)
         blocks = self.blocks(item)
-        with located(file=self.storage.label(item.place.file), item=name):
+        with located(file=self.label(item.place.file), item=name), self.storage.doubting():
             self.budget.spend_once(name, blocks.size, "the object")
             return self.access.objects.load(read_all(blocks), item.place.size, "cpu")
 

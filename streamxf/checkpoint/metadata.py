@@ -209,7 +209,7 @@ def read_metadata(
     """
     if not storage.near and storage.abilities.fresh is False:
         warnings.warn(f"{storage.label()}: {STALE}. The storage's own URL shows what is there", stacklevel=2)
-    with errors.located(file=storage.label(name)):
+    with errors.located(file=storage.label(name)), storage.doubting():
         try:
             return _read_once(storage, name, access, listing, size, share)
         except errors.ReplacedError:  # what was read is of two versions
@@ -246,6 +246,7 @@ def _check_same(storage: Storage, name: str, file: StoredFile, error: Exception)
         same &= now.size == file.size and now.read(now.size - end, end) == file.read(file.size - end, end)
     if not same:
         raise errors.ReplacedError(_REPLACED, file=label) from error
+    raise storage.doubted(error)
 
 
 def _renamed(metadata: Metadata, renaming: Renaming | None) -> Metadata:

@@ -16,6 +16,7 @@ from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, itemsize
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError, located
 from streamxf.format.items import ITEMSIZES, Chunk, Item, TensorItem
 from streamxf.pipeline import Pipeline
+from streamxf.storage.storage import Storage
 
 BOX_BYTES = 16 * 2**20
 _ARRAY_BYTES = 1024  # that an array counts for besides its elements: a checkpoint may have a million small tensors
@@ -43,6 +44,7 @@ class BoxReader(abc.ABC):
     - `access`: how it is read.
     """
 
+    storage: Storage
     stored: Mapping[str, Item]
     access: Access
 
@@ -87,7 +89,7 @@ class BoxReader(abc.ABC):
         """
         waiting: deque[tuple[Array, int]] = deque()  # each with the number of the last job that fills it
         submitted = held = 0
-        with Pipeline[None]() as pipeline:
+        with self.storage.doubting(), Pipeline[None]() as pipeline:
             for box in boxes:
                 check_box(box)
                 array = empty_array(box.item, box.lengths)
@@ -107,7 +109,8 @@ class BoxReader(abc.ABC):
 
     def read_into(self, box: Box, out: Array) -> None:
         """Fill `out`, an array of the box's shape with elements of the item's size, in any strides."""
-        run_jobs(self.jobs(box, out))
+        with self.storage.doubting():
+            run_jobs(self.jobs(box, out))
 
     def jobs(self, box: Box, out: Array) -> Iterator[tuple[Callable[[], None], int]]:
         """The calls that fill `out` with a box, from all shards that have a part of it; as `Elements.jobs`. Raises

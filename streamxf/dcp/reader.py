@@ -189,10 +189,8 @@ class ChainReaderMixin(StorageMixin):
         found = {rank: vars(plan)[_SAVE] for rank, plan in enumerate(plans) if _SAVE in vars(plan)}
         if len({save_id for save_id, _ in found.values()}) > 1:
             folders = some((f"rank {rank} in {folder}" for rank, (_, folder) in found.items()), most=16)
-            raise errors.MetadataError(
-                f"the ranks found the metadata of different saves: {folders}. Let all load from one folder, and no "
-                "other process save to it meanwhile"
-            )
+            text = f"the ranks found the metadata of different saves: {folders}. Let all load from one folder, and no "
+            raise self._storage.doubted(errors.MetadataError(f"{text}other process save to it meanwhile"))
         if self._facts is not None:
             once.with_shares(plans, ItemOpener(self._used, self._access), self._storage)
         return plans
@@ -216,9 +214,10 @@ class ChainReaderMixin(StorageMixin):
             loader = Loader(self._storage, used, self._access, planner, progress)
             shared: Transfer | str = ""
             try:
-                if self._facts is not None:
-                    shared = once.read_once(plan, self._facts, loader, planner, self._storage, progress)
-                loader.run(plan.items, shared.read if isinstance(shared, Transfer) else ())
+                with self._storage.doubting():
+                    if self._facts is not None:
+                        shared = once.read_once(plan, self._facts, loader, planner, self._storage, progress)
+                    loader.run(plan.items, shared.read if isinstance(shared, Transfer) else ())
             except errors.StreamxfError as error:
                 note_damage(self._storage, used.index.save_id if used.index is not None else None, SALVAGE_DATA, error)
                 raise

@@ -302,11 +302,13 @@ def damage_of(run: Run, record: Record, check: Verify, part: Part = ALL, *, rank
     """
     try:
         folder = run.folder(record.name)
-        if folder.by_framework:
-            _check_commit(folder, check, part)
-        else:
+        if not folder.by_framework:
             check_ranks(folder.files, ranks)
-            _check_published(folder.place, run.authority, check, part)
+        with run.storage.doubting(missing=True):
+            if folder.by_framework:
+                _check_commit(folder, check, part)
+            else:
+                _check_published(folder.place, run.authority, check, part)
     except Exception as error:
         if not is_damage(error):
             _advised(error, record)
@@ -354,7 +356,8 @@ def _check_published(place: Storage, authority: Authority, check: Verify, part: 
             with suppress(FileNotFoundError), place.open(path):  # raises what says more, as of a Git LFS pointer
                 pass
         if missing:
-            raise MetadataError(f"not there in the size that the metadata gives: {', '.join(missing[:3])}")
+            text = f"not there in the size that the metadata gives: {', '.join(missing[:3])}"
+            raise MetadataError(text, file=place.label())
         if check == "sample" and not stored:
             read_sample(checkpoint)
 

@@ -64,6 +64,8 @@ class Folder:
             if UnsupportedError in raises:
                 with suppress(OSError), self.place.open(file):  # raises what says more, as of a Git LFS pointer
                     pass
+                if (known := self.place.doubted(error, missing=True)) is not error:
+                    raise known from error
             return None, f"{type(error).__name__}: {error}"
         if said is None:
             return None, doubt or "it is not there, or no regular file"

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING
-from streamxf.errors import DAMAGE, NoCheckpointError, ParameterError, StreamxfError, escaped, is_damage
+from streamxf.errors import DAMAGE, ContainerError, NoCheckpointError, ParameterError, StreamxfError, escaped, is_damage
 from streamxf.formats.opening import contents_of, open_source
 from streamxf.manager.choice import (
     Choice,
@@ -155,7 +155,9 @@ def is_complete(path: Location, *, ranks: int | None = None, storage_options: Ma
             return record is not None and record.complete and damage_of(run, record, "none", ranks=ranks) is None
         check_ranks(names, ranks)
         with open_source(storage, listing=True) as source:
-            return not contents_of(source).incomplete
+            if not contents_of(source).incomplete:
+                return True
+            raise storage.doubted(ContainerError("not all files have their sizes", file=storage.label()))
     except (OSError, StreamxfError) as error:
         if not is_damage(error):
             raise

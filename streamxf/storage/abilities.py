@@ -26,7 +26,8 @@ class Abilities:
         Whether a removal never overtakes what was written before it.
     fresh : bool
         Whether reads show what another process wrote before. Places that surely do not, such as fsspec's caches, are
-        refused where something old would do harm; what is not known is only not relied on.
+        refused where something old would do harm. Where it is not known of a mount, nor that it `keeps_older`, what
+        looks like damage raises `StaleError`.
     copies : bool
         Whether streams that are written to keep no view of what they were given.
     threads : bool
@@ -114,8 +115,8 @@ MOUNTS: dict[str, Abilities] = {
 }
 """By the type of the mounted file system, as Linux names it."""
 
-UNKNOWN_MOUNT, UNKNOWN_FUSE = _MOUNTED, replace(_MOUNTED, locks=None)
-"""In the latter no file is opened a second time, to lock it."""
+UNKNOWN_MOUNT, UNKNOWN_FUSE = replace(_MOUNTED, fresh=True), replace(_MOUNTED, locks=None)
+"""The former is in the kernel, as disks are. In the latter no file is opened a second time, to lock it."""
 
 _STORE = Abilities("none", True, True, True, True, True, True, False, False, True, True, False, False)
 _CONDITIONAL = replace(_STORE, creates=None, replaces=None)  # until a first put shows that the store heeds conditions

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, ClassVar, Literal, NamedTuple
 
+from streamxf import errors
 from streamxf.errors import AbortedError, ForeignError, MetadataError, ParameterError, UnsupportedError, redacted
 from streamxf.storage.abilities import Abilities, AbilitiesLike
 from streamxf.storage.checked import checked
@@ -25,6 +26,7 @@ from streamxf.storage.fetch import FetchedFile, requests_in_threads
 from streamxf.storage.files import DEEPEST, MOST, check_component, components
 from streamxf.storage.multipart import PendingUpload
 from streamxf.storage.reading import RangedFile, StoredFile
+from streamxf.wording import OLD
 
 LOCK = ".streamxf.lock"
 """Held while something is published into a folder. No part of what lies there: listings leave it out."""
@@ -121,6 +123,28 @@ class Storage(ABC):
             raise UnsupportedError(
                 f"{STALE}; use the URL of the storage itself. Nothing was changed", file=self.label()
             )
+
+    def doubted(self, error: Exception, *, missing: bool = False) -> Exception:
+        """The error, or a StaleError for what looks like damage where reads may show what another host has replaced,
+        for longer than a minute; also for a `missing` file.
+        """
+        looks = errors.is_damage(error) and not isinstance(error, errors.NoCheckpointError)
+        looks &= missing or not isinstance(error, FileNotFoundError)
+        can, looks = self.abilities, looks or getattr(error, "errno", None) == errno.EIO
+        if not looks or can.fresh or (can.fresh is None and (can.keeps_older or not self.near)):
+            return error
+        text = error.message if isinstance(error, errors.StreamxfError) else errors.text_of(error)
+        made = errors.StaleError(f"{type(error).__name__}: {text}. That may be no damage: {OLD}")
+        made.__cause__ = error
+        return made.locate(**{name: getattr(error, name, None) for name in ("file", "item", "block")})
+
+    @contextmanager
+    def doubting(self, *, missing: bool = False) -> Iterator[None]:
+        """Raise what is `doubted` of what is raised within."""
+        try:
+            yield
+        except Exception as error:
+            raise self.doubted(error, missing=missing)  # noqa: B904 - which has its cause
 
     def past_caches(self) -> Storage:
         """The same place, read past what a client remembers, where that is known."""

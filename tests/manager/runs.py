@@ -4,9 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 
+import streamxf
 from streamxf.manager.listing import list_checkpoints
 from streamxf.manager.manager import CheckpointManager
+from streamxf.storage.storage import Storage
 
 
 def state_at(step: int) -> dict[str, Any]:
@@ -43,6 +46,12 @@ def resumed(run: Path | str, **options: Any) -> int | None:
 
 def complete(run: Path | str, **options: Any) -> list[str]:
     return [record.name for record in list_checkpoints(run, **options) if record.complete]
+
+
+def replace_by_larger(checkpoint: Path | str | Storage) -> None:
+    """Save another state there, whose step is 22; its metadata is larger."""
+    state = state_at(22) | {f"more-{number}": number for number in range(30)}
+    dcp.save(state, storage_writer=streamxf.FileSystemWriter(checkpoint, chain="zstd"), no_dist=True)
 
 
 def damage(checkpoint: Path) -> None:

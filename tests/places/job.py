@@ -11,15 +11,13 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch.distributed.checkpoint as dcp
-
 import streamxf
 from streamxf.manager import forget, sessions
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import open_storage
 from streamxf.storage.remote import RemoteStorage
 from streamxf.storage.storage import Storage
-from tests.manager.runs import saved_run, state_at
+from tests.manager.runs import replace_by_larger, saved_run
 from tests.polling import wait_until
 from tests.storage.servers import using
 
@@ -41,8 +39,7 @@ def main(place: Storage) -> None:
         with streamxf.hold(place.child("step-1")):
             wait()
     elif WHAT == "overwrites":
-        state = state_at(22) | {f"more-{number}": number for number in range(30)}
-        dcp.save(state, storage_writer=streamxf.FileSystemWriter(place.child("step-2"), chain="zstd"), no_dist=True)
+        replace_by_larger(place.child("step-2"))
     else:
         saved_run(place, 1, 2)
 

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,12 @@ import pytest
 from fsspec.core import url_to_fs
 
 import streamxf
-from streamxf.errors import NoCheckpointError, UnsupportedError
+from streamxf.errors import NoCheckpointError, StaleError, UnsupportedError
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
 from streamxf.testing import check_storage
 from tests.dcp.s3_server import serving, storage, weed
-from tests.manager.runs import complete, resumed, saved_run
+from tests.manager.runs import complete, replace_by_larger, resumed, saved_run
 from tests.places.mounts import PLACES, Bucket, Place, serving_refused, two_hosts
 from tests.polling import wait_until
 from tests.storage.servers import PASSWORD
@@ -155,6 +156,15 @@ def test_what_another_host_has_overwritten_is_not_damage(place: Place, tmp_path:
         code, errors = goes_on()
     if not place.second.abilities.keeps_older:
         assert "this place is not known to store a file by the time" in errors
+        replace_by_larger(place.behind.child("step-2"))
+        for look in (streamxf.latest, partial(streamxf.latest, verify="whole")):
+            with suppress(StaleError):
+                assert str(look(place.second)).endswith("step-2")
+        report = streamxf.verify(place.second.child("step-2"))
+        assert not report.damaged
+        assert {each.error for each in report.unread} <= {"StaleError"}
+        with suppress(StaleError):
+            assert step_of(place.second.child("step-2")) in (2, 22)
         return
     assert code == 0, errors
     assert str(streamxf.latest(place.second)).endswith("step-2")

@@ -133,7 +133,7 @@ def test_a_checkpoint_that_training_went_back_behind_is_out_of_the_way(tmp_path:
         data = next((tmp_path / "step-3").glob("*.distcp"))
         data.write_bytes(data.read_bytes()[:-400])
     state = {"w": torch.zeros(100, dtype=torch.int64)}
-    with CheckpointManager(tmp_path) as manager:
+    with CheckpointManager(tmp_path, abilities={"fresh": True}) as manager:
         assert manager.resume(state, step=2 if way == "asked" else None) == 2
         manager.save(3, {"w": torch.full((100,), 30)})
         with pytest.raises(CheckpointException, match="not known to store"):

@@ -9,9 +9,9 @@ from time import perf_counter
 from typing import Any
 
 from streamxf.checkpoint.metadata import resumable
-from streamxf.errors import AbortedError, StreamxfError, is_exhausted
+from streamxf.errors import AbortedError, StaleError, StreamxfError, is_exhausted
 from streamxf.tools.damage import Damage
-from streamxf.wording import ACCESS, listed, many, printable, size_text
+from streamxf.wording import ACCESS, OLD, listed, many, printable, size_text
 
 MAX_DAMAGED = 1000  # recorded for each file: a file full of zeros may hold a hundred thousand items
 
@@ -99,6 +99,7 @@ def opaque(reason: str) -> tuple[str, str]:
     return "tensor", f"{_OPAQUE}{reason}"
 
 
+_STALE = StaleError.__name__
 _COUNTS = ("files", "items", "blocks", "bytes_read", "unlisted")
 
 
@@ -138,6 +139,10 @@ class Findings:
     def damage(self, error: Exception, item: str | None = None, offset: tuple[int, ...] | None = None) -> None:
         """Note what is wrong with the file, or with an item of it."""
         Notes(self, item, offset).error(error)
+
+    def disown(self) -> None:
+        """Take what is damaged for not read, since what was read may be old."""
+        self.damaged = [one if one.unread else replace(one, unread=True, error=_STALE) for one in self.damaged]
 
     def add(self, found: Findings) -> None:
         """Add what was found in the next part of the file."""
@@ -231,4 +236,5 @@ def report_of(
 
 
 def _advice(damaged: Sequence[Damage], unread: Sequence[Damage], advice: str) -> str:
-    return "; ".join([ACCESS] * bool(unread) + [advice] * bool(damaged))
+    old = any(each.error == _STALE for each in unread)
+    return "; ".join([ACCESS] * bool(unread) + [OLD] * old + [advice] * bool(damaged))

@@ -188,7 +188,7 @@ def _verify_parts(
                 found[part] = f"{part}: {_CHANGED}"
                 return
             findings = Findings(places[part].name)
-            findings.damage(error)
+            findings.damage(places[part].doubted(error, missing=True))
             found[part] = report_of([findings], begin)
 
     def take(part: str, report: Callable[[], VerifyReport]) -> None:
@@ -281,6 +281,12 @@ def _begin(
                 storage.forget_listings()  # jobs remove checkpoints, and save to them
                 if _try(look) not in (None, before):
                     raise errors.NoCheckpointError(_CHANGED, file=storage.label())
+        lost = [str(one) for each in call.found for one in each.damaged if not one.unread]
+        error = storage.doubted(errors.ContainerError("; ".join(lost[:1]), file=storage.label()))
+        if lost and isinstance(error, errors.StaleError):
+            call.unread.append(error)
+            for each in call.found:
+                each.disown()
         _note_missing(call)
         refused = [error for each in call.found for error in each.refused]
         if refused and not any(each.opened for each in call.found):

@@ -1,0 +1,140 @@
+"""What a mount shows of a checkpoint that another host has replaced is not damage, and decides nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+
+import streamxf
+from streamxf.errors import StaleError, StreamxfError
+from streamxf.manager.latest import is_complete
+from streamxf.storage import disk
+from streamxf.storage.opening import open_storage
+from tests.failing import fails_with
+from tests.manager.runs import blank, replace_by_larger, resumed, saved_run
+
+MOUNTS = ("fuse.rclone", "fuse.seaweedfs", "fuse.of-somebody")
+DISKS = ("ext4", "tmpfs", "nfs4", "fuse.sshfs", "fuse.s3fs", "zonefs", "")
+MAY = "this mount may show old sizes or names of what another host replaced: wait, remount"
+
+
+def show(shown: Path, stored: Path, size: int) -> None:
+    """The new contents up to the old size, as the kernel's cache shows them: with zeros if they are shorter."""
+    shown.write_bytes(stored.read_bytes()[:size].ljust(size, b"\0"))
+
+
+def metadata_cut(step: Path, new: Path) -> None:
+    size = (step / ".metadata").stat().st_size
+    assert size < (new / ".metadata").stat().st_size
+    show(step / ".metadata", new / ".metadata", size)
+
+
+def metadata_longer(step: Path, new: Path) -> None:
+    show(step / ".metadata", new / ".metadata", (new / ".metadata").stat().st_size + 1000)
+
+
+def old_listing(step: Path, new: Path) -> None:
+    shutil.copy(new / ".metadata", step)
+
+
+def data_cut(step: Path, new: Path) -> None:
+    shutil.copytree(new, step, dirs_exist_ok=True)
+    (data,) = new.glob("*.distcp")
+    show(step / data.name, data, data.stat().st_size // 2)
+
+
+SHOWN = (metadata_cut, metadata_longer, old_listing, data_cut)
+
+
+@pytest.fixture(params=SHOWN)
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A run whose newest checkpoint another host has replaced."""
+    saved_run(tmp_path / "run", 1, 2)
+    replace_by_larger(tmp_path / "new")
+    request.param(tmp_path / "run/step-2", tmp_path / "new")
+    return tmp_path / "run"
+
+
+def mount(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(disk, "mounted", lambda _: (kind, "of:somewhere"))
+
+
+def causes(error: BaseException) -> list[BaseException]:
+    failures = getattr(error, "failures", {})
+    return [entry[0] for entry in failures.values()] or [error]
+
+
+def read(step: Path) -> None:
+    with streamxf.Checkpoint(step) as saved:
+        for name in saved:
+            saved[name].read()
+
+
+def load(step: Path) -> None:
+    dcp.load(blank(), storage_reader=streamxf.FileSystemReader(step), no_dist=True)
+
+
+@pytest.mark.parametrize("kind", MOUNTS)
+def test_it_decides_nothing(run: Path, kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    mount(monkeypatch, kind)
+    step, calls = run / "step-2", list[Callable[[], object]]()
+    calls += [lambda: streamxf.latest(run), lambda: streamxf.latest(run, verify="whole"), lambda: resumed(run)]
+    calls += [lambda: read(step), lambda: load(step), lambda: is_complete(step)]
+    for call in calls:
+        with pytest.raises((StreamxfError, CheckpointException)) as caught:
+            call()
+        for error in causes(caught.value):
+            assert isinstance(error, StaleError)
+            assert MAY in str(error)
+            assert str(step) in str(error), "it names the place"
+    for report in (streamxf.verify(run), streamxf.verify(step)):
+        assert not report.damaged
+        assert {each.error for each in report.unread} == {"StaleError"}
+        assert "NOT READ" in str(report)
+        assert MAY in str(report)
+    assert not [*run.glob(".streamxf/damage-*")], "nobody is told that it is damaged"
+    shutil.rmtree(step)
+    shutil.copytree(tmp_path / "new", step)  # which the mount shows in the end
+    assert streamxf.verify(step).ok
+    assert str(streamxf.latest(run)) == str(step)
+
+
+@pytest.mark.parametrize("kind", DISKS)
+def test_elsewhere_it_is_damage(run: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mount(monkeypatch, kind)
+    assert streamxf.verify(run / "step-2").damaged
+    assert str(streamxf.latest(run)).endswith("step-1")
+    assert not is_complete(run / "step-2")
+    with pytest.raises(StreamxfError) as caught:
+        read(run / "step-2")
+    assert not isinstance(caught.value, StaleError)
+    assert resumed(run) == 1
+
+
+def test_who_knows_that_a_mount_is_fresh_says_so(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mount(monkeypatch, "fuse.rclone")
+    place = open_storage(run, abilities={"fresh": True})
+    assert str(streamxf.latest(place)).endswith("step-1")
+    assert streamxf.verify(place.child("step-2")).damaged
+
+
+def test_a_mount_that_cannot_read_what_was_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved_run(tmp_path, 1, 2)
+    mount(monkeypatch, "fuse.rclone")
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "preadv", fails_with(OSError, errno.EIO, os.strerror(errno.EIO)))
+        for call in (lambda: streamxf.latest(tmp_path), lambda: resumed(tmp_path)):
+            with pytest.raises(StaleError, match=r"step-2/\.metadata") as caught:
+                call()
+            assert MAY in str(caught.value)
+        report = streamxf.verify(tmp_path / "step-2")
+    assert {each.error for each in report.unread} == {"StaleError"}
+    assert not report.damaged
+    assert resumed(tmp_path) == 2
