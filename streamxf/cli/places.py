@@ -65,6 +65,11 @@ def _print(found: PlaceReport) -> None:
         show.verdict(f"it does less than it is known for. Tell streamxf: {_said(found, found.weaker)}", good=False)
     elif found.stronger:
         show.say(f"if it does that on every machine, tell streamxf: {_said(found, found.stronger)}")
+    if unknown := [name for name, value in found.seen.items() if value is None]:
+        names = ", ".join(unknown)
+        show.say(
+            f"--second does not tell of {names}: it may be late itself, or only read. Give the URL of what is mounted"
+        )
 
 
 def _word(value: bool | str | None) -> str:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -21,7 +24,7 @@ from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
 from streamxf.testing import ConformanceError, check_storage
-from streamxf.tools.check.observed import observe_abilities
+from streamxf.tools.check.observed import observe_abilities, weaker_than
 from streamxf.tools.check.place import check_place
 from tests.cli.command import Run, runner
 from tests.storage.stores import MemoryStorage
@@ -82,10 +85,79 @@ class Server(MemoryStorage):
 
 
 class Through(Mounted):
-    """Reads come from below, too."""
+    """What is asked comes from below, too."""
+
+    def info(self, path: str = "") -> Any:
+        return self.below_it.info(self.path_of(path))
+
+    def entries(self, path: str = "") -> Any:
+        return self.below_it.entries(self.path_of(path))
 
     def read(self, path: str, start: int, stop: int) -> bytes:
         return self.below_it.read(path, start, stop)
+
+
+class Stale(Through):
+    """But for one file, or for its listing, once somebody else has changed some."""
+
+    stale = ""
+
+    def entries(self, path: str = "") -> Any:
+        found = [*super().entries(path)]
+        self.last = self.last if self._is_stale("listing") else found
+        return self.last
+
+    def read(self, path: str, start: int, stop: int) -> bytes:
+        if not self._is_stale(path):
+            return super().read(path, start, stop)
+        if path in ("same", "gone"):
+            return b"before"
+        raise FileNotFoundError(path) if path == "new" else OSError(errno.EIO, "of another size", path)
+
+    def _is_stale(self, what: str) -> bool:
+        return what == self.stale and "new" in self.below_it.files
+
+
+class Late(Through):
+    """It shows what it remembers, for a while, and stores at once."""
+
+    own_abilities = replace(MemoryStorage.own_abilities, fresh=None)
+    until: float | None = None
+
+    def __init__(self, below: MemoryStorage) -> None:
+        super().__init__(below)
+        self.real, self.below_it = below, MemoryStorage()
+
+    def info(self, path: str = "") -> Any:
+        self._look()
+        return super().info(path)
+
+    def entries(self, path: str = "") -> Any:
+        self._look()
+        return super().entries(path)
+
+    def write(self, path: str, data: bytes, *, over: str | None = None) -> None:
+        self.real.write(path, data)
+
+    def remove(self, paths: Iterable[str]) -> dict[str, Exception]:
+        return self.real.remove(paths)
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if self.until is not None and now > self.until:
+            self.below_it.files, self.until = dict(self.real.files), None
+        self.until = now + 1 if self.until is None else self.until
+
+
+class OnlyRead(Through):
+    def write(self, path: str, data: bytes, *, over: str | None = None) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+
+class Later(Through):
+    """Nobody knows that it stores later."""
+
+    own_abilities, after = replace(MemoryStorage.own_abilities, stored=None), LATER
 
 
 class Behind(Mounted):
@@ -94,12 +166,21 @@ class Behind(Mounted):
     after = LATER
 
 
+class Large(Mounted):
+    """A cache that sends what is small before anybody can look."""
+
+    def write(self, path: str, data: bytes, *, over: str | None = None) -> None:
+        self.after = LATER * (len(data) > 2**20)
+        super().write(path, data, over=over)
+
+
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
         (Through, {"stored": True, "in_order": True, "fresh": True}),
         (Mounted, {"stored": True, "in_order": True, "fresh": False}),
         (Behind, {"stored": False, "in_order": False, "fresh": False}),
+        (Large, {"stored": False, "in_order": False, "fresh": False}),
     ],
 )
 def test_two_views_of_one_place(kind: type[Mounted], expected: dict[str, bool]) -> None:
@@ -111,6 +192,72 @@ def test_two_views_of_one_place(kind: type[Mounted], expected: dict[str, bool]) 
     time.sleep(LATER)
     server.exists()
     assert not [*server.mounts[0].files]
+
+
+@pytest.mark.parametrize("stale", ["listing", "same", "longer", "new", "gone"])
+def test_any_read_may_be_stale(stale: str) -> None:
+    server = Server()
+    seen = observe_abilities(server.mount(type("", (Stale,), {"stale": stale})), server, 5)
+    assert (seen["stored"], seen["in_order"], seen["fresh"]) == (True, True, False)
+    assert not server.files
+
+
+@pytest.mark.parametrize(
+    ("kind", "unknown"), [(Late, {"stored", "in_order"}), (OnlyRead, {"fresh"}), (Later, {"fresh"})]
+)
+def test_what_a_second_view_cannot_tell_is_no_fault_of_the_first(kind: type[Mounted], unknown: set[str]) -> None:
+    """Nor does what the second would store later stay behind."""
+    server = Server()
+    first = server.mount(Through)
+    seen = observe_abilities(first, server.mount(kind), 5)
+    assert {name for name, value in seen.items() if value is None} in (unknown, unknown - {"in_order"})
+    assert (seen["fresh"], seen["stored"]) == ("fresh" not in unknown or None, "stored" not in unknown or None)
+    assert weaker_than(seen, first.abilities) == []
+    time.sleep(LATER)
+    server.exists()
+    assert not server.files
+
+
+def test_nothing_is_written_behind_the_removal_after_an_interrupt() -> None:
+    class Slow(MemoryStorage):
+        def write(self, path: str, data: bytes, *, over: str | None = None) -> None:
+            time.sleep(0.05 * (path == "steps"))
+            super().write(path, data, over=over)
+
+        def read(self, path: str, start: int, stop: int) -> bytes:
+            if path == "steps":
+                raise KeyboardInterrupt
+            return super().read(path, start, stop)
+
+    place = Slow()
+    with pytest.raises(KeyboardInterrupt):
+        observe_abilities(place)
+    time.sleep(0.5)
+    assert not place.files
+
+
+def test_a_stream_is_written_to_no_more_once_it_is_left() -> None:
+    happened = []
+
+    class Stream(MemoryStorage):
+        @contextmanager
+        def create(self, path: str = "") -> Iterator[IO[bytes]]:
+            class File:
+                def write(self, data: Any) -> int:
+                    time.sleep(0.2)  # until it is waited for
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                    time.sleep(0.5)
+                    happened.append("written")
+                    return len(data)
+
+            try:
+                yield File()  # type: ignore[misc]
+            finally:
+                happened.append("left")
+
+    with pytest.raises(KeyboardInterrupt):
+        check_storage(Stream())
+    assert happened == ["written", "left"]
 
 
 def test_another_place_is_not_taken_for_a_second_view() -> None:
@@ -172,7 +319,6 @@ def test_locks_and_links_of_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not [*tmp_path.iterdir()]
     of_one = observe_abilities(open_storage(tmp_path, abilities={"locks": "machine"}).child("two"))
     assert of_one["locks"] == "machine"
-    monkeypatch.setattr("streamxf.tools.check.observed._is_other", lambda storage, second: True)
     monkeypatch.setattr("streamxf.tools.check.place._is_one_view", lambda storage, second: False)
     found = check_place(place, open_storage(tmp_path))
     assert found.ok
@@ -323,4 +469,6 @@ def test_the_command(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "it does less than it is known for. Tell streamxf: abilities={'replaces': False}" in done.out
     done = run("check", tmp_path, "--json")
     assert done.json["ok"] is False
+    monkeypatch.setattr("streamxf.tools.check.place._is_one_view", lambda storage, second: False)
+    assert "--second does not tell of fresh: it may be late" in run("check", tmp_path, "--second", tmp_path).out
     assert done.json["seen"]["links"] is True

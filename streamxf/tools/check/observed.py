@@ -6,23 +6,24 @@ import errno
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
-from uuid import uuid4
 
 from streamxf.buffers import write_all
-from streamxf.engine import in_thread
 from streamxf.errors import ParameterError, UnsupportedError
 from streamxf.places import Abilities, Storage
 from streamxf.storage.conditions import ABSENT, ReplacedMeanwhile
 
 _MEBIBYTE = 2**20
+_LARGE = 16 * _MEBIBYTE
 _LOCKS = [None, "none", "machine", "hosts"]
 _PAUSE = 0.05  # seconds
 
 
 def observe_abilities(storage: Storage, second: Storage | None = None, patience: float = 60.0) -> dict[str, Any]:
-    """Values of `Abilities` that a place is seen to have, by name: those that can be seen, of this process's view.
+    """Values of `Abilities` that a place is seen to have, by name: those that can be seen, of this process's view; None
+    for what the second cannot tell.
 
     Parameters
     ----------
@@ -43,8 +44,7 @@ def observe_abilities(storage: Storage, second: Storage | None = None, patience:
     try:
         found = _conditions(storage) | _links(storage) | _steps(storage) | _copies(storage)
         if second is not None:
-            found |= _arrival(storage, second, patience)
-            found |= _order(storage, second, patience) | _freshness(storage, second, patience)
+            found |= _seen_by(second, storage, patience)
         return found | _locks(storage, second)
     finally:
         storage.remove_all()
@@ -52,7 +52,7 @@ def observe_abilities(storage: Storage, second: Storage | None = None, patience:
 
 def weaker_than(seen: dict[str, Any], known: Abilities) -> list[str]:
     """The names of what was seen to be less than it is known for."""
-    return [name for name, value in seen.items() if _rank(value) < _rank(getattr(known, name))]
+    return [name for name, value in seen.items() if value is not None and _rank(value) < _rank(getattr(known, name))]
 
 
 def _rank(value: Any) -> int:
@@ -93,18 +93,18 @@ def _steps(storage: Storage) -> dict[str, Any]:
     """Whether a reader sees the old or the new contents while a file is replaced."""
     contents = [bytes([each]) * _MEBIBYTE for each in (1, 2)]
     storage.write("steps", contents[0])
-
-    def replace_often() -> None:
-        for turn in range(1, 21):
-            storage.write("steps", contents[turn % 2])
-
-    done, whole = in_thread(replace_often, "replacing"), True
-    while not done.done():
-        with suppress(FileNotFoundError):
-            whole = whole and storage.read("steps", 0, 2 * _MEBIBYTE) in contents
-            continue
-        whole = False
-    done.result()
+    pool, whole = ThreadPoolExecutor(1, "replacing"), True
+    try:
+        turns = [pool.submit(storage.write, "steps", contents[turn % 2]) for turn in range(1, 21)]
+        while not turns[-1].done():
+            with suppress(FileNotFoundError):
+                whole = whole and storage.read("steps", 0, 2 * _MEBIBYTE) in contents
+                continue
+            whole = False
+        for turn in turns:
+            turn.result()
+    finally:
+        pool.shutdown(cancel_futures=True)  # or it would write behind the removal
     return {"in_one_step": whole}
 
 
@@ -118,53 +118,70 @@ def _copies(storage: Storage) -> dict[str, Any]:
     return {"copies": [*halves] == [b"\1", b"\2"]}
 
 
-def _arrival(storage: Storage, second: Storage, patience: float) -> dict[str, Any]:
-    name = f"{_new_folder(storage)}/arrived"
-    storage.write(name, b"1")
-    if second.exists(name):
-        return {"stored": True}
-    if not _waited(lambda: second.exists(name), second, patience):
+def _seen_by(second: Storage, storage: Storage, patience: float) -> dict[str, Any]:
+    for name in ("older", "same", "longer", "gone"):
+        storage.write(name, b"before")
+    storage.write("arrived", os.urandom(_LARGE))  # which takes its time, wherever a cache sends it
+    stored = _waited(lambda: second.info("arrived").size == _LARGE, second, 0)
+    if not stored and not _waited(lambda: second.info("arrived").size == _LARGE, second, patience):
         raise ParameterError(
             f"{second.label()} has not shown in {patience:.0f} s what was written to {storage.label()}: it is another "
-            "place, or remembers for longer what was there. Give the URL of what is mounted, or another mount of it"
+            "place, remembers for longer what was there, or waits for what the first has lost. Give the URL of what is "
+            "mounted, or another mount of it"
         )
-    return {"stored": False} | ({} if second.abilities.fresh else {"fresh": False})
+    seen = {"stored": stored, "in_order": _in_order(storage, second, patience if second.abilities.fresh else 0)}
+    if not second.abilities.fresh:  # it may show late what was done at once
+        seen = {name: value or None for name, value in seen.items()}
+    return seen | {"fresh": _is_fresh(storage, second, patience)}
 
 
-def _order(storage: Storage, second: Storage, patience: float) -> dict[str, Any]:
-    folder = _new_folder(storage)
-    storage.write(f"{folder}/older", b"1")
-    place = second.child(folder)
-    _waited(lambda: "older" in place.names(), place, patience)
-    storage.write(f"{folder}/newer", bytes(8 * _MEBIBYTE))
-    storage.remove([f"{folder}/older"])
+def _in_order(storage: Storage, second: Storage, patience: float) -> bool | None:
+    if not _waited(lambda: "older" in second.names(), second, patience):
+        return None
+    storage.write("newer", os.urandom(_LARGE))
+    storage.remove(["older"])
     names: dict[str, int | None] = {}
 
     def is_over() -> bool:
         names.clear()
-        names.update(place.names())
+        names.update(second.names())
         return "older" not in names
 
-    gone = _waited(is_over, place, patience)
-    return {"in_order": names.get("newer") == 8 * _MEBIBYTE} if gone else {}
+    return names.get("newer") == _LARGE if _waited(is_over, second, patience) else None
 
 
-def _freshness(storage: Storage, second: Storage, patience: float) -> dict[str, Any]:
-    storage.write("fresh", b"before")
-    if not _waited(lambda: second.read("fresh", 0, 9) == b"before", second, patience):
-        return {"fresh": False}
-    storage.read("fresh", 0, 9), storage.names()
+def _is_fresh(storage: Storage, second: Storage, patience: float) -> bool | None:
+    """Whether it shows at once what the second does, if that is stored at once: else some would come after all."""
+    if not (second.abilities.stored and _waited(lambda: _shown(storage) == _shown(second), second, patience)):
+        return None
     try:
-        second.write("fresh", b"behind")
-    except (UnsupportedError, PermissionError):  # it is only read
-        return {}
-    return {"fresh": storage.read("fresh", 0, 9) == b"behind"}
+        second.write("new", b"new")
+    except (UnsupportedError, OSError) as error:  # it is only read
+        _refuse_full(error)
+        return None
+    try:
+        second.write("same", b"behind")
+        second.write("longer", b"behind it")
+        failed = second.remove(["gone"])
+        changed = {"new": b"new", "same": b"behind", "longer": b"behind it"}
+        return None if failed else _shown(storage) == ({name: len(data) for name, data in changed.items()}, changed)
+    finally:  # as the first may remember it, and so removes it
+        second.write("gone", b"")
+        second.remove(["new"])
+
+
+def _shown(storage: Storage) -> tuple[dict[str, int | None], dict[str, bytes]]:
+    """What a place has of the files that the second changes, as it lists them, and as it reads them."""
+    names, read = ("new", "same", "longer", "gone"), {}
+    for name in names:
+        with suppress(OSError):
+            read[name] = storage.read(name, 0, 99)
+    return {name: size for name, size in storage.names().items() if name in names}, read
 
 
 def _locks(storage: Storage, second: Storage | None) -> dict[str, Any]:
     """Last of all: a mount may keep nothing of a file that is opened to be locked while it is written."""
-    told, known = storage.told({"locks": "hosts"}), storage.abilities.locks
-    other = second.told({"locks": "hosts"}) if second is not None and _is_other(storage, second) else None
+    told, known, other = storage.told({"locks": "hosts"}), storage.abilities.locks, None
     try:
         with told.create("lock") as file:
             write_all(file, b"kept ")
@@ -172,6 +189,8 @@ def _locks(storage: Storage, second: Storage | None) -> dict[str, Any]:
             if held is None:
                 return {"locks": "none"}
             try:
+                if second is not None and storage.near and second.near and second.exists("lock"):
+                    other = second.told({"locks": "hosts"})
                 keeps_out, reaches = _is_busy(told), other is not None and _is_busy(other)
             finally:
                 held.close()
@@ -186,8 +205,8 @@ def _locks(storage: Storage, second: Storage | None) -> dict[str, Any]:
     return {"locks": "hosts" if known == "hosts" else "machine"}
 
 
-def _refuse_full(error: OSError) -> None:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+def _refuse_full(error: Exception) -> None:
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
         raise error
 
 
@@ -199,19 +218,6 @@ def _is_busy(storage: Storage) -> bool:
     if found is not None:
         found.close()
     return False
-
-
-def _is_other(storage: Storage, second: Storage) -> bool:
-    """Whether both are local, and not one mount: that knows its own locks."""
-    both = storage.near and second.near
-    return both and os.stat(storage.path).st_dev != os.stat(second.path).st_dev
-
-
-def _new_folder(storage: Storage) -> str:
-    """One that the second has not looked for before, and so remembers nothing of."""
-    name = uuid4().hex
-    storage.make_folder(name)
-    return name
 
 
 def _waited(seen: Callable[[], bool], place: Storage, patience: float) -> bool:

@@ -23,7 +23,8 @@ class PlaceReport:
     """What a place can do.
 
     - `path`: its path or URL; `mount`: where a local one comes from.
-    - `known`, `seen`: its abilities before anything was tried, and those that were seen, by name.
+    - `known`, `seen`: its abilities before anything was tried, and those that were seen, by name; None for what a
+      second view cannot tell.
     - `problem`: what streamxf needs and the place lacks; None if nothing is missing, or nothing was tried.
     """
 
