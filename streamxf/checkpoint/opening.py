@@ -116,7 +116,6 @@ class ItemOpener:
         self._access = access
         self.budget = budget
         self._openers: dict[tuple[tuple[str, ...], bytes | None], ChainOpener] = {}
-        self._checked: set[str] = set()
 
     def blocks(self, source: FileSlice, wanted: ItemPart, meter: Meter | None = None) -> Blocks:
         """The stream of an item, of which `source` has the stored bytes; stream transforms are undone.
@@ -180,14 +179,10 @@ class ItemOpener:
 
     def source(self, file: StoredFile, place: Place) -> FileSlice:
         """The stored bytes of an item, once the size of its file was compared."""
-        if place.file not in self._checked:
-            known = self.metadata.files.get(place.file)
-            if known is not None and known.size != file.size:
-                raise ContainerError(
-                    f"the file has {file.size} bytes, the metadata says {known.size}: it was truncated or appended to",
-                    file=file.name,
-                )
-            self._checked.add(place.file)
+        known = self.metadata.files.get(place.file)
+        if known is not None and known.size != file.size:
+            text = f"the file has {file.size} bytes, the metadata says {known.size}: it was truncated or appended to"
+            raise ContainerError(text, file=file.name)
         return file.slice(place.at, place.size)
 
     def _undo(self, transforms: Sequence[str], blocks: Blocks, wanted: ItemPart, meter: Meter | None) -> Blocks:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
 
-from streamxf import Checkpoint
+from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.reading import run_jobs
 from streamxf.errors import located
 from streamxf.reading import TensorItem

@@ -106,10 +106,6 @@ class BlockReader(Blocks):
             dtype = header.identity and header.identity.dtype
             raise ContainerError(f"the stream has {self.size} bytes, which are not those of {dtype} elements")
 
-    @property
-    def table_digest(self) -> bytes:
-        return self._table.digest
-
     def stored_size_of(self, index: int) -> int:
         return self._table.ends[index] - self._begin_of(index)
 

@@ -29,7 +29,7 @@ from streamxf.registry import CodecRegistry
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.reading import FileSlice
 from streamxf.storage.storage import Storage, is_url
-from streamxf.stream.container import BlockReader, ChainOpener, StoredStream, read_header
+from streamxf.stream.container import ChainOpener, StoredStream, read_header, read_tail
 from streamxf.stream.encoder import ContainerEncoder, StreamWriter, block_log2_of
 from streamxf.stream.reader import PipeReader, StreamReader
 
@@ -60,7 +60,7 @@ class PlainParts:
 
     def digest(self) -> bytes:
         """D of the format: the digest that vouchers cover. Raises ContainerError if table or footer are damaged."""
-        return plain.contents_digest(BlockReader(self.container, self.header, None).table_digest, self.format_bytes)
+        return plain.contents_digest(read_tail(self.container, self.header)[1].digest, self.format_bytes)
 
     def chain(self, ring: KeyRing, registry: CodecRegistry) -> ChainOpener:
         # the digest before anything is decoded: vouchers cover the table

@@ -5,23 +5,17 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from contextlib import suppress
 from itertools import chain
 from typing import Self
-
-import numpy as np
 
 from streamxf import errors
 from streamxf.budget import Budget
 from streamxf.cached import cached_property
 from streamxf.checkpoint.access import UNKNOWN_RANKS, Access
-from streamxf.checkpoint.elements import Array, unsigned
 from streamxf.checkpoint.metadata import Metadata, no_file, no_metadata, read_metadata, unfinished, united
 from streamxf.checkpoint.opening import ItemOpener, ItemPart, streams_of
-from streamxf.checkpoint.reading import run_jobs
 from streamxf.format.header import Kind
-from streamxf.format.items import ITEMSIZES, Chunk, Item, Path, TensorItem
-from streamxf.format.limits import MAX_NDIM
+from streamxf.format.items import Chunk, Item, Path
 from streamxf.format.names import GLOBAL, OWN_FILE, TORCH_FILE, metadata_among, metadata_name, rank_of
 from streamxf.progress import Progress, Shares
 from streamxf.storage.reading import Counted, OpenFiles
@@ -31,7 +25,7 @@ from streamxf.tools.damage import Damage, is_unread
 from streamxf.tools.nesting import MAX_LISTS, list_lengths
 from streamxf.tools.salvage.rebuild import rebuild, writer_of
 from streamxf.tools.verify.report import WITHOUT_CRC
-from streamxf.torchsave.objects import check_records, load_framed
+from streamxf.torchsave.objects import check_records
 from streamxf.wording import many
 
 Ints = tuple[int, ...]
@@ -46,10 +40,6 @@ _WITHOUT = (
     "check, first"
 )
 _FOREIGN = "none of the data files that the metadata names is here: it is of another save, or its own files were lost"
-
-
-class Opaque(Exception):
-    """A tensor that only torch, or a class of somebody's, can make; and only whole."""
 
 
 class DamagedCheckpoint:
@@ -137,33 +127,8 @@ class DamagedCheckpoint:
                 at, reach, last = file, begin + size, name
         return found
 
-    # -- one copy; anything may be raised, by foreign stream transforms and torch --------------------
-
-    def fill(self, copy: Copy, offset: Ints, out: Array) -> None:
-        """Fill `out` with the part of a shard that begins at `offset`. After an error it holds anything."""
-        wanted = copy[1]
-        assert wanted.chunk is not None
-        blocks = self.stream(copy)
-        try:
-            elements = wanted.elements(blocks)
-        except errors.UnsupportedError:
-            raise Opaque from None
-        run_jobs(elements.jobs(tuple(map(int.__sub__, offset, wanted.chunk.offset)), out.shape, out))
-
-    def frame(self, copy: Copy, budget: Budget) -> bytes:
-        """A shard that only torch can make, as it was stored: checked as far as its classes are allowed here."""
-        item, chunk, objects = copy[1].item, copy[1].chunk, self.access.objects
-        assert isinstance(item, TensorItem)
-        assert chunk is not None
-        data: bytes = StreamReader(self.stream(copy)).read()
-        budget.spend(len(data), "the tensor")
-        if not objects.unknown_in(io.BytesIO(data), len(data), chunk.place.size):
-            with suppress(errors.ObjectError):
-                load_framed(objects, io.BytesIO(data), len(data), item, chunk)
-        return data
-
     def stream(self, copy: Copy) -> Blocks:
-        """The stream of an item, with all checks; what has no codec is compared with its CRCs, whole, but for elements
+        """The stream of a copy, with all checks; what has no codec is compared with its CRCs, whole, but for elements
         in safetensors' format, which has none.
         """
         opener, wanted = copy
@@ -202,18 +167,6 @@ def _check_bare(data: bytearray) -> None:
     for name in archive.sizes:
         if not _KNOWN.fullmatch(name):
             raise errors.MetadataError(f"its record {name!r:.80} has a name that torch.save never uses: it is damaged")
-
-
-def memory_for(shape: Ints, dtype: str, *, zero: bool = False) -> Array:
-    """A new array for elements of `dtype`; one of zeros takes memory only for what is written to it. Raises Opaque if
-    only torch can make such a tensor, MetadataError if no array has that shape, and MemoryError.
-    """
-    if dtype not in ITEMSIZES or len(shape) > MAX_NDIM:
-        raise Opaque
-    try:
-        return (np.zeros if zero else np.empty)(shape, unsigned(ITEMSIZES[dtype]))
-    except (ValueError, OverflowError) as error:
-        raise errors.MetadataError(f"torch cannot make a tensor of {dtype} and shape {shape} here: {error}") from None
 
 
 def open_damaged(

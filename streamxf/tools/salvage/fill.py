@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from streamxf.checkpoint.checkpoint import as_torch
-from streamxf.checkpoint.elements import Array
+from streamxf.checkpoint.elements import Array, unsigned
 from streamxf.checkpoint.opening import ItemPart
-from streamxf.checkpoint.reading import Box, shared_part
+from streamxf.checkpoint.reading import Box, run_jobs, shared_part
 from streamxf.errors import (
     IdentityError,
     MetadataError,
@@ -26,15 +28,16 @@ from streamxf.errors import (
     located,
 )
 from streamxf.format.extra import NESTING, in_saved_order
-from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem, check_limits
+from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, TensorItem, check_limits
+from streamxf.format.limits import MAX_NDIM
 from streamxf.format.tiling import check_tiles
 from streamxf.progress import Progress
 from streamxf.registry import NOT_AT_HAND
-from streamxf.stream.reader import StreamReader
+from streamxf.stream.reader import read_all
 from streamxf.tools.damage import Damage
 from streamxf.tools.diff.difference import same_bits
 from streamxf.tools.nesting import nested
-from streamxf.tools.salvage.damaged import Copy, DamagedCheckpoint, Opaque, memory_for
+from streamxf.tools.salvage.damaged import Copy, DamagedCheckpoint
 from streamxf.torchsave.objects import dtype_of, load_framed
 from streamxf.wording import ACCESS, listed, many, some
 
@@ -127,6 +130,10 @@ _DIFFERING = (
 
 
 _REFUSED = (NotAllowedError, ObjectError, UnsupportedError)
+
+
+class Opaque(Exception):
+    """A tensor that only torch, or a class of somebody's, can make; and only whole."""
 
 
 class Noted(Exception):
@@ -248,12 +255,12 @@ class Filler:
                 shard[cuts].copy_(as_torch(part, item.dtype)[cuts])
 
     def _object(self, item: ObjectItem) -> bytes:
-        def read(copy: Copy, _: bool) -> bytes:
-            data = StreamReader(self._checkpoint.stream(copy)).read()
-            self._budget.spend(len(data), "the object")
-            return data
+        return self._agreed(item, None, lambda copy, _: self._bytes(copy, "the object"), bytes.__eq__)
 
-        return self._agreed(item, None, read, bytes.__eq__)
+    def _bytes(self, copy: Copy, what: str) -> bytes:
+        data = read_all(self._checkpoint.stream(copy))
+        self._budget.spend(len(data), what)
+        return data
 
     def _tensor(self, item: TensorItem) -> Array | Frames:
         before = len(self.damaged)
@@ -280,7 +287,17 @@ class Filler:
         return found
 
     def _frame(self, item: TensorItem, chunk: Chunk) -> bytes:
-        return self._agreed(item, chunk, lambda copy, _: self._checkpoint.frame(copy, self._budget), bytes.__eq__)
+        """A shard that only torch can make, as it was stored: checked as far as its classes are allowed here."""
+        objects = self._checkpoint.access.objects
+
+        def read(copy: Copy, _: bool) -> bytes:
+            data = self._bytes(copy, "the tensor")
+            if not objects.unknown_in(io.BytesIO(data), len(data), copy[1].place.size):
+                with suppress(ObjectError):
+                    load_framed(objects, io.BytesIO(data), len(data), item, chunk)
+            return data
+
+        return self._agreed(item, chunk, read, bytes.__eq__)
 
     def _made(self, item: TensorItem, frames: Frames, box: tuple[Ints, Ints] | None = None) -> torch.Tensor:
         """What torch makes of one shard, by default of all of the tensor."""
@@ -348,7 +365,12 @@ class Filler:
 
         def read(copy: Copy, again: bool) -> Array:
             into = memory_for(out.shape, item.dtype) if again else out
-            self._checkpoint.fill(copy, offset, into)
+            blocks = self._checkpoint.stream(copy)
+            try:
+                elements = copy[1].elements(blocks)
+            except UnsupportedError:
+                raise Opaque from None
+            run_jobs(elements.jobs(tuple(map(int.__sub__, offset, chunk.offset)), into.shape, into))
             return into
 
         try:
@@ -424,3 +446,15 @@ class Filler:
             refused=tuple(self._refused),
             save_ids={each.name: each.index.save_id for each in self._checkpoint.metadata if each.index is not None},
         )
+
+
+def memory_for(shape: Ints, dtype: str, *, zero: bool = False) -> Array:
+    """A new array for elements of `dtype`; one of zeros takes memory only for what is written to it. Raises Opaque if
+    only torch can make such a tensor, MetadataError if no array has that shape, and MemoryError.
+    """
+    if dtype not in ITEMSIZES or len(shape) > MAX_NDIM:
+        raise Opaque
+    try:
+        return (np.zeros if zero else np.empty)(shape, unsigned(ITEMSIZES[dtype]))
+    except (ValueError, OverflowError) as error:
+        raise MetadataError(f"torch cannot make a tensor of {dtype} and shape {shape} here: {error}") from None

@@ -24,7 +24,7 @@ from streamxf.storage.reading import FileSlice, access_to
 from streamxf.stream import scan as scanning
 from streamxf.stream.scan import Found, Scan
 from streamxf.tools.salvage import rebuild
-from streamxf.tools.salvage.damaged import memory_for
+from streamxf.tools.salvage.fill import memory_for
 from tests.dcp.helpers import KEY, assert_same, data_files, full_chain, refused, rewrite_index, save, sections_of
 from tests.forge import BOUND, PUBLISHED, Parts, crc_of, identity_of, with_crc
 
