@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch._utils import _validate_loaded_sparse_tensors as validate_loaded_sparse_tensors
     from torch.distributed._shard._utils import narrow_tensor_by_index
     from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+    from torch.distributed.checkpoint import _version as flattening
     from torch.distributed.checkpoint._async_process_executor import (
         _ProcessBasedAsyncCheckpointExecutor as ProcessBasedAsyncCheckpointExecutor,
     )
@@ -79,6 +80,8 @@ _PARTS = {
     "new_process_group_helper": "torch.distributed.distributed_c10d:_new_process_group_helper",
     # What torch knows of groups: of each, in `pg_group_ranks`, the rank in it of each rank of the job.
     "world": "torch.distributed.distributed_c10d:_world",
+    # Its `_derived_version` is None where the process flattens states as this torch does, and not as one before 2.4.
+    "flattening": f"{_DCP}:_version",
     # A view of a part of a tensor.
     "narrow_tensor_by_index": "torch.distributed._shard._utils:narrow_tensor_by_index",
     # The class of tensors that `local_shards()` has the parts of.

@@ -23,6 +23,7 @@ from streamxf.errors import ForeignError, ParameterError, StreamxfError, Unsuppo
 from streamxf.progress import Progress, ProgressBar, check_progress
 from streamxf.storage.opening import Location, open_storage, storage_over
 from streamxf.storage.storage import Storage, check_local
+from streamxf.torch_private import flattening
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -215,6 +216,11 @@ def keys_by_text(keys: Iterable[Any]) -> dict[str, Any]:
                 "them apart, so their values would be mixed up: rename one"
             )
     return found
+
+
+def flatten_as_this_torch() -> None:
+    """Undo what a load by torch's planner leaves that fails while it looks for names of torch before 2.4."""
+    flattening._derived_version = None
 
 
 def is_own(planner: Any, methods: Mapping[str, Any]) -> bool:

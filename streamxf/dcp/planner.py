@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
 from streamxf.checkpoint import metadata as stored_metadata
+from streamxf.dcp.base import flatten_as_this_torch
 from streamxf.dcp.columns import Merged, PlannedItems, ReadItems, Shared
 from streamxf.dcp.metadata import FOUND, LazyTensor, PlannedTensor, planned_entries, torch_chunks
 from streamxf.dcp.plans import is_caching, is_flattened, is_usable, kept_plans
@@ -51,6 +52,7 @@ class LoadPlanner(DefaultLoadPlanner):
 
     def set_up_planner(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """As torch's planner does it, which makes None of objects; here they stay until others are loaded."""
+        flatten_as_this_torch()
         leaves = [*_leaves(state_dict, ())]
         if not any(isinstance(value, ShardedTensor) for _, value in leaves):
             self.flatten_sharded_tensors = False  # for which torch makes the state again, without empty dictionaries
@@ -77,6 +79,7 @@ class LoadPlanner(DefaultLoadPlanner):
         try:
             plan = super().create_local_plan()
         finally:
+            flatten_as_this_torch()
             self.metadata = whole
             if self.state_dict is stood_for:  # which torch replaces for names of its versions before 2.4
                 self.state_dict = state

@@ -33,7 +33,14 @@ from streamxf.checkpoint.publish import check_free, publish, remove_unpublished
 from streamxf.checkpoint.saving import Extensions, Save, Stock, check_may_replace, check_stock
 from streamxf.checkpoint.staging import Staging
 from streamxf.codec import Codec
-from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks, progress_on, rank_here
+from streamxf.dcp.base import (
+    ProgressLike,
+    StorageMixin,
+    errors_reach_all_ranks,
+    flatten_as_this_torch,
+    progress_on,
+    rank_here,
+)
 from streamxf.dcp.metadata import complete, extra_of, items_of, paths_of, records_in, results_of
 from streamxf.dcp.plans import (
     RoomNote,
@@ -182,6 +189,7 @@ class ChainWriterMixin(StorageMixin):
         torch's writers each rank has an id of its own. Once it has published, `save_id` has that, and this is the next.
         """
         self._note_background()
+        flatten_as_this_torch()  # the planner is asked next
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._coming_id())
 
     def reset(self, checkpoint_id: Location | None = None) -> None:

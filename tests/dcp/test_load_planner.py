@@ -41,7 +41,7 @@ from streamxf.format.trailer import Trailer
 from tests.failing import fails_with
 
 from . import shards
-from .helpers import KEY, assert_same, blank, full_chain, save, unwrapped
+from .helpers import KEY, assert_same, blank, full_chain, refused, save, unwrapped
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 PLACE = Place("__0_0_00.distcp", 0, 1, ())
@@ -517,3 +517,28 @@ def test_a_request_that_was_changed_is_sent_as_it_was_changed() -> None:
     arrived = pickle.loads(pickle.dumps(plan))
     object.__setattr__(arrived.items[0], "lengths", torch.Size([2]))
     assert pickle.loads(pickle.dumps(arrived)).items[0].lengths == torch.Size([2])
+
+
+@pytest.mark.parametrize("planner", [DefaultLoadPlanner, streamxf.LoadPlanner])
+def test_a_load_that_fails_leaves_nothing_to_the_next(tmp_path: Path, planner: Any) -> None:
+    """Torch's planner flattens a state as torch before 2.4 did, and if that fails, the process goes on so (2.13.0)."""
+    good = {"m": {"x": 1, 3: 2, "l": [3, {"q": 4}]}, "t": torch.ones(1)}
+    bad = {"a.b": {"x": 1}, "a": {"t": torch.ones(1), "b": {"y": 1}}}  # with these names it has a.b twice
+    save(good, tmp_path / "good", [])
+    save({**bad, "more": 1}, tmp_path / "bad", [])
+    with refused(ValueError, "duplicated flatten key a.b"):
+        dcp.load(blank(bad), storage_reader=streamxf.FileSystemReader(tmp_path / "bad"), planner=planner())
+    left = torch_private.flattening
+    assert left._derived_version == (None if planner is streamxf.LoadPlanner else "2_3")
+    left._derived_version = "2_3"
+    found = blank(good)
+    dcp.load(found, storage_reader=streamxf.FileSystemReader(tmp_path / "good"), planner=planner())
+    assert_same(found, good)
+    left._derived_version = "2_3"
+    found = blank(good)
+    assert not streamxf.load_intact(tmp_path / "good", found).missing
+    assert_same(found, good)
+    left._derived_version = "2_3"
+    save(good, tmp_path / "again", [])
+    assert set(streamxf.Checkpoint(tmp_path / "again")) == set(streamxf.Checkpoint(tmp_path / "good"))
+    assert left._derived_version is None

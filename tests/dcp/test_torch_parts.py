@@ -340,6 +340,11 @@ def test_a_save_in_the_background_finds_its_future(tmp_path: Path):
     assert planner.found is None
 
 
+def test_how_states_are_flattened():
+    """What this does to loads and saves is in test_load_planner.py."""
+    assert torch_private.flattening._derived_version is None
+
+
 def test_type_checkers_see_the_parts_where_they_are_at_run_time():
     tree = ast.parse((PACKAGE / HOME).read_text())
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
