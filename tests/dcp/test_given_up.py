@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 import streamxf
@@ -20,7 +19,7 @@ from streamxf.storage.local import LocalStorage
 from tests.cli import preloaded
 from tests.failing import fails_with
 
-from .helpers import assert_same, full_chain, index_of, load, save
+from .helpers import assert_same, full_chain, index_of, load, needs_gloo, save
 from .rank_scenarios import run_ranks
 from .shards import Planner, rows
 
@@ -28,7 +27,7 @@ OLD = {"t": torch.arange(6.0)}
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="torch was built without gloo")
+@needs_gloo
 def test_the_files_of_all_ranks_go_with_the_writer_of_the_rank_that_publishes(tmp_path: Path) -> None:
     for report in run_ranks(2, tmp_path, "what_failed_saves_leave", module=f"{__package__}.failing_ranks"):
         assert report["what_failed_saves_leave"] == {

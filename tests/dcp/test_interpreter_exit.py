@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 import streamxf
 from tests.cli import preloaded
+from tests.dcp.helpers import needs_gloo
 
 BY_THREAD = """
 import sys
@@ -67,8 +67,6 @@ if __name__ == "__main__":
     os._exit(7)
 """
 
-gloo = pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="torch was built without gloo")
-
 
 def run(script: str, folder: Path, *arguments: str, code: int = 0) -> str:
     """Run a script to its end, and to that of all processes that it started; what they wrote to stderr."""
@@ -91,7 +89,7 @@ def test_async_save_outlives_the_script_and_one_that_fails_is_told_on_stderr(tmp
 
 
 @pytest.mark.slow
-@gloo
+@needs_gloo
 def test_async_save_by_a_process_outlives_the_script_and_one_that_cannot_be_sent_is_told(tmp_path: Path) -> None:
     assert run(BY_PROCESS, tmp_path).count("a save in the background failed: ") == 1
     assert_saved(tmp_path / "checkpoint")
@@ -104,7 +102,7 @@ def assert_saved(checkpoint: Path) -> None:
 
 
 @pytest.mark.slow
-@gloo
+@needs_gloo
 @pytest.mark.parametrize(
     ("moment", "values"), [("before there is a process", {1}), ("at once", {2, 3}), ("while it writes", {2, 3})]
 )

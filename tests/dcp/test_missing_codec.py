@@ -15,7 +15,7 @@ from streamxf.keys import write_key
 from streamxf.tools.diff.diff import diff
 from streamxf.tools.salvage.salvage import salvage
 from tests.altered import flip
-from tests.cli.command import runner
+from tests.cli.command import Run
 
 from .helpers import KEY, Xor, data_files, registry, rewrite_index, rewrite_pickle, save
 
@@ -108,8 +108,7 @@ def test_diff_names_it_once(tmp_path: Path) -> None:
         diff(tmp_path / "b", saved(tmp_path / "a"))
 
 
-def test_on_the_command_line_it_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = runner(capsys)
+def test_on_the_command_line_it_is_one_line(tmp_path: Path, run: Run) -> None:
     path = saved(tmp_path / "a")
     write_key(tmp_path / "key", KEY)
     encrypted = saved(tmp_path / "c", [Xor(), Encrypt(KEY)])

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import StorageMeta
 
 import streamxf
 from streamxf import FileSystemReader, FileSystemWriter
-from tests.cli.command import runner
+from tests.cli.command import Run
 
 from .helpers import assert_same, by_name, load_with
 
@@ -141,8 +141,8 @@ def test_a_planner_that_plans_as_before(tmp_path: Path, form: Any) -> None:
 
 @pytest.mark.parametrize("protocol", [2, 4])
 @pytest.mark.parametrize("writer", ["stock", "stock ZStandard"])
-def test_whatever_reads_checkpoints_reads_them(tmp_path: Path, writer: str, protocol: int, capsys: Any) -> None:
-    path, copy, run = tmp_path / "checkpoint", tmp_path / "copy", runner(capsys)
+def test_whatever_reads_checkpoints_reads_them(tmp_path: Path, writer: str, protocol: int, run: Run) -> None:
+    path, copy = tmp_path / "checkpoint", tmp_path / "copy"
     save_as_before(path, writer, protocol)
     assert_same(load_with(BEFORE_2_3, FileSystemReader(path)), BEFORE_2_3)
     assert_same(load_with(BEFORE_2_3, streamxf.FsspecReader(str(path))), BEFORE_2_3)

@@ -9,20 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import streamxf
 from streamxf.errors import KeyMissingError
 
 from .failing_ranks import run_doomed
-from .helpers import KEY, OTHER_KEY, assert_same, data_files, index_of, load, refused, since
+from .helpers import KEY, OTHER_KEY, assert_same, data_files, index_of, load, needs_gloo, refused, since
 from .process_groups import TIMEOUT
 from .rank_scenarios import run_ranks
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="torch was built without gloo"),
-]
+pytestmark = [pytest.mark.slow, needs_gloo]
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +27,7 @@ from streamxf.dcp.metadata import records_in
 from streamxf.errors import UnsupportedError
 
 from . import planned_ranks
-from .helpers import assert_same, refused
+from .helpers import assert_same, needs_gloo, refused
 from .rank_scenarios import run_ranks
 
 
@@ -315,7 +314,7 @@ def test_results_that_columns_cannot_have_are_objects(tmp_path: Path, chain: Any
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="torch was built without gloo")
+@needs_gloo
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_ranks_save_what_torch_would_and_it_loads_however_it_is_cut(tmp_path: Path, count: int) -> None:
     scenarios = ["rows", "columns", "both", "hybrid"] if count == 4 else ["rows", "columns"]
@@ -328,7 +327,7 @@ def test_ranks_save_what_torch_would_and_it_loads_however_it_is_cut(tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="torch was built without gloo")
+@needs_gloo
 def test_in_the_background_alone_and_when_ranks_contradict_each_other(tmp_path: Path) -> None:
     for report in run_ranks(2, tmp_path, "background", "contradiction", module=planned_ranks.__name__):
         assert report["background"] == {"thread": True, "process": True}

@@ -3,7 +3,8 @@ checkpoint loads afterwards, or the new one, whole; and the new one once the sav
 """
 
 import pytest
-import torch.distributed as dist
+
+from tests.dcp.helpers import needs_gloo
 
 from .conftest import Try
 from .mutants import MUTANTS
@@ -14,9 +15,6 @@ THREADS = ["1 thread", "2 threads", "4 threads"]
 PAIRS = list(zip(CHAINS, THREADS * 2, strict=False))
 EITHER = "old new"
 each_pair = pytest.mark.parametrize(("chain", "layout"), PAIRS)
-needs_gloo = pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()), reason="torch was built without gloo"
-)
 
 
 # -- calls on files that fail, or do less than they were asked --------------------------------------------------------

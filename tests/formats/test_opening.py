@@ -230,8 +230,6 @@ import sys, streamxf
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.reading import boxes_of
 from streamxf.storage.opening import open_storage
-from streamxf.storage.opening import open_storage
-from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
 from streamxf.formats.opening import contents_of, open_source
 with open_source(open_storage({str(path)!r}), Access.of({keys})) as reader:

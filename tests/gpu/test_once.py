@@ -2,15 +2,12 @@
 
 from pathlib import Path
 
-import pytest
 import torch
-import torch.distributed as dist
 
+from tests.dcp.helpers import needs_gloo
 from tests.dcp.rank_scenarios import run_ranks
 
-pytestmark = pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()), reason="torch was built without gloo"
-)
+pytestmark = needs_gloo
 
 
 def test_what_several_ranks_need_arrives_on_their_device(device: torch.device, tmp_path: Path) -> None:

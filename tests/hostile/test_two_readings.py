@@ -25,7 +25,7 @@ import streamxf
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.errors import ContainerError, PolicyError, StreamxfError
 from tests.archives import behind, old_form, one_over_another, redirected, saved
-from tests.cli.command import runner
+from tests.cli.command import Run
 from tests.dcp.helpers import error_of
 
 from .planted import OF_TORCH, WRITERS, keys_of, with_object, with_tensor
@@ -89,7 +89,7 @@ def test_a_tensor_behind_something_else(tmp_path: Path, writer: str, front: str)
 
 @pytest.mark.parametrize("front", FRONTS)
 @pytest.mark.parametrize("writer", OF_TORCH)
-def test_what_tools_make_of_such_a_tensor(tmp_path: Path, writer: str, front: str, capsys: Any) -> None:
+def test_what_tools_make_of_such_a_tensor(tmp_path: Path, writer: str, front: str, run: Run) -> None:
     right, path = tmp_path / "right", tmp_path / "checkpoint"
     dcp.save(STATE, storage_writer=WRITERS[writer](right))
     with_tensor(STATE, "t", behind(FRONTS[front], saved(GOOD)), path, writer)
@@ -101,7 +101,6 @@ def test_what_tools_make_of_such_a_tensor(tmp_path: Path, writer: str, front: st
     found = streamxf.load_intact(path)
     assert set(found.loaded) == {"step", "mode", "last"}
     assert {lost.item for lost in found.damaged} == {"t"}
-    run = runner(capsys)
     assert run("verify", path).code == 1
     assert run("diff", path, right).code
 
@@ -141,8 +140,7 @@ def test_what_tools_make_of_such_an_object(tmp_path: Path, writer: str, front: s
 
 
 @pytest.mark.parametrize("front", FRONTS)
-def test_a_file_behind_something_else(tmp_path: Path, front: str, capsys: Any) -> None:
-    run = runner(capsys)
+def test_a_file_behind_something_else(tmp_path: Path, front: str, run: Run) -> None:
     right, file = tmp_path / "right.pt", tmp_path / "model.pt"
     right.write_bytes(saved({"t": GOOD}))
     file.write_bytes(behind(FRONTS[front], saved({"t": GOOD})))

@@ -6,17 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 
 from streamxf.manager.agreement import Agreement, Flags
+from tests.dcp.helpers import needs_gloo
 from tests.dcp.process_groups import start_ranks
 from tests.dcp.rank_scenarios import run_ranks
 
 from . import agreement_ranks
-
-needs_gloo = pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()), reason="torch was built without gloo"
-)
 
 
 def agreed(count: int, folder: Path, *scenarios: str) -> dict[str, list[Any]]:

@@ -14,6 +14,7 @@ from streamxf.manager.listing import list_checkpoints
 from streamxf.manager.manager import CheckpointManager
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.storage import Storage
+from tests.dcp.helpers import needs_gloo
 from tests.failing import fails_with
 
 from .runs import blank, complete, is_at, state_at, unsaveable
@@ -188,7 +189,7 @@ def test_an_interrupted_save_is_given_up(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="torch was built without gloo")
+@needs_gloo
 def test_a_process_of_its_own_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("RANK", "0")

@@ -5,14 +5,11 @@ from pathlib import Path
 from socket import gethostname
 
 import pytest
-import torch.distributed as dist
 
+from tests.dcp.helpers import needs_gloo
 from tests.dcp.rank_scenarios import run_ranks
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="torch was built without gloo"),
-]
+pytestmark = [pytest.mark.slow, needs_gloo]
 
 MODULE = f"{__package__}.manager_ranks"
 

@@ -9,16 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 
+from tests.dcp.helpers import needs_gloo
 from tests.polling import wait_until
 
 from .runs import complete, resumed
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="torch was built without gloo"),
-]
+pytestmark = [pytest.mark.slow, needs_gloo]
 
 
 class Job:

@@ -26,7 +26,7 @@ from streamxf.storage.storage import Storage
 from streamxf.testing import ConformanceError, check_storage
 from streamxf.tools.check.observed import observe_abilities, weaker_than
 from streamxf.tools.check.place import check_place
-from tests.cli.command import Run, runner
+from tests.cli.command import Run
 from tests.storage.stores import MemoryStorage
 
 LATER = 0.4  # seconds
@@ -441,11 +441,6 @@ def test_names_that_a_file_system_refuses_are_no_fault(tmp_path: Path) -> None:
 
     with pytest.raises(FileNotFoundError):
         check_storage(Expands(tmp_path))
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    return runner(capsys)
 
 
 def test_the_command(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

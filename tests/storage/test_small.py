@@ -177,10 +177,7 @@ def test_what_is_no_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     code = f"""
 import resource
 from streamxf.storage.small import read_small, small_files, small_names
-from streamxf.storage.opening import open_storage, storage_over
 from streamxf.storage.opening import open_storage
-from streamxf.storage.opening import open_storage
-from streamxf.storage.storage import Storage
 resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
 storage = open_storage({os.fspath(tmp_path)!r})
 for name in ("pipe", "folder", "hole", "device", "pipe/more"):

@@ -7,18 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.cli.command import Run, runner
 from tests.dcp.helpers import small_state
 
 
 @pytest.fixture
 def state() -> dict[str, Any]:
     return small_state()
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    return runner(capsys)
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,8 @@
 
 import multiprocessing
 import os
-from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from streamxf.tools.inspect.inspect import Summary
 from tests.altered import flip
 from tests.dcp.helpers import KEY, data_files, full_chain, save
 from tests.dcp.shards import rows, save_shards
-from tests.tools.executors import Backwards, Deadly, Elsewhere, Losing, Silent, Unpicklable
+from tests.tools.executors import Backwards, Deadly, Elsewhere, Losing, Poor, Silent, Unpicklable
 
 STATE: dict[str, Any] = {f"w{number:02}": torch.randn(200, 300) for number in range(12)} | {
     "codes": torch.randint(-5, 5, (3000,)),
@@ -283,15 +283,10 @@ def test_a_key_in_memory_stays_here(encrypted: Path, later: Path) -> None:
 
 
 def test_a_key_that_a_worker_does_not_have(encrypted: Path, later: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Poor(Elsewhere):
-        def made(self, call: Callable[..., Any], args: Any) -> Any:
-            monkeypatch.delenv("SOME_KEY", raising=False)
-            return super().made(call, args)
-
     for find in (values, lambda *args: compared(args[0], later, *args[1:])):
         monkeypatch.setenv("SOME_KEY", format_key(KEY))
         with pytest.raises(KeyMissingError, match="SOME_KEY"):
-            find(encrypted, Poor(), "env:SOME_KEY")
+            find(encrypted, Poor(lambda: nullcontext(os.environ.pop("SOME_KEY", None))), "env:SOME_KEY")
 
 
 def test_a_wrong_key(encrypted: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
+
+from tests.dcp.helpers import needs_gloo
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "read_once.py"
 KILLED_JOB = Path(__file__).with_name("killed_job.py")
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="torch was built without gloo"),
-]
+pytestmark = [pytest.mark.slow, needs_gloo]
 
 
 def four_ranks(*command: str | Path) -> Any:

@@ -3,16 +3,13 @@
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 
+from tests.dcp.helpers import needs_gloo
 from tests.dcp.rank_scenarios import run_ranks
 
 from . import failing_once, random_faults
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="torch was built without gloo"),
-]
+pytestmark = [pytest.mark.slow, needs_gloo]
 MODULE = failing_once.__name__
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 
+from tests.dcp.helpers import needs_gloo
 from tests.dcp.rank_scenarios import run_ranks
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="torch was built without gloo"),
+    needs_gloo,
     pytest.mark.skipif(sys.platform != "linux", reason="each rank reads by itself"),
 ]
 MODULE = f"{__package__}.host_ranks"

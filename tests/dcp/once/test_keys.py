@@ -3,17 +3,13 @@
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 
-from tests.dcp.helpers import KEY
+from tests.dcp.helpers import KEY, needs_gloo
 from tests.dcp.rank_scenarios import run_ranks
 
 from . import key_ranks
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="torch was built without gloo"),
-]
+pytestmark = [pytest.mark.slow, needs_gloo]
 MODULE = key_ranks.__name__
 
 

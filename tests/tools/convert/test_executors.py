@@ -5,6 +5,7 @@ import os
 import pickle
 from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,7 @@ from tests.altered import flip
 from tests.dcp.shards import rows, save_shards
 from tests.tools.convert.folders import contents
 from tests.tools.convert.states import assert_same, assert_whole, data_files, loaded, only_named, trained
-from tests.tools.executors import Altering, Backwards, Deadly, Elsewhere, Losing, Silent, Unpicklable
+from tests.tools.executors import Altering, Backwards, Deadly, Elsewhere, Losing, Poor, Silent, Unpicklable
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
 
@@ -399,14 +400,10 @@ def test_public_keys_alone(tmp_path: Path, source: Path, spawned: Executor) -> N
 
 
 def test_a_key_that_a_worker_does_not_have(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Poor(Elsewhere):
-        def made(self, call: Callable[..., Any], args: Any) -> Any:
-            monkeypatch.delenv("SOME_KEY", raising=False)
-            return super().made(call, args)
-
     monkeypatch.setenv("SOME_KEY", format_key(KEY))
+    executor = Poor(lambda: nullcontext(os.environ.pop("SOME_KEY", None)))
     with pytest.raises(KeyMissingError, match="SOME_KEY"):
-        copied(source, tmp_path / "target", Poor(), "encrypt", recipients="env:SOME_KEY")
+        copied(source, tmp_path / "target", executor, "encrypt", recipients="env:SOME_KEY")
     assert not (tmp_path / "target").exists()
 
 

@@ -6,6 +6,7 @@ import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from tests.altered import flip
 from tests.dcp.helpers import KEY, data_files, full_chain, save
 from tests.progress.recorder import Recorder
 from tests.saved_by import FOLDERS
-from tests.tools.executors import Altering, Backwards, Deadly, Elsewhere, Losing, Silent, Unpicklable
+from tests.tools.executors import Altering, Backwards, Deadly, Elsewhere, Losing, Poor, Silent, Unpicklable
 from tests.tools.verify.remote import url_of
 
 BLOCK = 1 << 16
@@ -246,14 +247,9 @@ def test_what_is_sent_has_no_key(encrypted: Path, tmp_path: Path) -> None:
 
 def test_a_key_that_a_worker_does_not_have(encrypted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_KEY", format_key(KEY))
-
-    class Poor(Elsewhere):
-        def made(self, call: Callable[..., Any], args: Any) -> Any:
-            monkeypatch.delenv("SOME_KEY", raising=False)
-            return super().made(call, args)
-
+    executor = Poor(lambda: nullcontext(os.environ.pop("SOME_KEY", None)))
     with pytest.raises(KeyMissingError, match="SOME_KEY"):
-        streamxf.verify(encrypted, keys="env:SOME_KEY", executor=Poor())
+        streamxf.verify(encrypted, keys="env:SOME_KEY", executor=executor)
 
 
 def test_the_terms_of_a_signature_are_sent_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
