@@ -11,7 +11,7 @@ from streamxf.buffers import collector_paused
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.metadata import only_inside
 from streamxf.descriptor import ENCRYPT
-from streamxf.errors import NoCheckpointError, StreamxfError, UnsupportedError, located
+from streamxf.errors import ForeignError, NoCheckpointError, StreamxfError, UnsupportedError, located
 from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.format.names import made_by_saves
 from streamxf.formats import huggingface, safetensors, torchfile
@@ -122,7 +122,13 @@ def parts_of(storage: Storage, depth: int = 2, links: list[str] | None = None) -
             if links is not None:
                 links.append(storage.label(folder))
         elif folder[0] != ".":
-            below += [f"{folder}/{part}".rstrip("/") for part in parts_of(storage.child(folder), depth - 1, links)]
+            try:
+                inner = parts_of(storage.child(folder), depth - 1, links)
+            except (OSError, ForeignError):
+                if links is None:
+                    raise
+                inner = [""]  # whoever looks into it is told why that fails
+            below += [f"{folder}/{part}".rstrip("/") for part in inner]
     return [*own, *below, *files]
 
 

@@ -187,6 +187,7 @@ def _verify_parts(
             if isinstance(error, FileNotFoundError) and places[part] not in given and not _is_listed(places[part]):
                 found[part] = f"{part}: {_CHANGED}"
                 return
+            folders.discard(part)  # of which nothing is known but its name
             findings = Findings(places[part].name)
             findings.damage(places[part].doubted(error, missing=True))
             found[part] = report_of([findings], begin)

@@ -1,6 +1,8 @@
 """``verify`` of folders with several checkpoints and files: a Trainer's, Lightning's, a whole run."""
 
+import errno
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,10 @@ from streamxf.errors import NoCheckpointError, PolicyError, UnknownCodecError
 from streamxf.formats.opening import open_source, parts_of
 from streamxf.keys import Key
 from streamxf.storage.opening import open_storage
+from streamxf.storage.storage import StorageEntry
 from tests.altered import flip
 from tests.saved_by import FOLDERS, MODEL, dcp, lightning_with_fsdp, torchtitan, trainer, trainer_with_fsdp
+from tests.storage.stores import MemoryStorage
 
 FILES = {"checkpoint-12": 4, "fsdp/checkpoint-12": 4, "step-6": 2, "step-10": 1, "last.ckpt": 1}
 
@@ -161,3 +165,34 @@ def test_a_folder_of_links_alone_holds_no_checkpoint(tmp_path: Path):
     with pytest.raises(NoCheckpointError, match=r"links to folders are not followed \(.*/run/best\)"):
         open_source(open_storage(tmp_path / "run"))
     assert streamxf.verify(tmp_path / "run" / "best").ok
+
+
+class _Refusing(MemoryStorage):
+    """A storage that does not list one of its folders."""
+
+    refused = "/"
+    error: Exception = PermissionError(errno.EACCES, "it is not yours")
+
+    def entries(self, path: str = "") -> Iterable[StorageEntry]:
+        if self.name == self.refused or self.refused in path.split("/"):
+            raise self.error
+        return super().entries(path)
+
+
+@pytest.mark.parametrize("error", [_Refusing.error, RuntimeError("the server is out")])
+@pytest.mark.parametrize("refused", ["step-1", "step-3"])
+def test_a_folder_that_cannot_be_listed_hides_no_damage(refused: str, error: Exception) -> None:
+    run = _Refusing("run")
+    with streamxf.CheckpointManager(run) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, {"step": step})
+    data = next(key for key in run.files if "step-2" in key and key.endswith(".distcp"))
+    run.files[data] = run.files[data][0][:-1], 9
+    _Refusing.refused, _Refusing.error = refused, error
+    try:
+        report = streamxf.verify(run)
+    finally:
+        _Refusing.refused = "/"
+    assert {(each.file or "").split("/")[0] for each in report.damaged} == {"step-2"}
+    assert {each.file for each in report.unread} == {refused}
+    assert report.files == 2
