@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -29,7 +28,7 @@ from streamxf.keys import KeyRing
 from streamxf.keys.envelope import DataKey, Envelope, Vouchers, is_signed
 from streamxf.keys.pair import VerifyKey
 from streamxf.storage.reading import StoredFile
-from streamxf.storage.storage import STALE, Storage
+from streamxf.storage.storage import Storage
 from streamxf.torchsave.stock import read_stock
 from streamxf.wording import many, some
 
@@ -207,8 +206,7 @@ def read_metadata(
     cannot be renamed as `access` says; ReplacedError if other files took its place again and again. An index that reads
     from the file later raises that, too.
     """
-    if not storage.near and storage.abilities.fresh is False:
-        warnings.warn(f"{storage.label()}: {STALE}. The storage's own URL shows what is there", stacklevel=2)
+    storage.warn_of_caches()
     with errors.located(file=storage.label(name)), storage.doubting():
         try:
             return _read_once(storage, name, access, listing, size, share)

@@ -187,6 +187,7 @@ class FileReader(BoxReader):
         open_file: OpenFile | None = None,
         budget: Budget | None = None,
     ) -> None:
+        storage.warn_of_caches()
         self.storage = storage
         self.contents = contents
         self.shards = shards

@@ -262,11 +262,13 @@ class RemoteStorage(Storage):
             raise
 
     def create(self, path: str = "") -> AbstractContextManager[IO[bytes]]:
+        self.check_fresh()
         return creating(self.filesystem, self.path_of(path))
 
     @contextmanager
     def replacing(self) -> Iterator[IO[bytes]]:
         """Without a transaction of fsspec's, which takes in all that any thread writes to the file system meanwhile."""
+        self.check_fresh()
         place = (
             self._renamed(self.path) if not self.abilities.flat or self.protocol == "memory" else nullcontext(self.path)
         )

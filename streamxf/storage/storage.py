@@ -8,6 +8,7 @@ import inspect
 import io
 import os
 import re
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -123,6 +124,11 @@ class Storage(ABC):
             raise UnsupportedError(
                 f"{STALE}; use the URL of the storage itself. Nothing was changed", file=self.label()
             )
+
+    def warn_of_caches(self) -> None:
+        """Say so if reads may surely return what has been replaced since."""
+        if not self.near and self.abilities.fresh is False:
+            warnings.warn(f"{self.label()}: {STALE}. The storage's own URL shows what is there", stacklevel=3)
 
     def doubted(self, error: Exception, *, missing: bool = False) -> Exception:
         """The error, or a StaleError for what looks like damage where reads may show what another host has replaced,

@@ -236,7 +236,9 @@ def _open_reader(
         with located(file=name):
             file: IO[bytes] | FileSlice
             if isinstance(origin, Storage) or is_url(origin) or options:
-                stored = opened.enter_context(open_storage(origin, options).open())
+                storage = open_storage(origin, options)
+                storage.warn_of_caches()
+                stored = opened.enter_context(storage.open())
                 file = FileSlice(stored.access, 0, stored.size)
             else:
                 file = opened.enter_context(_builtin_open(origin, "rb"))  # noqa: SIM115 - so it is one

@@ -233,6 +233,21 @@ def test_a_cache_is_refused_where_it_would_do_harm_and_read_past_elsewhere(cache
     ):
         with pytest.raises(UnsupportedError, match="leads through a cache"):
             refused()
+    file = f"{cached}/log.sxf"
+    with streamxf.open(f"{plain}/log.sxf", "wb") as log:
+        log.write(b"as it was")
+    for write in (
+        lambda: streamxf.open(file, "wb", storage_options=options),
+        lambda: streamxf.unpack(f"{plain}/step-2", f"{cached}/step-2.pt", target_options=options),
+        lambda: streamxf.unpack(f"{plain}/step-2", f"{cached}/out", target_options=options, skip_objects=True),
+    ):
+        with pytest.raises(UnsupportedError, match="leads through a cache"):
+            write()
+    with (
+        pytest.warns(UserWarning, match="leads through a cache"),
+        streamxf.open(file, storage_options=options) as log,
+    ):
+        assert log.read() == b"as it was"
     assert str(streamxf.latest(cached, storage_options=options)).endswith("/step-2")
     reader = streamxf.FsspecReader(f"{cached}/step-2", **options)
     with pytest.warns(UserWarning, match="leads through a cache"):
