@@ -724,7 +724,7 @@ def _name_of(place: Any) -> str:
 def _mapping(argument: str, value: Any, *, needed: bool = False) -> dict[Any, Any]:
     if not isinstance(value, Mapping) and (needed or value is not None):
         raise ParameterError(f"{argument}= is a mapping, and not of type {type(value).__name__}")
-    return dict(value or {})
+    return {} if value is None else dict(value)  # a TensorDict is neither true nor false
 
 
 def _floats(metrics: Mapping[str, float] | None) -> dict[str, float]:

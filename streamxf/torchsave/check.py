@@ -263,6 +263,7 @@ def _import(name: str) -> Any:
         raise ImportError(f"{name}, which it needs, is not in the packages that are installed here") from error
 
 
+_DTYPE = re.compile("[biufcSUMmOV][0-9]{1,9}", re.ASCII)
 MAX_LOOKED_AT = 2**20  # bytes of a pickle; the opcodes of a larger one would take a save noticeably longer
 
 
@@ -272,12 +273,39 @@ def needs_of(data: Any) -> tuple[tuple[str, ...], str]:
         archive = Archive(io.BytesIO(data), len(data))
     except NotSavedByTorch as error:
         return (), str(error)
-    check, reason = Check(archive.pickled, archive.sizes, len(data), chosen), ""
+    names, reason = _needs(Check(archive.pickled, archive.sizes, len(data), chosen))
+    if reason:  # NumPy's functions do more where they are named
+        wider, still = _needs(_WithNumPy(archive.pickled, archive.sizes, len(data), chosen))
+        return (names, reason) if still else (wider, "")
+    return names, ""
+
+
+def _needs(check: Check) -> tuple[tuple[str, ...], str]:
+    reason = ""
     try:
         check.load()
     except NotSavedByTorch as error:
         reason = str(error)
     return tuple(sorted(check.unknown)), reason
+
+
+class _WithNumPy(Check):
+    """As if no NumPy were known here. What fills a dtype needs the class of that dtype, too."""
+
+    def find_class(self, module: str, name: str) -> Name:
+        full = mapped(module, name)
+        if full not in NUMPY:
+            return super().find_class(module, name)
+        self.unknown |= {full} - self.allowed.keys()
+        return Name(full)
+
+    def call(self, function: Any, arguments: Any) -> Any:
+        if type(function) is Name and function.name == "numpy.dtype" and _DTYPE.fullmatch(str(arguments[0])):
+            import numpy as np
+
+            kind = type(np.dtype(arguments[0]))
+            self.unknown |= {f"{kind.__module__}.{kind.__qualname__}"} - self.allowed.keys()
+        return super().call(function, arguments)
 
 
 def quick_needs(data: memoryview) -> tuple[tuple[str, ...], str]:
@@ -290,7 +318,7 @@ def quick_needs(data: memoryview) -> tuple[tuple[str, ...], str]:
         unpickler.load()
     except Exception:  # it calls or fills what nothing here stands for
         return needs_of(data)
-    return needs_of(data) if unpickler.names - CALLS.keys() else ((), "")
+    return needs_of(data) if unpickler.names - CALLS.keys() or unpickler.names & NUMPY.keys() else ((), "")
 
 
 def _first_record(head: bytes) -> bytes | None:

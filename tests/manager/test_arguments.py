@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections import UserDict
 from pathlib import Path
 from typing import Any
 
@@ -232,3 +233,29 @@ def test_an_exit_is_a_failure_if_its_code_says_so(tmp_path: Path, code: int | No
         raise SystemExit(code)
     (session,) = Sessions(open_storage(tmp_path), "step-{}", Authority(Access())).earlier()
     assert session.ended is ended
+
+
+class _NeitherTrueNorFalse(UserDict[str, Any]):
+    """As a TensorDict, and a mapping of NumPy arrays, are."""
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("the truth of this mapping is not defined")
+
+
+@pytest.mark.parametrize("mode", [False, "thread"])
+def test_no_mapping_is_asked_for_its_truth(tmp_path: Path, mode: Any) -> None:
+    odd = _NeitherTrueNorFalse
+    options = {"async_save": mode, "writer": odd({"thread_count": 1}), "reader": odd()}
+    with CheckpointManager(tmp_path, **options) as manager:
+        manager.save(1, odd(state_at(1)), metrics=odd({"loss": 1.0}))
+    state = odd(blank())
+    with CheckpointManager(tmp_path, **options) as manager:
+        assert manager.resume(state, rename=odd()) == 1
+        assert manager.latest(skip=odd()) == str(tmp_path / "step-1")
+    assert is_at(state.data, 1)
+
+
+def test_a_state_without_anything_is_named(tmp_path: Path) -> None:
+    saved_run(tmp_path, 1)
+    with CheckpointManager(tmp_path) as manager, pytest.warns(UserWarning, match="empty at its top"):
+        manager.resume({})

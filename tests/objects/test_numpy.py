@@ -8,6 +8,7 @@ import os
 import pickle
 import random
 import traceback
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ import pytest
 import torch
 
 from streamxf.errors import PolicyError
-from streamxf.torchsave.calls import PLAIN
-from streamxf.torchsave.check import Check, Maker, chosen
+from streamxf.torchsave.calls import NUMPY, PLAIN
+from streamxf.torchsave.check import Check, Maker, chosen, needs_of, quick_needs
 from streamxf.torchsave.objects import Objects
 from tests.archives import saved
 from tests.dcp.helpers import load, refused, save
@@ -124,6 +125,41 @@ def test_who_names_numpys_own_gets_them() -> None:
     names = [core.scalar, core._reconstruct, np.ndarray, np.dtype, np.dtypes.Float64DType, np.dtypes.StrDType]
     data = Objects(safe_globals=names).renew(saved([np.float64(1), np.array(["ab"])]), 1000)
     assert torch.load(io.BytesIO(data), weights_only=False) == [1.0, np.array(["ab"])]
+
+
+EVERY = [
+    *(np.zeros(2, code) for code in "?bhilqpBHILQPefdgFDG"),
+    *(np.zeros(2, code) for code in ("S3", "U3", "V4", "M8[D]", "m8[s]", "O", [("a", "i4"), ("b", "U2")])),
+    *(np.array(each) for each in ("ab", b"ab", [1, "a", None])),
+    np.array(["ab"], np.dtypes.StringDType()),
+    np.array([], "U3"),
+    np.ma.masked_array([1, 2], [0, 1]),
+    np.rec.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
+]
+VALUES = [*EVERY, *(each[0] for each in EVERY if each.ndim and each.size), *(each.dtype for each in EVERY)]
+
+
+def test_what_a_reader_refuses_by_default_the_save_names() -> None:
+    """And with all that is named, it loads."""
+    for value in VALUES:
+        data = saved(value)
+        names, reason = quick_needs(memoryview(data))
+        assert (names, reason) == needs_of(data)
+        assert not reason, repr(value)
+        if names:
+            with refused(PolicyError, "NumPy" if names[0] in NUMPY else names[0]):
+                Objects().renew(data, 1000)
+        else:
+            Objects().renew(data, 1000)
+        classes = [getattr(import_module(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in names]
+        found = torch.load(io.BytesIO(Objects(safe_globals=classes).renew(data, 1000)), weights_only=False)
+        again = pickle.loads(pickle.dumps(value, 2))  # which makes int64 of longlong
+        assert (type(found), repr(found)) == (type(again), repr(again))
+
+
+def test_a_save_warns_of_strings_in_arrays(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"by default: names. They need .*numpy.dtypes.StrDType"):
+        save({"names": np.array(["a", "b"]), "numbers": np.arange(3)}, tmp_path, [])
 
 
 def test_who_names_some_of_numpys_own_is_told_of_the_others() -> None:
