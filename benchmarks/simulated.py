@@ -159,17 +159,10 @@ def results_of_all(path: Path, own: Any, ranks: int, below: int = 1) -> Iterator
         if isinstance(own, StoredResults) and rank:
             places, (record,) = own.places([0]), own.records
             places[2] -= less
-            record = _linked(path, record, name)
-            yield StoredResults(moved(own.planned, rank), packed(places.tobytes()), [record], own.descriptors)
+            yield StoredResults(moved(own.planned, rank), packed(places.tobytes()), [_linked(path, record, name)])
             continue
         for result in own if rank else ():
-            stored = result.storage_data
-            if isinstance(stored, tuple):
-                chunk, record = stored
-                place = chunk.place._replace(file=name, size=chunk.place.size - int(less[len(made)]))
-                stored = chunk._replace(offset=tuple(offset), place=place), record and _linked(path, record, name)
-            else:
-                stored = replace(stored, relative_path=name)
+            stored = replace(result.storage_data, relative_path=name)
             made.append(replace(result, index=MetadataIndex(result.index.fqn, offset, rank), storage_data=stored))
         yield made if rank else own
 

@@ -18,8 +18,9 @@ from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.checkpoint.saving import Extensions
+from streamxf.dcp.columns import PlannedItems
 from streamxf.dcp.extensions import RawTensor, Registry, framed, is_raw
-from streamxf.dcp.plans import REACH, part_of
+from streamxf.dcp.plans import REACH
 from streamxf.dcp.reader import ChainReaderMixin
 from streamxf.dcp.writer import ChainWriterMixin, extensions_of
 from streamxf.errors import ChainError, IdentityError, ParameterError, UnsupportedError, located
@@ -180,7 +181,7 @@ class _WriterTransforms(StorageWriterTransforms):
     def transform_save_stream(self, write_item: WriteItem, raw_stream: io.IOBase) -> tuple[IO[bytes], list[str]]:
         writer_id, descriptors = self.begin()
         raw = cast("Any", raw_stream)
-        part = part_of(write_item)
+        (part,) = PlannedItems.of([write_item]).parts()
         kind = Kind.FRAMED if part.kind is Kind.TENSOR else part.kind
         identity = part._replace(writer_id=writer_id, kind=kind, number=next(self._numbers))
         stream, _ = self._extensions.open(raw, identity, published=False)

@@ -1,5 +1,6 @@
-"""Plans and results as columns, for jobs of very many ranks: what each rank sends is a few arrays, and what ranks have
-alike the coordinator has once. DCP's object for an item is made where somebody looks at it.
+"""Plans and results as columns, for jobs of very many ranks, and the items of the index, which are made of them: what
+each rank sends is a few arrays, and what ranks have alike the coordinator has once. DCP's object for an item is made
+where somebody looks at it.
 """
 
 from __future__ import annotations
@@ -7,24 +8,39 @@ from __future__ import annotations
 import math
 import pickle
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import zip_longest
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import repeat, zip_longest
 from typing import Any, NamedTuple, Self, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+)
 from torch.distributed.checkpoint.planner import ReadItem, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
+from streamxf.buffers import collector_paused
 from streamxf.cached import cached_property
 from streamxf.checkpoint.datafile import FileRecord, SavedFile
+from streamxf.checkpoint.pickled import OWN, PLANNER_DATA, plain_members
 from streamxf.checkpoint.sources import dtype_name
 from streamxf.codecs import zstd
+from streamxf.dcp.metadata import FEW, FLAGS, FORMATS, FOUND, PUBLISHED, LazyTensor, StoredMetadata, storage_data_of
+from streamxf.errors import UnsupportedError, redacted
 from streamxf.format.columns import Array
-from streamxf.format.items import ITEMSIZES, Chunk, Place
+from streamxf.format.header import Identity, Kind
+from streamxf.format.index import ChunkColumns, Index
+from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Path, Place, TensorItem, is_path
+from streamxf.format.names import metadata_name
 from streamxf.format.tiling import Boxes
+from streamxf.storage.storage import Storage
 
 T = TypeVar("T")
 
@@ -41,12 +57,12 @@ class LazyItems(Sequence[T]):
     """Items that are made when one is asked for."""
 
     @abstractmethod
-    def _made(self) -> list[T]:
-        """Make them."""
+    def objects(self) -> list[T]:
+        """Make them anew."""
 
     @cached_property
     def _items(self) -> list[T]:
-        return self._made()
+        return self.objects()
 
     def __getitem__(self, at: Any) -> Any:
         return self._items[at]
@@ -60,9 +76,8 @@ class ReadItems(LazyItems[ReadItem]):
         if not isinstance(items, bytes):
             self._items = [*items]
 
-    def _made(self) -> list[ReadItem]:
-        made: list[ReadItem] = pickle.loads(unpacked(self._sent))
-        return made
+    def objects(self) -> list[ReadItem]:
+        return pickle.loads(unpacked(self._sent))  # type: ignore[no-any-return]
 
     def __len__(self) -> int:
         return len(self._items)
@@ -112,86 +127,107 @@ class SharedLayout(Shared):
 class PlannedItems(LazyItems[WriteItem]):
     """What a rank writes: a layout, which other ranks are likely to have, too, and offsets.
 
-    - `kept`: the rows that are meant; None for all.
+    - `kept`: the rows that are meant.
     """
 
-    def __init__(self, layout: SharedLayout, offsets: bytes, kept: Array | None = None) -> None:
+    def __init__(self, layout: SharedLayout, offsets: bytes, kept: Any = slice(None)) -> None:
         self.layout = layout
         self.offsets = offsets
         self.kept = kept
 
     @classmethod
-    def of(cls, items: Sequence[WriteItem]) -> Sequence[WriteItem]:
-        """The items as columns; as they are if a column has no place for something that they have."""
-        if isinstance(items, cls) and (own := items.as_sent()) is not None:
-            return own
+    def of(cls, items: Sequence[WriteItem]) -> Self:
+        """The items as columns, as they are by now: objects that were made may have been changed."""
+        if isinstance(items, cls) and "_items" not in vars(items):
+            return items
         data = [None if item.type == WriteItemType.BYTE_IO else item.tensor_data for item in items]
         layout = SharedLayout(
             names=[item.index.fqn for item in items],
             kinds=[(item.type, item.bytes_io_data) for item in items],
             about=[each and (each.properties, each.size, tuple(each.chunk.sizes)) for each in data],
         )
-        made = cls(layout, packed(_rows(each.chunk.offsets if each else () for each in data).tobytes()))
-        return made if [*items] == made._made() else [*items]
+        return cls(layout, packed(_rows(each.chunk.offsets if each else () for each in data).tobytes()))
 
-    def as_sent(self) -> PlannedItems | None:
-        """These items without the objects for them; None if such an object has been changed."""
-        made = PlannedItems(self.layout, self.offsets, self.kept)
-        return made if "_items" not in vars(self) or made._made() == self._items else None
+    @classmethod
+    def exactly(cls, items: Sequence[WriteItem]) -> Sequence[WriteItem]:
+        """As `of`; the items as they are if a column has no place for something that they have."""
+        made = cls.of(items)
+        return made if made is items or made.objects() == [*items] else items
 
     def __len__(self) -> int:
-        return len(self.layout["names"] if self.kept is None else self.kept)
+        return len(self._rows)
 
     def __reduce__(self) -> Any:
         own = PlannedItems.of(self)
-        return (PlannedItems, (own.layout, own.offsets, own.kept)) if isinstance(own, PlannedItems) else (list, (own,))
+        return PlannedItems, (own.layout, own.offsets, own.kept)
+
+    @property
+    def sizes(self) -> Array:
+        """As `SharedLayout.sizes`."""
+        return self.layout.sizes[self.kept]
 
     def boxes(self) -> tuple[Array, Array]:
         """Offsets and shapes, as the layout has these."""
         shapes = self.layout.shapes
         offsets = np.frombuffer(unpacked(self.offsets), "i8").reshape(shapes.shape)
-        return (offsets, shapes) if self.kept is None else (offsets[:, self.kept], shapes[:, self.kept])
+        return offsets[:, self.kept], shapes[:, self.kept]
 
     def keeping(self, rows: Array) -> Self:
         """Those of some rows, counted among what is kept."""
-        return type(self)(self.layout, self.offsets, rows if self.kept is None else self.kept[rows])
+        return type(self)(self.layout, self.offsets, self._rows[rows])
 
-    def _made(self) -> list[WriteItem]:
+    def rows(self) -> Iterator[tuple[str, tuple[WriteItemType, Any], Any, list[int]]]:
+        """What the layout has of each item, and its offset."""
         names, kinds, about = (self.layout[name] for name in ("names", "kinds", "about"))
-        made = []
-        for row, offset in zip(self._rows, self.boxes()[0].T.tolist(), strict=True):
-            (kind, size), data = kinds[row], about[row]
+        for row, offset in zip(self._rows.tolist(), self.boxes()[0].T.tolist(), strict=True):
+            yield names[row], kinds[row], about[row], offset[: len(about[row][2]) if about[row] else 0]
+
+    def parts(self) -> Iterator[Identity]:
+        """What each item is, without its writer."""
+        for name, _, data, offset in self.rows():
             if data is None:
-                made.append(WriteItem(MetadataIndex(names[row]), kind, size))
+                yield Identity(b"", Kind.OBJECT, name)
+            else:
+                yield Identity(b"", Kind.TENSOR, name, dtype_name(data[0].dtype), tuple(offset), data[2], data[1])
+
+    def objects(self) -> list[WriteItem]:
+        made = []
+        for name, kind, data, offset in self.rows():
+            if data is None:
+                made.append(WriteItem(MetadataIndex(name), *kind))
                 continue
-            at = torch.Size(offset[: len(data[1])])
-            chunk = ChunkStorageMetadata(at, torch.Size(data[2]))
-            made.append(WriteItem(MetadataIndex(names[row], at), kind, size, TensorWriteData(chunk, data[0], data[1])))
+            chunk = ChunkStorageMetadata(at := torch.Size(offset), torch.Size(data[2]))
+            made.append(WriteItem(MetadataIndex(name, at), *kind, TensorWriteData(chunk, data[0], data[1])))
         return made
 
-    @property
-    def _rows(self) -> Iterable[int]:
-        return range(len(self)) if self.kept is None else self.kept.tolist()
+    @cached_property
+    def _rows(self) -> Array:
+        return np.arange(len(self.layout["names"]))[self.kept]
 
 
 class StoredResults(LazyItems[WriteResult]):
-    """Results of what a rank planned: of each item the file's record, position, bytes, number, whether it is framed."""
+    """Results of what a rank planned: by item the file's record, position, bytes, number, and whether it is framed.
 
-    def __init__(self, planned: PlannedItems, places: bytes, records: list[FileRecord], descriptors: Any) -> None:
+    - `beside`: of all items what no column has, SHA-256 and CRCs as in `Place`; empty if there is none.
+    """
+
+    def __init__(
+        self, planned: PlannedItems, places: bytes, records: list[FileRecord], beside: Sequence[Any] = ()
+    ) -> None:
         self.planned = planned
         self._places = places
         self.records = records
-        self.descriptors = descriptors
+        self.beside = beside
 
     @classmethod
-    def of(cls, planned: PlannedItems, rows: Iterable[int], files: Sequence[SavedFile]) -> Self:
-        """What `files` have, of the items in these rows, in their order."""
-        found = [(number, chunk) for number, file in enumerate(files) for _, chunk in file.written]
-        places = np.empty((5, len(found)), "i8")
-        for row, (file, (_, _, place, framed)) in zip(rows, found, strict=True):
-            places[:, row] = file, place.at, place.size, place.number, framed
-        records, descriptors = [file.record for file in files], found[0][1].place.descriptors if found else ()
-        return cls(planned, packed(places.tobytes()), records, descriptors)
+    @collector_paused()
+    def of(cls, planned: PlannedItems, files: Sequence[SavedFile]) -> Self:
+        """What `files` have, of which `planned` are the items, in their order."""
+        found = [(number, *chunk[2:]) for number, file in enumerate(files) for _, chunk in file.written]
+        places = [(file, place.at, place.size, place.number or 0, framed) for file, place, framed in found]
+        beside = [(place.sha256, place.crcs) for _, place, _ in found]
+        columns, records = np.array(places, "i8").reshape(-1, 5).T, [file.record for file in files]
+        return cls(planned, packed(columns.tobytes()), records, beside if {*beside} - {(None, None)} else ())
 
     def places(self, files: Sequence[int]) -> Array:
         """With a column for each item, and for their files these ordinals."""
@@ -202,17 +238,25 @@ class StoredResults(LazyItems[WriteResult]):
         return len(self.planned)
 
     def __reduce__(self) -> Any:
-        return StoredResults, (self.planned, self._places, self.records, self.descriptors)
+        return StoredResults, (self.planned, self._places, self.records, self.beside)
 
-    def _made(self) -> list[WriteResult]:
-        made, records = [], dict[int, Any](enumerate(self.records))
-        places = self.places(range(len(self.records))).T.tolist()
-        for item, (file, at, size, number, framed) in zip(self.planned._made(), places, strict=True):
-            place = Place(self.records[file].path, at, size, self.descriptors, None, number)
-            shape = tuple(item.tensor_data.chunk.sizes) if item.tensor_data is not None else ()
-            chunk = Chunk(tuple(item.index.offset or ()), shape, place, bool(framed))
-            made.append(WriteResult(item.index, size, (chunk, records.pop(file, None))))
-        return made
+    def written(self) -> Iterator[tuple[Any, Chunk]]:
+        """Name and offset, which is None of an object, and what is stored there."""
+        paths = [record.path for record in self.records]
+        places = self.places(range(len(paths))).T.tolist()
+        columns = zip(self.planned.rows(), places, self.beside or repeat((None, None), len(places)), strict=True)
+        for (name, _, data, offset), (file, at, size, number, framed), (sha256, crcs) in columns:
+            place = Place(paths[file], at, size, (), sha256, number if crcs is None else None, crcs)
+            chunk = Chunk(tuple(offset), data[2] if data else (), place, bool(framed))
+            yield (name, chunk.offset if data else None), chunk
+
+    def objects(self) -> list[WriteResult]:
+        records: Any = {record.path: record for record in self.records}
+        pairs = zip(self.planned.objects(), self.written(), strict=True)
+        return [
+            WriteResult(item.index, chunk.place.size, (chunk, records.pop(chunk.place.file, None)))
+            for item, (_, chunk) in pairs
+        ]
 
 
 def _rows(values: Iterable[Sequence[int]]) -> Array:
@@ -220,6 +264,12 @@ def _rows(values: Iterable[Sequence[int]]) -> Array:
     each = [*values]
     rows = [*zip_longest(*each, fillvalue=0)]
     return np.array(rows, "i8").reshape(len(rows), len(each))
+
+
+def is_grid(boxes: Boxes, shape: Sequence[int]) -> bool:
+    """As `Boxes.is_grid`; those without elements are left out, if they lie inside."""
+    rows, inside = (boxes.sizes > 0).all(axis=1), (boxes.offsets + boxes.sizes <= [*shape]).all()
+    return bool(inside) and Boxes(boxes.offsets[rows], boxes.sizes[rows]).is_grid(shape)
 
 
 class Merged(NamedTuple):
@@ -256,8 +306,8 @@ class Merged(NamedTuple):
         width = max((len(data[1]) for data in about.values() if data), default=0)
         names, offsets, shapes = np.empty(ends[-1], "u4"), *(np.zeros((width, ends[-1]), "i8") for _ in range(2))
         for items, end in zip(ranks, ends.tolist(), strict=True):
-            rows, found = slice(end - len(items), end), own[id(items.layout)]
-            names[rows] = found if items.kept is None else found[items.kept]
+            rows = slice(end - len(items), end)
+            names[rows] = own[id(items.layout)][items.kept]
             for whole, part in zip((offsets, shapes), items.boxes(), strict=True):
                 whole[: len(part), rows] = part
         order = np.argsort(names.astype("u2") if len(about) < 2**16 else names, kind="stable")
@@ -298,3 +348,99 @@ def _compared(names: Array, offsets: Array) -> tuple[Array, bool]:
         falls = falls or bool((same & (axis[1:] < axis[:-1])).any())
         same &= axis[1:] == axis[:-1]
     return np.concatenate([np.zeros(min(len(names), 1), bool), same]), falls
+
+
+def extra_of(content: Metadata, paths: Mapping[str, Path]) -> dict[str, Any]:
+    """What planners add: planner data that is not `paths`, and attributes. UnsupportedError if it is no plain data."""
+    found = {name: value for name, value in vars(content).items() if name not in OWN | {FOUND, PUBLISHED, "_found"}}
+    if content.planner_data is not None and not paths:
+        found[PLANNER_DATA] = content.planner_data
+    return plain_members(found, "the planner has")
+
+
+def paths_of(content: Metadata) -> dict[str, Path]:
+    """The planner data, if it says where items stand in a nested state dict, and nothing else."""
+    data = content.planner_data
+    known = isinstance(data, dict) and data.keys() <= content.state_dict_metadata.keys()
+    return data if known and all(map(is_path, data.values())) else {}
+
+
+def stored_properties(properties: TensorProperties) -> dict[str, bool | str]:
+    """What is not as in a plain tensor."""
+    found: dict[str, bool | str] = {name: True for name in FLAGS if getattr(properties, name)}
+    if properties.layout != torch.strided:
+        found["layout"] = str(properties.layout).removeprefix("torch.")
+    for name, value in FORMATS.items():
+        if properties.memory_format == value:
+            found["memory_format"] = name
+    return found
+
+
+@collector_paused()
+def items_of(content: Metadata, paths: Mapping[str, Path], results: Sequence[StoredResults]) -> dict[str, Item]:
+    """The items of a save that is about to be published, from the planner's `content`, its `paths`, and the results of
+    all ranks. Raises UnsupportedError if something has no place in the index, or was not stored.
+    """
+    columns = _stored_columns(results, len(content.state_dict_metadata))
+    stored = {key: chunk for own in (() if columns else results) for key, chunk in own.written()}
+    items: dict[str, Item] = {}
+    for name, entry in content.state_dict_metadata.items():
+        path, chunks = paths.get(name), _chunks(name, entry, columns.get(name), stored)
+        if isinstance(entry, BytesStorageMetadata):
+            items[name] = ObjectItem(name, chunks[0].place, path)
+            continue
+        dtype, properties = dtype_name(entry.properties.dtype), stored_properties(entry.properties)
+        items[name] = TensorItem(name, dtype, tuple(entry.size), chunks, path, properties)
+    return items
+
+
+def _stored_columns(results: Sequence[StoredResults], names: int) -> dict[str, ChunkColumns]:
+    """What all ranks stored, by name, where that is very much and columns have all of it; else nothing."""
+    if sum(map(len, results)) < FEW * names or any(own.beside for own in results):
+        return {}
+    items = Merged.of([own.planned for own in results])
+    if items.again.any():
+        return {}
+    paths = sorted({record.path for own in results for record in own.records})  # as the index counts them
+    ordinals = dict(zip(paths, range(len(paths)), strict=True))
+    places = [own.places([ordinals[record.path] for record in own.records]) for own in results]
+    whole, made = np.concatenate(places, 1)[:, items.order], {}
+    for name, data, boxes, rows in items.spans():
+        kind = Kind.TENSOR if data else Kind.OBJECT
+        made[name] = ChunkColumns(boxes, whole[:, rows], paths, (), kind)
+    return made
+
+
+def _chunks(name: str, entry: Any, columns: ChunkColumns | None, stored: Mapping[Any, Chunk]) -> Sequence[Chunk]:
+    """What was stored of an item, as it was planned."""
+    boxes = entry.boxes if isinstance(entry, LazyTensor) and "chunks" not in vars(entry) else None
+    if columns is not None:
+        if boxes is not None and np.array_equal(columns.boxes.offsets, boxes.offsets):
+            return columns
+        stored = {(name, None if columns.kind is Kind.OBJECT else chunk.offset): chunk for chunk in columns}
+    if boxes is not None:
+        offsets: Iterable[Any] = map(tuple, boxes.offsets.tolist())
+    else:
+        is_object = isinstance(entry, BytesStorageMetadata)
+        offsets = [None] if is_object else (tuple(chunk.offsets) for chunk in entry.chunks)
+    try:
+        return tuple([stored[name, offset] for offset in offsets])
+    except KeyError:
+        raise UnsupportedError(
+            "the metadata has a part of an item that was not stored, so the checkpoint would be incomplete; "
+            "nothing was published. Save shards together with all other ranks (no_dist=False), or each rank for "
+            "itself with use_collectives=False",
+            item=name,
+        ) from None
+
+
+def complete(content: Metadata, index: Index, storage: Storage) -> None:
+    """Put into `content` what torch's writers do, once `index` is published. Planners may keep it for the next save."""
+    content.storage_meta = StorageMeta(redacted(storage.location()), index.save_id, modules=[*index.modules])
+    if type(content) not in (Metadata, StoredMetadata):  # a planner's own class crosses ranks in its own way
+        content.storage_data = storage_data_of(index.items)
+        return
+    content.__class__ = StoredMetadata
+    for name in ("storage_data", "_found", FOUND):  # of the save before
+        vars(content).pop(name, None)
+    setattr(content, PUBLISHED, (storage, metadata_name(index.rank)))

@@ -39,10 +39,9 @@ class Values:
     @classmethod
     def of(cls, plan: SavePlan, planner: SavePlanner | None) -> Values:
         """Those of a rank's own plan; without a planner only what this has."""
-        items: Sequence[WriteItem] = plan.items
-        columns = items.as_sent() if isinstance(items, PlannedItems) else None  # whose planner compares shards
-        items = items if columns is None else columns
-        about = Shared({item.index.fqn: _about(item) for item in items if columns is None or _is_whole(item)})
+        columns = isinstance(plan.items, PlannedItems)  # whose planner compares shards
+        items = PlannedItems.of(plan.items).objects() if columns else plan.items
+        about = Shared({item.index.fqn: _about(item) for item in items if not columns or _is_whole(item)})
         if planner is None:
             return cls(about, None)
         found = dict(_digests(filter(_is_whole, items), planner))

@@ -11,7 +11,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+)
 from torch.distributed.checkpoint.planner import (
     LoadPlan,
     ReadItem,
@@ -25,8 +31,8 @@ from torch.nn import Parameter
 
 from streamxf.checkpoint import metadata as stored_metadata
 from streamxf.dcp.base import flatten_as_this_torch
-from streamxf.dcp.columns import Merged, PlannedItems, ReadItems, Shared
-from streamxf.dcp.metadata import FOUND, LazyTensor, PlannedTensor, planned_entries, torch_chunks
+from streamxf.dcp.columns import Merged, PlannedItems, ReadItems, Shared, is_grid
+from streamxf.dcp.metadata import FOUND, LazyTensor, torch_chunks
 from streamxf.dcp.plans import is_caching, is_flattened, is_usable, kept_plans
 from streamxf.dcp.targets import ObjectPlaces, box_of, chunks_here
 from streamxf.errors import MetadataError
@@ -126,7 +132,7 @@ class SavePlanner(DefaultSavePlanner):
         if not is_usable(plan) and self._about != self._sent.get(type(self).__name__):
             plan = self.plan
         paths = Shared(plan.planner_data) if type(plan.planner_data) is dict else plan.planner_data
-        items: Any = PlannedItems.of(plan.items)
+        items: Any = PlannedItems.exactly(plan.items)
         return replace(plan, items=items, planner_data=paths)
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
@@ -153,16 +159,18 @@ class SavePlanner(DefaultSavePlanner):
         return properties, self.plan.planner_data, nesting_of(state_of_the_save(), is_flattened)
 
     def _create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        found = [PlannedItems.of(plan.items) for plan in all_plans]
-        ranks: list[Any] = [items for items in found if isinstance(items, PlannedItems)]
-        if len(ranks) < len(found):  # a planner derived from this one has put something else there
+        ranks: list[Any] = [PlannedItems.exactly(plan.items) for plan in all_plans]
+        if not all(isinstance(items, PlannedItems) for items in ranks):  # a derived planner has put others there
             create = getattr(super(), "_create_global_plan", super().create_global_plan)
             return create(all_plans)
         all_items = Merged.of(ranks)
         if all_items.again.any():
             all_items, kept = all_items.once(self.dedup_save_to_lowest_rank)
             ranks = [items.keeping(rows) for items, rows in zip(ranks, kept, strict=True)]
-        entries = planned_entries(all_items)
+        entries: dict[str, Any] = {
+            name: LazyTensor.of(data[1], properties=data[0], boxes=boxes) if data else BytesStorageMetadata()
+            for name, data, boxes, _ in all_items.spans()
+        }
         _check_plan(entries, len(all_plans))
         paths: dict[str, Any] | None = {} if self.flatten_state_dict else None
         if paths is not None:
@@ -175,7 +183,7 @@ class SavePlanner(DefaultSavePlanner):
 def _check_plan(entries: dict[str, Any], ranks: int) -> None:
     errors = []
     for name, entry in entries.items():
-        if isinstance(entry, PlannedTensor) and len(entry.size) and not entry.is_grid:
+        if isinstance(entry, LazyTensor) and not is_grid(entry.boxes, entry.size):
             try:
                 (check_tiles if ranks > 1 else check_apart)(entry.size, entry.boxes)
             except MetadataError as error:
@@ -234,16 +242,14 @@ class _Near(dict[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         found = super().__getitem__(name)
-        if not isinstance(found, LazyTensor) or "chunks" in vars(found):
+        if not isinstance(found, LazyTensor) or found.boxes is not None or "chunks" in vars(found):
             return found
         try:
             pairs = found.item.overlapping(_boxes(self._planner.state_dict[name]))
         except ValueError:
             return found  # the target is of another kind or has another shape, which torch says
         self._numbers[name] = [number for number, _ in pairs]
-        made = LazyTensor.of(found.item)
-        made.chunks = torch_chunks(span for _, span in pairs)
-        return made
+        return LazyTensor.of(found.size, item=found.item, chunks=torch_chunks(span for _, span in pairs))
 
     def numbered(self, item: ReadItem) -> ReadItem:
         """A request with the number that its chunk has among all of the tensor, by which readers find it at once."""

@@ -14,8 +14,8 @@ from collections import Counter, UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
-from itertools import chain, groupby
+from functools import partial
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -24,19 +24,19 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 
-from streamxf.checkpoint.datafile import check_bare, planned_size
+from streamxf.buffers import collector_paused
+from streamxf.checkpoint.datafile import check_bare
 from streamxf.checkpoint.saving import Entry, Extensions, check_space
 from streamxf.checkpoint.sources import Content, content_of, dtype_name, has_elements
 from streamxf.checkpoint.staging import Staging
 from streamxf.dcp.base import is_own, keys_by_text, ranks_here
-from streamxf.dcp.columns import PlannedItems
+from streamxf.dcp.columns import Merged, PlannedItems, extra_of, is_grid, paths_of
 from streamxf.dcp.differences import Values, check_alike, differing, differing_text
-from streamxf.dcp.metadata import extra_of, paths_of
 from streamxf.errors import ChainError, MetadataError, UnsupportedError, located
 from streamxf.format import limits
 from streamxf.format.header import Identity, Kind
 from streamxf.format.items import check_limits, check_name
-from streamxf.format.tiling import MAX_GROUP, Boxes
+from streamxf.format.tiling import MAX_GROUP
 from streamxf.storage.disk import Volume
 from streamxf.storage.storage import Storage
 from streamxf.stream.encoder import MemorySource
@@ -45,35 +45,17 @@ from streamxf.torchsave.writing import saved_plain
 from streamxf.wording import some
 
 
-def part_of(item: WriteItem) -> Identity:
-    """What an item is, without its writer."""
-    data = item.tensor_data
-    if item.type == WriteItemType.BYTE_IO or data is None:
-        return Identity(b"", Kind.OBJECT, item.index.fqn)
-    chunk, dtype = data.chunk, dtype_name(data.properties.dtype)
-    offset, shape, whole = map(_numbers, (chunk.offsets, chunk.sizes, data.size))
-    return Identity(b"", Kind.TENSOR, item.index.fqn, dtype, offset, shape, whole)
-
-
-@lru_cache(1024)
-def _numbers(size: torch.Size) -> tuple[int, ...]:
-    """A size as the format has it, once: layers have the same ones again and again, and a save keeps them all."""
-    return tuple(size)
-
-
-def planned_bytes(items: Iterable[WriteItem]) -> int:
+def planned_bytes(items: Sequence[WriteItem]) -> int:
     """The bytes of tensors' elements, as plans have them; an object counts nothing, nor do elements without a size."""
-    if isinstance(items, PlannedItems):
-        return int(items.layout.sizes[slice(None) if items.kept is None else items.kept].sum())
-    return sum(map(planned_size, map(part_of, items)))
+    return int(PlannedItems.of(items).sizes.sum())
 
 
-def entries_of(items: Iterable[WriteItem], planner: SavePlanner, staging: Staging) -> Iterator[Entry]:
+def entries_of(items: Iterable[tuple[WriteItem, Identity]], planner: SavePlanner, staging: Staging) -> Iterator[Entry]:
     """What is to be written to one file; each item's data is asked for in turn, in a thread that makes nothing else."""
     staging.adopt()
     lookup = getattr(planner, "lookup_object", None) if _gives_data_again(planner) else None
-    for item in items:
-        yield part_of(item), partial(_content, item, planner, lookup, staging)
+    for item, part in items:
+        yield part, partial(_content, item, planner, lookup, staging)
 
 
 def _content(item: WriteItem, planner: Any, lookup: Callable[[MetadataIndex], Any] | None, staging: Staging) -> Content:
@@ -89,8 +71,8 @@ def _content(item: WriteItem, planner: Any, lookup: Callable[[MetadataIndex], An
 
 def _check_planned(item: WriteItem, data: torch.Tensor, planner: SavePlanner) -> None:
     plan = item.tensor_data
-    cure = _CACHE if is_caching(planner) else "change the tensor in the state dict, before it is planned"
     if plan is not None and (data.dtype != plan.properties.dtype or data.size() != plan.chunk.sizes):
+        cure = _CACHE if is_caching(planner) else "change the tensor in the state dict, before it is planned"
         raise UnsupportedError(
             f"the planner returned a tensor of {data.dtype} and shape {tuple(data.size())} to save, and had announced "
             f"{plan.properties.dtype} and shape {tuple(plan.chunk.sizes)}, which is what readers look for: {cure}"
@@ -108,6 +90,7 @@ def is_caching(planner: Any) -> bool:
     return bool(getattr(planner, "_enable_plan_caching", False))
 
 
+@collector_paused()
 def check_index(plans: Sequence[SavePlan], in_containers: bool = True) -> list[str]:
     """Refuse a save that its index cannot hold; raises MetadataError. What planners add later is not known yet. Returns
     names in the order of the ranks' states, as far as planners say it.
@@ -115,21 +98,21 @@ def check_index(plans: Sequence[SavePlan], in_containers: bool = True) -> list[s
     paths: dict[str, Any] = {}
     for data in {id(plan.planner_data): plan.planner_data for plan in plans}.values():
         paths |= data if isinstance(data, dict) else {}
-    # of plans as columns those that are alike are looked at once, and their planner has checked the shards
-    columns = [plan.items for plan in plans if isinstance(plan.items, PlannedItems)]
-    alike = {id(items.layout): items for items in columns}.values()
-    single = [item for plan in plans if not isinstance(plan.items, PlannedItems) for item in plan.items]
-    counts = Counter(chain((item.index.fqn for item in single), *(items.layout["names"] for items in alike)))
-    sizes = {item.index.fqn: item.tensor_data.size for item in single if item.tensor_data is not None}
-    pairs = (zip(items.layout["names"], items.layout["about"], strict=True) for items in alike)
-    for name, shape in chain(sizes.items(), ((name, data[1]) for name, data in chain(*pairs) if data)):
-        check_limits(name, shape)
-    longest = max(map(check_name, counts), key=lambda name: len(name.encode()), default="")
+    ranks = [PlannedItems.of(plan.items) for plan in plans]
+    names: dict[str, None] = {}
+    for layout in {id(items.layout): items.layout for items in ranks}.values():  # what is alike is looked at once
+        names |= dict.fromkeys(layout["names"])
+        for name, data in zip(layout["names"], layout["about"], strict=True):
+            if data:
+                check_limits(name, data[1])
+            if data and not in_containers:
+                check_bare(Identity(b"", Kind.TENSOR, name, dtype_name(data[0].dtype), (), data[2]))
+    longest = max(map(check_name, names), key=lambda name: len(name.encode()), default="")
     together = _size_of([*paths.values()])
     long = max(map(_size_of, paths.values())) if together > limits.MAX_PART // 2 else together
     most = {"a name": len(longest.encode()), "a path": long}
     with suppress(UnsupportedError):  # the planner may leave it out
-        content = Metadata(dict.fromkeys(counts), paths)  # type: ignore[arg-type]
+        content = Metadata(names, paths)  # type: ignore[arg-type]
         most["planner data"] = _size_of(extra_of(content, paths_of(content)))
     for what, allowed in (("a name", limits.MAX_IDENTITY), ("a path", limits.MAX_PART // 2), ("planner data", _EXTRA)):
         if most.get(what, 0) > allowed:
@@ -137,16 +120,13 @@ def check_index(plans: Sequence[SavePlan], in_containers: bool = True) -> list[s
                 f"the index would have {what} of {most[what]:,} bytes, and {allowed:,} are allowed; nothing was "
                 "written. Save with shorter names, or put less into DCP's metadata"
             )
-    whole = (PlannedItems(items.layout, items.offsets) for items in alike)
-    for item in () if in_containers else chain(single, *whole):
-        check_bare(part_of(item))
-    many = [item for item in single if counts[item.index.fqn] > MAX_GROUP]
-    for name, found in groupby(sorted(map(part_of, many)), key=lambda part: part.name):
-        parts = [part for part in found if 0 not in part.shape]
-        shape = parts[0].tensor_shape if parts else ()
-        if len(parts) > MAX_GROUP and not Boxes.of([part[4:6] for part in parts], len(shape)).is_grid(shape):
-            text = f"its {len(parts):,} shards are no grid, {MAX_GROUP:,} of others are allowed; nothing was written"
-            raise MetadataError(text, item=name)
+    others = [items for items, plan in zip(ranks, plans, strict=True) if not isinstance(plan.items, PlannedItems)]
+    counts = Counter(chain.from_iterable(items.layout["names"] for items in others))  # the rest their planner checked
+    for name, data, boxes, _ in Merged.of(others).spans() if max(counts.values(), default=0) > MAX_GROUP else ():
+        count = int((boxes.sizes > 0).all(axis=1).sum())
+        if data and count > MAX_GROUP and not is_grid(boxes, data[1]):
+            text = f"its {count:,} shards are no grid, {MAX_GROUP:,} of others are allowed"
+            raise MetadataError(f"{text}; nothing was written", item=name)
     return [*paths]
 
 

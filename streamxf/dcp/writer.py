@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from multiprocessing.resource_sharer import DupFd
 from time import perf_counter
 from typing import Any
@@ -22,11 +23,11 @@ from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
-from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from streamxf import torch_private
+from streamxf.buffers import collector_paused
 from streamxf.chain import Chain, ChainLike
 from streamxf.checkpoint.datafile import write_files
 from streamxf.checkpoint.publish import check_free, publish, remove_unpublished
@@ -41,7 +42,7 @@ from streamxf.dcp.base import (
     progress_on,
     rank_here,
 )
-from streamxf.dcp.metadata import complete, extra_of, items_of, paths_of, records_in, results_of
+from streamxf.dcp.columns import PlannedItems, StoredResults, complete, extra_of, items_of, paths_of
 from streamxf.dcp.plans import (
     RoomNote,
     all_notes,
@@ -262,7 +263,7 @@ class ChainWriterMixin(StorageMixin):
         return share_room(plans)
 
     @errors_reach_all_ranks
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[Any]:
         """Write the plan's items. The first failure of any file is raised after all other threads have stopped;
         NoSpaceError if they cannot fit on the disk, before anything is written, and AbortedError if another save has
         started on this writer: both would write the same files.
@@ -280,17 +281,23 @@ class ChainWriterMixin(StorageMixin):
             save.file_name(self.rank or 0, number): sorted(items, key=lambda item: item.type != WriteItemType.BYTE_IO)
             for number, items in enumerate(filter(None, buckets))
         }
-        versions, begin = tensor_versions({item.index.fqn for item in plan.items}, planner), perf_counter()
+        items = [*chain.from_iterable(files.values())]
+        versions, begin = tensor_versions({item.index.fqn for item in items}, planner), perf_counter()
         try:
+            with collector_paused():
+                planned = PlannedItems.of(items)
+                pairs = iter([*zip(items, planned.parts(), strict=True)])
             check_seen(plan, storage, planner)
             save.place = storage.mount()
             check_room(storage, plan, planner, save.extensions, save.writer_id)
             with progress_on(self._progress, "Saving") as save.progress:
                 if save.progress is not None:
-                    save.progress.expect(planned_bytes(plan.items))
+                    save.progress.expect(planned_bytes(planned))
                 staging = Staging()
-                save.sizes = {} if storage.near else {name: planned_bytes(items) for name, items in files.items()}
-                entries = {name: entries_of(items, planner, staging) for name, items in files.items()}
+                save.sizes = {} if storage.near else {name: planned_bytes(own) for name, own in files.items()}
+                entries = {
+                    name: entries_of([*islice(pairs, len(own))], planner, staging) for name, own in files.items()
+                }
                 stored = write_files(save, entries, self.thread_count)
             if self.sync_files:  # the process that publishes may be on another host
                 storage.sync()
@@ -310,15 +317,15 @@ class ChainWriterMixin(StorageMixin):
         save.report = SaveReport.of(save.meter, perf_counter() - begin)
         self.report = None if self._publishes else save.report
         done: Future[Any] = Future()
-        done.set_result(results_of(stored, files.values(), plan.items))
+        done.set_result(StoredResults.of(planned, stored))
         return done
 
     @errors_reach_all_ranks
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+    def finish(self, metadata: Metadata, results: Sequence[Any]) -> None:
         """Publish the save: its metadata in one step, then remove what the previous save left."""
         save = self._under_way
         save_id, self._coming = self._coming_id(), None
-        rank, records = None if self.use_collectives else self.rank, records_in(results)
+        rank, records = None if self.use_collectives else self.rank, [each for own in results for each in own.records]
         waiting, save.unpublished = save.unpublished, None
         if waiting is not None and waiting.detach() is None:  # the interpreter is about to exit
             raise AbortedError("this save was given up, and its files were removed; it was not published")

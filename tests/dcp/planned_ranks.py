@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import streamxf
-from streamxf.dcp import metadata
+from streamxf.dcp import columns as dcp_columns
 
 from .helpers import index_of
 from .rank_scenarios import flat, whole
@@ -55,7 +55,7 @@ def boxes_of(folder: Path) -> Any:
 def saved(folder: Path, placements: str, columns: bool) -> dict[str, Any]:
     """Save with both planners; load with streamxf's classes and with torch's."""
     own, stock = folder / f"own {placements} {columns}", folder / f"stock {placements} {columns}"
-    with patch.object(metadata, "_FEW", 0 if columns else 10**9):
+    with patch.object(dcp_columns, "FEW", 0 if columns else 10**9):
         for path, planner in ((own, streamxf.SavePlanner()), (stock, dcp.DefaultSavePlanner())):
             writer = streamxf.FileSystemWriter(path, thread_count=2)
             dcp.save(state_of(placements), storage_writer=writer, planner=planner)

@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 import streamxf
-from streamxf.dcp.metadata import complete
+from streamxf.dcp.columns import complete
 from streamxf.errors import IdentityError
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.remote import RemoteStorage

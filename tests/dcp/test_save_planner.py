@@ -23,7 +23,6 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 
 import streamxf
 from streamxf.dcp.columns import PlannedItems, StoredResults
-from streamxf.dcp.metadata import records_in
 from streamxf.errors import UnsupportedError
 
 from . import planned_ranks
@@ -273,41 +272,37 @@ def results(path: Path, state: dict[str, Any], planner: Any, **options: Any) -> 
 STATE = {"b": torch.arange(6.0).reshape(2, 3), "a": {"text": "x"}, "c": torch.tensor(1), "d": torch.empty(0, 3)}
 
 
+SIGNED = streamxf.Encrypt(streamxf.PrivateKey.generate().public, signer=streamxf.SigningKey.generate())
+
+
+@pytest.mark.parametrize("planner", [streamxf.SavePlanner, DefaultSavePlanner])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_results_are_the_same_as_objects_and_as_columns(tmp_path: Path, threads: int) -> None:
-    own, plan = results(tmp_path / "own", STATE, streamxf.SavePlanner(), thread_count=threads)
-    stock, _ = results(tmp_path / "stock", STATE, DefaultSavePlanner(), thread_count=threads)
-    assert isinstance(own, StoredResults)
-    assert isinstance(stock, list)
-    assert sent(own)[:] == own[:]
-    assert [result.index for result in own] == [item.index for item in plan.items]
-    for one, two in zip(own, sorted(stock, key=lambda each: [*STATE].index(each.index.fqn.split(".")[0])), strict=True):
-        (shard, _), (other, _) = one.storage_data, two.storage_data
-        assert (one.index, one.size_in_bytes, shard[:2], shard.framed) == (
-            two.index,
-            two.size_in_bytes,
-            other[:2],
-            other.framed,
-        )
-        assert (shard.place.size, shard.place.descriptors) == (other.place.size, other.place.descriptors)
-    records = [[each for each in (result.storage_data[1] for result in found) if each] for found in (own, stock)]
-    assert [len(found) for found in records] == [threads] * 2
-    assert records_in([own]) == own.records
-    assert {record.path for record in own.records} == {result.storage_data[0].place.file for result in own}
+@pytest.mark.parametrize("chain", ["zstd", "raw", [], [SIGNED]], ids=["zstd", "raw", "plain", "signed"])
+def test_results_cross_as_columns_and_are_objects_where_somebody_looks(
+    tmp_path: Path, planner: Any, threads: int, chain: Any
+) -> None:
+    own, plan = results(tmp_path, STATE, planner(), thread_count=threads, chain=chain)
+    found = sent(own)
+    assert isinstance(found, StoredResults)
+    assert found[:] == own[:]
+    items = {item.index: item for item in plan.items}
+    assert {result.index for result in found} == items.keys()
+    for result in found:
+        (shard, _), data = result.storage_data, items[result.index].tensor_data
+        assert shard[:2] == ((result.index.offset, data.chunk.sizes) if data else ((), ()))
+        assert shard.place.size == result.size_in_bytes
+        assert shard.framed == (data is not None and chain == [])
+        assert (shard.place.number is None) == (shard.place.crcs is not None) == (chain in ("raw", []))
+        assert (shard.place.sha256 is not None) == (chain == [SIGNED])
+    records = [result.storage_data[1] for result in found if result.storage_data[1]]
+    assert len(records) == threads
+    assert records == found.records == own.records
+    assert {record.path for record in records} == {result.storage_data[0].place.file for result in found}
 
 
 def test_a_rank_that_writes_nothing_reports_nothing(tmp_path: Path) -> None:
     found, _ = results(tmp_path, {}, streamxf.SavePlanner())
-    assert [*sent(found)] == records_in([found]) == []
-
-
-SIGNED = streamxf.Encrypt(streamxf.PrivateKey.generate().public, signer=streamxf.SigningKey.generate())
-
-
-@pytest.mark.parametrize("chain", ["raw", [], [SIGNED]], ids=["raw", "plain", "signed"])
-def test_results_that_columns_cannot_have_are_objects(tmp_path: Path, chain: Any) -> None:
-    found, _ = results(tmp_path, STATE, streamxf.SavePlanner(), chain=chain)
-    assert isinstance(found, list)
+    assert [*sent(found)] == found.records == []
 
 
 # -- real ranks ----------------------------------------------------------------------------------------------------
