@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from streamxf.cli import options, show
-from streamxf.cli.exits import FAILED, FINE
+from streamxf.cli.exits import FAILED, FINE, LINE
+from streamxf.wording import printable
 
 if TYPE_CHECKING:
     from streamxf.tools.check.place import PlaceReport
@@ -22,9 +23,10 @@ def check(
 ) -> int:
     """Show what a place for checkpoints can do, and what streamxf does where it can do less than a disk.
 
-    It tries that in a new folder there, streamxf-check-..., and removes it. Whether writes are stored when they return,
-    what reads show and whom locks keep out shows only with --second, which may take three minutes. Both must lead there
-    by themselves: two mounts, or a mount and the URL of what is mounted.
+    It tries that in a new folder there, streamxf-check-..., of up to 64 MiB, and removes it; remove one that a killed
+    check has left. Whether writes are stored when they return, what reads show and whom locks keep out shows only with
+    --second, which may take some minutes. Both must lead there by themselves: two mounts, or a mount and the URL of
+    what is mounted.
 
     The exit code is 1 if the place lacks what streamxf needs, or does less than it is known for. The last lines have
     what to tell streamxf then.
@@ -53,7 +55,8 @@ def _as_dict(found: PlaceReport) -> dict[str, Any]:
 
 def _print(found: PlaceReport) -> None:
     mount = found.mount
-    show.say(f"{found.path}{f': {mount.kind}, mounted from {mount.source}' if mount and mount.kind else ''}")
+    said = f"{found.path}{f': {mount.kind}, mounted from {mount.source}' if mount and mount.kind else ''}"
+    show.say(printable(said, LINE))
     table = show.TextTable("ability", "known", "seen", "so", fold=["so"])
     for name, known in vars(found.known).items():
         seen = _word(found.seen[name]) if name in found.seen else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import socket
 from contextlib import suppress
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ def mounted(folder: str | os.PathLike[str] | int) -> tuple[str, str]:
             mount, _, system = line.partition(" - ")
             if mount.split()[:1] == [wanted] and len(system.split()) > 1:
                 kind, source = system.split()[:2]
-                return kind, source
+                return kind, re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), source)
     return "", ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import sys
 import threading
@@ -216,6 +217,16 @@ def test_what_a_second_view_cannot_tell_is_no_fault_of_the_first(kind: type[Moun
     time.sleep(LATER)
     server.exists()
     assert not server.files
+
+
+def test_what_a_cache_sends_after_the_removal_is_removed() -> None:
+    server = Server()
+    server.write("there", b"1")
+    first = server.mount(Behind)
+    assert check_place(first, server).seen["stored"] is False
+    time.sleep(LATER)
+    server.exists()
+    assert [*server.files] == ["there"]
 
 
 def test_nothing_is_written_behind_the_removal_after_an_interrupt() -> None:
@@ -441,6 +452,17 @@ def test_names_that_a_file_system_refuses_are_no_fault(tmp_path: Path) -> None:
 
     with pytest.raises(FileNotFoundError):
         check_storage(Expands(tmp_path))
+
+
+def test_a_mounts_source_is_printed_as_text(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Path.read_text
+
+    def read_text(path: Path, **how: Any) -> str:
+        return re.sub(r"( - \S+) \S+", "\\1 my\\\\040disk\\\\134\x1b[31m", read(path, **how))
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    assert "mounted from my disk\\\\x1b[31m" in run("check", tmp_path, "--look").out.replace("\n", " ")
+    assert run("check", tmp_path, "--look", "--json").json["mount_source"] == "my disk\\\x1b[31m"
 
 
 def test_the_command(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

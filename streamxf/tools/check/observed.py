@@ -126,8 +126,7 @@ def _seen_by(second: Storage, storage: Storage, patience: float) -> dict[str, An
     if not stored and not _waited(lambda: second.info("arrived").size == _LARGE, second, patience):
         raise ParameterError(
             f"{second.label()} has not shown in {patience:.0f} s what was written to {storage.label()}: it is another "
-            "place, remembers for longer what was there, or waits for what the first has lost. Give the URL of what is "
-            "mounted, or another mount of it"
+            "place, remembers what was there, or that was lost. Give the URL of what is mounted, or another mount of it"
         )
     seen = {"stored": stored, "in_order": _in_order(storage, second, patience if second.abilities.fresh else 0)}
     if not second.abilities.fresh:  # it may show late what was done at once

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -23,8 +24,7 @@ class PlaceReport:
     """What a place can do.
 
     - `path`: its path or URL; `mount`: where a local one comes from.
-    - `known`, `seen`: its abilities before anything was tried, and those that were seen, by name; None for what a
-      second view cannot tell.
+    - `known`, `seen`: its abilities before anything was tried, and those seen, by name: None if a second cannot tell.
     - `problem`: what streamxf needs and the place lacks; None if nothing is missing, or nothing was tried.
     """
 
@@ -78,7 +78,8 @@ class PlaceReport:
 
 
 def check_place(storage: Storage, second: Storage | None = None, *, look: bool = False) -> PlaceReport:
-    """Try what a place can do, in a new folder there, which is removed in the end.
+    """Try what a place can do, in a new folder there, which is removed in the end. Raises ParameterError if it is not
+    there, or a file; so of the second, and if both are one mount.
 
     Parameters
     ----------
@@ -88,11 +89,6 @@ def check_place(storage: Storage, second: Storage | None = None, *, look: bool =
         The same place, reached in another way, as for `observe_abilities`.
     look : bool
         Whether nothing is tried, and nothing written.
-
-    Raises
-    ------
-    ParameterError
-        If one of the two is a file, or is not there; if both lead to one mount.
     """
     for each in filter(None, (storage, second)):
         _check_there(each)
@@ -112,6 +108,10 @@ def check_place(storage: Storage, second: Storage | None = None, *, look: bool =
         seen = observe_abilities(place, second and second.child(name))
     except (ConformanceError, UnsupportedError) as error:
         problem = str(error)
+    finally:
+        for each in [] if second is None or seen.get("stored") else [second.child(name)] * 5:
+            time.sleep(1)  # a cache may yet send what the first has removed
+            each.remove_all()
     return PlaceReport(storage.label(), mount, known, seen, problem)
 
 
