@@ -72,8 +72,8 @@ def diff(
         Its workers compare the tensors, as in `verify`.
 
     Raises StreamxfError, OSError if one is not a checkpoint that streamxf can read, its metadata is damaged or needs
-    another key, or none of its items can be read. A single unreadable item is incomparable, and the others are
-    compared.
+    another key, or none of its items can be read, but for damage. An unreadable item is incomparable, and the others
+    are compared.
     """
     access = Access.of(**options)
     plain = replace(access.lenient(), keys=KeyRing(), trust=())
@@ -178,7 +178,7 @@ class Comparison:
         fleet: Fleet | None = None,
     ) -> Difference:
         """Compare what `only` and `prefixes` choose; with `files`, also what `pack` keeps of files. If nothing could be
-        read, and the caller can mend that or there is nothing else to tell, the first reason is raised.
+        read, and the caller can mend that or there is nothing else to tell, not even damage, the reason is raised.
         """
         one, other = (
             {
@@ -206,10 +206,10 @@ class Comparison:
         removed, added = (
             tuple(name for name in these if name not in those) for these, those in ((one, other), (other, one))
         )
-        nothing_else = not (removed or added or found.changed)
-        reason = next(iter(found.reasons), None)
-        if reason is not None and not found.read and (nothing_else or isinstance(reason, CALLERS)):
-            raise reason
+        for reason in () if found.read else found.reasons:
+            lists = removed or added or found.changed or errors.is_damage(reason)
+            if isinstance(reason, CALLERS) or not lists:
+                raise reason
         by_name = {change.name: change for change in found.changed}
         changed = tuple(by_name[name] for name in one if name in by_name)
         counts = found.equal, found.elements, found.differing

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamxf.errors import BlockError, ParameterError, PolicyError, UnknownCodecError
+from streamxf.errors import BlockError, ForeignError, ParameterError, PolicyError, UnknownCodecError
 from streamxf.tools.convert.manifest import ITEM
 from streamxf.tools.diff.diff import Comparison
 from streamxf.tools.diff.difference import Difference
@@ -159,11 +159,13 @@ def test_what_cannot_be_read_does_not_keep_the_others_from_being_compared(torn, 
 
 
 @pytest.mark.parametrize("state", [{"x": 1}, {"x": torch.zeros(3)}], ids=["object", "tensor"])
-def test_where_nothing_can_be_read_the_reason_is_raised(state):
+def test_where_nothing_can_be_read_the_reason_is_raised_unless_it_is_damage(state):
     first, second = Memory(state), Memory(state)
-    second.refused["x"] = BlockError("torn")
-    with pytest.raises(BlockError, match="torn"):
+    second.refused["x"] = ForeignError("the server is out")
+    with pytest.raises(ForeignError, match="is out"):
         compare(first, second)
+    second.refused["x"] = BlockError("torn")
+    assert [*compare(first, second).incomparable] == ["x"]
     found = compare(Memory(state | {"y": 1}), second)
     assert (found.removed, list(found.incomparable)) == (("y",), ["x"])
     second.refused["x"] = UnknownCodecError("acme is not installed")
