@@ -10,7 +10,7 @@ import streamxf
 from streamxf.cli import options
 from streamxf.cli.show import Output
 from streamxf.errors import KeyFileError, KeyMissingError, ParameterError
-from streamxf.keys.key import X25519, is_key_id
+from streamxf.keys.key import X25519
 
 Kind = Literal["symmetric", "hybrid", "x25519", "signing"]
 
@@ -128,7 +128,7 @@ def recipients(
     signer, vouch = terms.pop("signer"), terms.pop("vouch")
     if terms["keys"] is None and (add or remove):
         raise KeyMissingError("pass the key that opens the checkpoint: --key file:PATH")
-    less = [entry if is_key_id(entry) else options.key_at(entry) for entry in remove or ()]
+    less = [options.key_at(entry) if ":" in entry or entry == options.PROMPT else entry for entry in remove or ()]
     if add:
         streamxf.add_recipient(path, recipients=add, signer=signer, vouch=vouch, **terms)
     for entry in less:

@@ -44,7 +44,7 @@ def _chosen(text: str | None) -> str | None:
 def inspect(
     path: str = options.PATH,
     tree: bool = options.flag("Group by module; equal layers share a line."),
-    depth: int | None = options.value("N", "With --tree, the number of levels of modules.", min=1),
+    depth: int | None = options.value("N", "Show the tree, to this number of levels of modules.", min=1),
     top: int = options.value("N", "How many of the largest tensors to list.", 10, min=0),
     items: bool = options.flag("List every item, in the checkpoint's own order."),
     html: str | None = options.value("FILE", "Write an HTML page: a treemap of sizes, and the ratio layer by layer."),
@@ -99,7 +99,7 @@ def inspect(
     failed = bool(summary.contents.incomplete)
     failed |= found is not None and any(getattr(found, what) for what in [*asked, "unreadable"])
     code = FAILED if failed else USAGE if found is not None and found.unread else FINE
-    module = tree_of(summary.contents.items.values()) if tree else None
+    module = tree_of(summary.contents.items.values()) if tree or depth else None
     if html is not None:
         from streamxf.tools.inspect.page.page import html_page
 

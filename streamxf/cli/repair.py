@@ -134,10 +134,10 @@ def clean(
     streamxf clean /checkpoints/step-1000 --min-age 2h --yes
     """
     remove = partial(streamxf.clean, path, **protection, min_age=min_age)
-    asks = out.asks(dry_run, yes)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what cannot be removed is in the report
-        report = remove(dry_run=dry_run or asks)
+        report = remove(dry_run=not yes or dry_run)
+        asks = out.asks(dry_run, yes)  # nobody is asked about what is no checkpoint
         if asks and (found := len(report.removed) + len(report.uploads)):
             if not out.confirmed(str(report), found):
                 return FINE

@@ -35,6 +35,13 @@ def test_nothing_is_removed_unasked(run: Run, littered: Path):
         assert (littered / LEFTOVER).exists()
 
 
+def test_nobody_is_asked_about_what_is_no_checkpoint(run: Run, tmp_path: Path):
+    (tmp_path / "s.pt").write_bytes(b"weights")
+    done = run("clean", tmp_path / "s.pt")
+    assert "not a checkpoint's folder" in done.err
+    assert "--yes" not in done.err
+
+
 def test_yes_removes_them(run: Run, littered: Path):
     done = run("clean", littered, "--yes", "--json")
     assert done.code == 0

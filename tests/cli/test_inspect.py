@@ -67,7 +67,9 @@ def test_the_tree_has_equal_layers_in_one_line(run: Run, layered: Path):
     done = run("inspect", layered, "--tree")
     assert "layers.[0-3].mlp.weight" in done.out
     assert "largest" not in done.out
-    assert "layers.[" not in run("inspect", layered, "--tree", "--depth", 1).out
+    level = run("inspect", layered, "--tree", "--depth", 1).out
+    assert "layers.[" not in level
+    assert run("inspect", layered, "--depth", 1).out == level
 
 
 def test_every_item(run: Run, layered: Path):

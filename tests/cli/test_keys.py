@@ -144,6 +144,14 @@ def test_nobody_is_added_or_removed_without_a_key(run: Run, encrypted: Path, key
     assert recipients_of(run, encrypted) == [key.id]
 
 
+@pytest.mark.parametrize("entry", ["00", "0123456789ABCDEF", "team.key"])
+def test_what_is_no_recipient(run: Run, encrypted: Path, key_file: Path, entry: str):
+    done = run("recipients", encrypted, "--key", f"file:{key_file}", "--remove", entry)
+    assert done.code == 2
+    assert "id has 16 hexadecimal digits" in done.err
+    assert entry not in done.err, "it may be a key"
+
+
 def test_the_last_recipient_stays(run: Run, encrypted: Path, key: Key, key_file: Path):
     done = run("recipients", encrypted, "--key", f"file:{key_file}", "--remove", key.id)
     assert done.code == 2

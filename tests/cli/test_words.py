@@ -169,6 +169,12 @@ def test_levels_of_protection_are_options(run: Run, unpublished: Path, key_file:
     assert "has no index" in says(run("recipients", unpublished, *key))
 
 
+def test_what_torch_wrote_needs_no_stock(run: Run, tmp_path: Path):
+    save({"w": torch.ones(2)}, storage_writer=StockWriter(tmp_path), no_dist=True)
+    assert "torch reads it as it is" in says(run("stock", tmp_path))
+    assert "has no index" in says(run("rename", tmp_path, "w=v"))
+
+
 def test_a_file_has_no_level_of_protection(run: Run, tmp_path: Path, key_file: Path):
     with streamxf.open(tmp_path / "file", "wb") as file:
         file.write(b"bytes")

@@ -145,9 +145,8 @@ class MetadataFile:
         except FileNotFoundError as error:
             raise errors.MetadataError("the metadata has gone: is another process saving to this folder?") from error
         raise errors.UnsupportedError(
-            "the metadata has no index. If streamxf's writer saved this checkpoint, the file was cut or altered: "
-            "restore it. If another writer did, nothing vouches for which keys belong here: load the checkpoint, "
-            "and save it with streamxf's writer"
+            "the metadata has no index. If another writer saved this checkpoint, torch reads it as it is; for all "
+            "else, transcode it. If streamxf's did, the file was cut or altered: restore it"
         )
 
     def _pickled(self, index: Index, keys: KeySet | None) -> bytes:

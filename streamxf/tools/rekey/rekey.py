@@ -189,7 +189,9 @@ def remove_recipient(
     checkpoint. The other arguments, what is returned and what is raised are as in `rekey`; ParameterError also if there
     is no such recipient, or no other.
     """
-    known = isinstance(recipient, str) and is_key_id(recipient)
+    known = isinstance(recipient, str) and ":" not in recipient
+    if known and not is_key_id(str(recipient)):  # which may be a key, and is not shown
+        raise ParameterError("a recipient's id has 16 hexadecimal digits; a key has a location, such as file:PATH")
     key_id = recipient if known else as_provider(recipient).id
     access, _ = _terms(options)
     there = _listed(path, storage_options, access)
