@@ -395,9 +395,9 @@ class FileCheck(AnyCheck):
             stream = self._opener.examine(file.slice(place.at, length), wanted)
             if (header := stream.header) is not None:
                 skipped[UNBOUND] += header.identity is None
-                decoded = check_blocks(stream, notes, self._pipeline)
-                yet = header.chain != header.block_chain or wanted.kind is Kind.FRAMED
-                return notes if yet and decoded else None
+                is_decoded = check_blocks(stream, notes, self._pipeline)
+                has_elements = header.chain == header.block_chain and wanted.kind is not Kind.FRAMED
+                return notes if is_decoded and not has_elements else None
             if stream.errors or place.crcs is not None:
                 check_blocks(stream, notes, self._pipeline)
             elif wanted.kind is Kind.TENSOR:  # as stock DCP stores in safetensors' format
