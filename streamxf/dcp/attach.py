@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import IO, Any, TypeVar, cast
 
-from torch.distributed.checkpoint.planner import LoadItemType, ReadItem, WriteItem
+from torch.distributed.checkpoint.planner import LoadItemType, ReadItem, SavePlan, WriteItem
 
 from streamxf.budget import MAX_EXPANSION
 from streamxf.chain import Chain
@@ -18,9 +19,10 @@ from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.checkpoint.saving import Extensions
+from streamxf.dcp.base import rank_here
 from streamxf.dcp.columns import PlannedItems
 from streamxf.dcp.extensions import RawTensor, Registry, framed, is_raw
-from streamxf.dcp.plans import REACH
+from streamxf.dcp.plans import REACH, texts_about
 from streamxf.dcp.reader import ChainReaderMixin
 from streamxf.dcp.writer import ChainWriterMixin, extensions_of
 from streamxf.errors import ChainError, IdentityError, ParameterError, UnsupportedError, located
@@ -31,7 +33,12 @@ from streamxf.keys import KeysLike
 from streamxf.registry import CodecRegistry
 from streamxf.storage.reading import FileSlice
 from streamxf.stream.reader import StreamReader
-from streamxf.torch_private import ExtensionRegistry, StorageReaderTransforms, StorageWriterTransforms
+from streamxf.torch_private import (
+    ExtensionRegistry,
+    StorageReaderTransforms,
+    StorageWriterTransforms,
+    state_of_the_save,
+)
 from streamxf.wording import some
 
 T = TypeVar("T")
@@ -90,6 +97,7 @@ def attach(
         made = _WriterTransforms(known_extensions)
         made.begin()  # rather than in the middle of the first save
         target.transforms = made  # type: ignore[attr-defined]
+        target.prepare_local_plan = partial(_prepare_local_plan, type(target).prepare_local_plan, target)  # type: ignore[attr-defined]
         if made.extensions:
             target.finish = partial(_finish, type(target).finish, target)  # type: ignore[attr-defined]
         if providers := made.providers():
@@ -125,6 +133,14 @@ def attach(
             "takes no extensions"
         )
     return target
+
+
+def _prepare_local_plan(stock: Callable[..., SavePlan], writer: Any, plan: SavePlan) -> SavePlan:
+    """Warn of what a load would not bring back."""
+    state = state_of_the_save() if plan.planner_data is not None else None
+    for text in texts_about(state, for_torch=rank_here() == 0):
+        warnings.warn(text, stacklevel=2)
+    return stock(writer, plan)
 
 
 def _storage_meta(stock: Callable[[Any], Any], writer: Any, providers: list[str]) -> Any:

@@ -281,3 +281,17 @@ def test_a_tensorclass_of_which_dcp_sees_nothing(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="empty at its top, as DCP finds a TensorClass"):
         dcp.load(target, storage_reader=streamxf.FileSystemReader(tmp_path))  # type: ignore[arg-type]
     assert target.x.eq(0).all()
+
+
+def test_an_attached_writer_names_what_a_load_does_not_bring_back(tmp_path: Path) -> None:
+    def attached(name: str) -> Any:
+        return streamxf.attach(dcp.FileSystemWriter(tmp_path / name), [streamxf.Checksum()])
+
+    with pytest.warns(UserWarning, match="not loaded by") as caught:
+        dcp.save({"a": {0: 1}, "b": [{}, torch.ones(1)], "c": UserDict(d=1), 1: 2}, storage_writer=attached("odd"))
+    texts = "\n".join(str(each.message) for each in caught)
+    assert all(text in texts for text in ("a.0", "b.0", "c (UserDict)", "1 (int)"))
+    with warnings.catch_warnings(record=True) as none:
+        warnings.simplefilter("always")
+        dcp.save({"a": {"b": 1}, "c": torch.ones(1)}, storage_writer=attached("plain"))
+    assert not [each for each in none if "torch.distributed is disabled" not in str(each.message)]
