@@ -8,8 +8,8 @@ in pickles; those are looked up nowhere.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from concurrent.futures import Future
-from concurrent.futures.thread import _WorkItem
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 _DCP = "torch.distributed.checkpoint"
+_SAVER, _PROCESS = f"{_DCP}.state_dict_saver", f"{_DCP}._async_process_executor"
 _PARTS = {
     # Stream extensions: what codecs are to torch. A registry makes them of descriptors by `from_descriptor_list`.
     # Codecs are registered with the abstract class, which torch's isinstance checks then accept.
@@ -140,6 +141,10 @@ def typed_storage(storage: UntypedStorage, dtype: dtype) -> Any:
     return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
 
 
+# DCP gives a writer neither planner, nor the state as it is nested, nor the future of a save in the background, and an
+# extension nothing of those beside it. These stand in variables of the functions that call, and nowhere else.
+
+
 def extensions_of_the_asking_writer(frames: int) -> Any:
     """All extensions of the torch writer that asks one for its stream, some frames above; None if something else asks.
 
@@ -148,63 +153,53 @@ def extensions_of_the_asking_writer(frames: int) -> Any:
     return getattr(sys._getframe(1 + frames).f_locals.get("self"), "extensions", None)
 
 
+def _variables_in(home: str, *functions: str) -> Mapping[str, Any]:
+    """The variables of the nearest of these functions of a module that this thread is in; none outside of them."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_qualname.endswith(functions) and frame.f_globals.get("__name__") == home:
+            return frame.f_locals  # type: ignore[no-any-return]
+        frame = frame.f_back
+    return {}
+
+
 def future_of_the_save_in_this_thread() -> Future[Any] | None:
     """The future of the save in the background that this thread makes, or None.
 
     torch's executors call one of DCP's functions in a `ThreadPoolExecutor`, which has the future in a frame below it. A
     save that is only a part of what a pool was given, such as a whole training loop, is none.
     """
-    frame: Any = sys._getframe()
-    pool = _WorkItem.run.__code__
-    called = ""
-    while frame is not None and frame.f_code is not pool:
-        if frame.f_code.co_filename != pool.co_filename:  # Python 3.14 has a frame of its own between
-            called = frame.f_globals.get("__name__", "")
-        frame = frame.f_back
-    if frame is None or not called.startswith(f"{_DCP}."):
-        return None
-    return getattr(frame.f_locals.get("self"), "future", None)
-
-
-def _frame_of(function: str, home: str) -> Any:
-    """The frame of a function of DCP's that this thread is in, or None."""
-    frame: Any = sys._getframe()
-    while frame is not None and (frame.f_code.co_name, frame.f_globals.get("__name__")) != (function, f"{_DCP}.{home}"):
-        frame = frame.f_back
-    return frame
+    item: Any = _variables_in("concurrent.futures.thread", "_WorkItem.run").get("self")
+    called = getattr(item, "fn", None) or getattr(item, "task", [None])[0]  # the latter from Python 3.14 on
+    return item.future if str(getattr(called, "__module__", "")).startswith(f"{_DCP}.") else None
 
 
 def future_of_async_save() -> Future[Any] | None:
     """The future that `async_save`, by which this thread is called, is about to return, or None."""
-    frame = _frame_of("async_save", "state_dict_saver")
-    found = () if frame is None else frame.f_locals.values()
+    found = _variables_in(_SAVER, "async_save").values()  # of a state that cannot be sent no thread asks the writer
     return next((value for value in found if isinstance(value, Future)), None)
 
 
 def state_of_the_save() -> Any:
     """The state dict, nested as it was given, of the `save` whose local step this thread makes; None in any other."""
-    frame = _frame_of("local_step", "state_dict_saver")
-    return None if frame is None else frame.f_locals.get("state_dict")
+    return _variables_in(_SAVER, "local_step").get("state_dict")
 
 
 def planner_of_the_save() -> Any:
     """The planner of the `save` whose local or global step this thread makes; None in any other."""
-    frames = (_frame_of(step, "state_dict_saver") for step in ("local_step", "global_step"))
-    return next((frame.f_locals.get("planner") for frame in frames if frame is not None), None)
+    return _variables_in(_SAVER, "local_step", "global_step").get("planner")
 
 
 def state_on_the_way() -> Any:
     """The state that torch sends, with the writer that is being pickled, to its process for saves; else None."""
-    frame: Any = sys._getframe()
-    while frame is not None and "staged_state_dict" not in frame.f_locals:
-        frame = frame.f_back
-    home = f"{_DCP}._async_process_executor"
-    return None if frame is None or frame.f_globals.get("__name__") != home else frame.f_locals["staged_state_dict"]
+    return _variables_in(_PROCESS, "_AsyncCheckpointProcess.save").get("staged_state_dict")
 
 
 def in_the_process_that_saves() -> bool:
-    """Whether this thread makes a save in the process that torch started for saves in the background."""
-    return _frame_of("_checkpointing_subprocess", "_async_process_executor") is not None
+    """Whether torch started this process for saves in the background."""
+    import multiprocessing
+
+    return getattr(getattr(multiprocessing.current_process(), "_target", None), "__module__", "") == _PROCESS
 
 
 def indices_here(tensor: Any, dim: int) -> Tensor:
@@ -221,8 +216,7 @@ def indices_here(tensor: Any, dim: int) -> Tensor:
 
 def process_that_saves() -> Any | None:
     """The `multiprocessing.Process` that torch has started here for saves in the background; None before the first."""
-    home = sys.modules.get(f"{_DCP}._async_process_executor")
-    return getattr(getattr(home, "_CHECKPOINT_PROCESS", None), "_save_process", None)
+    return getattr(getattr(sys.modules.get(_PROCESS), "_CHECKPOINT_PROCESS", None), "_save_process", None)
 
 
 def counted_changes(tensor: Tensor) -> int:

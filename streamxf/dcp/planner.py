@@ -39,7 +39,7 @@ from streamxf.errors import MetadataError
 from streamxf.format.extra import nesting_of
 from streamxf.format.items import Item, TensorItem
 from streamxf.format.tiling import check_apart, check_tiles
-from streamxf.torch_private import ShardedTensor, state_of_the_save
+from streamxf.torch_private import ShardedTensor
 from streamxf.wording import some
 
 
@@ -120,6 +120,11 @@ class SavePlanner(DefaultSavePlanner):
     _sent: ClassVar[dict[str, Any]] = {}  # what torch does not compare of the last plan, by the name of a class
     _about: Any = None
 
+    def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
+        """As torch's planner does it, which does not keep how the state is nested."""
+        self._nesting = nesting_of(state_dict, is_flattened) if is_caching(self) else None
+        super().set_up_planner(state_dict, storage_meta, is_coordinator)
+
     def create_local_plan(self) -> SavePlan:
         """As torch's planner makes it; of a plan that is cached all of it, if something has changed."""
         state = self.state_dict
@@ -156,7 +161,7 @@ class SavePlanner(DefaultSavePlanner):
         if not is_caching(self):
             return None
         properties = [item.tensor_data and item.tensor_data.properties for item in self.plan.items]
-        return properties, self.plan.planner_data, nesting_of(state_of_the_save(), is_flattened)
+        return properties, self.plan.planner_data, self._nesting
 
     def _create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         ranks: list[Any] = [PlannedItems.exactly(plan.items) for plan in all_plans]

@@ -214,15 +214,16 @@ def test_what_columns_cannot_have_is_planned_by_torch() -> None:
 
 @pytest.mark.skipif(not hasattr(DefaultSavePlanner(), "_enable_plan_caching"), reason="torch caches no plans yet")
 def test_plans_are_cached_as_torch_does() -> None:
-    class Cached(streamxf.SavePlanner):  # whose name is the key
-        pass
-
+    Cached: Any = type("Cached", (streamxf.SavePlanner,), {})  # whose name is the key
     state = {"x": torch.ones(3), "y": 1}
     found = [global_plan(Cached, [state], enable_plan_caching=True) for _ in range(2)]
-    changed, metadata = global_plan(Cached, [{**state, "z": torch.ones(2)}], enable_plan_caching=True)
+    changed, metadata = global_plan(Cached, [{**state, "7": torch.ones(2)}], enable_plan_caching=True)
     assert [[item.index.fqn for item in plans[0].items] for plans, _ in found] == [["x", "y"]] * 2
-    assert [item.index.fqn for item in changed[0].items] == ["x", "y", "z"]
-    assert metadata.state_dict_metadata.keys() == {"x", "y", "z"}
+    assert [item.index.fqn for item in changed[0].items] == ["x", "y", "7"]
+    assert metadata.state_dict_metadata.keys() == {"x", "y", "7"}
+    for key, is_sent in ("7", False), (7, True):  # of the same name, also where no save is under way
+        (planner := Cached(enable_plan_caching=True)).set_up_planner({**state, key: torch.ones(2)}, None, True)
+        assert planner.create_local_plan().usable == is_sent
 
 
 @pytest.mark.skipif(not hasattr(DefaultSavePlanner(), "_enable_plan_caching"), reason="torch caches no plans yet")
@@ -295,8 +296,7 @@ def test_results_cross_as_columns_and_are_objects_where_somebody_looks(
         assert (shard.place.number is None) == (shard.place.crcs is not None) == (chain in ("raw", []))
         assert (shard.place.sha256 is not None) == (chain == [SIGNED])
     records = [result.storage_data[1] for result in found if result.storage_data[1]]
-    assert len(records) == threads
-    assert records == found.records == own.records
+    assert (threads, records, records) == (len(records), found.records, own.records)
     assert {record.path for record in records} == {result.storage_data[0].place.file for result in found}
 
 
