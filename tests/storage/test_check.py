@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from types import SimpleNamespace
+from typing import IO, Any
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
@@ -122,32 +123,18 @@ class Stale(Through):
 class Late(Through):
     """It shows what it remembers, for a while, and stores at once."""
 
-    own_abilities = replace(MemoryStorage.own_abilities, fresh=None)
-    until: float | None = None
+    own_abilities, until = replace(MemoryStorage.own_abilities, fresh=None), 0.0
 
     def __init__(self, below: MemoryStorage) -> None:
         super().__init__(below)
         self.real, self.below_it = below, MemoryStorage()
+        self.write, self.remove = below.write, below.remove  # type: ignore[method-assign]
 
-    def info(self, path: str = "") -> Any:
-        self._look()
-        return super().info(path)
-
-    def entries(self, path: str = "") -> Any:
-        self._look()
-        return super().entries(path)
-
-    def write(self, path: str, data: bytes, *, over: str | None = None) -> None:
-        self.real.write(path, data)
-
-    def remove(self, paths: Iterable[str]) -> dict[str, Exception]:
-        return self.real.remove(paths)
-
-    def _look(self) -> None:
-        now = time.monotonic()
-        if self.until is not None and now > self.until:
-            self.below_it.files, self.until = dict(self.real.files), None
-        self.until = now + 1 if self.until is None else self.until
+    def forget_listings(self) -> None:
+        """Before each look."""
+        if self.until and time.monotonic() > self.until:
+            self.below_it.files, self.until = dict(self.real.files), 0.0
+        self.until = self.until or time.monotonic() + 1
 
 
 class OnlyRead(Through):
@@ -392,45 +379,31 @@ def test_a_place_that_lacks_what_is_needed() -> None:
     assert not found.ok
 
 
-class Full(LocalStorage):
-    """A disk that has room for all files but one, whose last piece is written in part, as the kernel does it."""
-
-    room: ClassVar = dict[str, int]()
-
-    @contextmanager
-    def create(self, path: str = "") -> Iterator[IO[bytes]]:
-        with super().create(path) as file:
-
-            class File:
-                room = Full.room.get(path, sys.maxsize)
-
-                def write(self, data: Any) -> int:
-                    if not self.room:
-                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                    size = min(self.room, memoryview(data).nbytes)
-                    self.room -= size
-                    return file.write(memoryview(data).cast("B")[:size])
-
-            yield File()  # type: ignore[misc]
-
-    def _at(self, location: str, path: str, folder: int | None = None) -> LocalStorage:
-        made = Full(path, location, folder)
-        made._said = self._said
-        return made
-
-
 @pytest.mark.parametrize(("name", "room"), [("created", 50), ("copies", 9 * 2**20), ("lock", 6), ("lock", 0), ("", 0)])
 def test_a_full_disk_is_called_full(name: str, room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def link(one: str, other: str, make: Any = os.link, **how: Any) -> None:
-        if not how:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), one)
-        make(one, other, **how)
+    """As the kernel tells of it: the last piece is written in part, and the next one not at all."""
+    create, make = LocalStorage.create, os.link
 
-    monkeypatch.setitem(Full.room, name, room)
+    @contextmanager
+    def with_room(self: LocalStorage, path: str = "") -> Iterator[Any]:
+        left = [room if path == name else sys.maxsize]
+
+        def write(data: Any) -> int:
+            size = min(left[0], len(data)) or refuse()
+            left[0] -= size
+            return file.write(memoryview(data)[:size])
+
+        with create(self, path) as file:
+            yield SimpleNamespace(write=write)
+
+    def refuse() -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(LocalStorage, "create", with_room)
     if not name:
-        monkeypatch.setattr(os, "link", link)
+        monkeypatch.setattr(os, "link", lambda *names, **how: make(*names, **how) if how else refuse())
     with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
-        check_place(Full(tmp_path))
+        check_place(open_storage(tmp_path))
     assert not [*tmp_path.iterdir()]
 
 

@@ -139,14 +139,13 @@ def _in_order(storage: Storage, second: Storage, patience: float) -> bool | None
         return None
     storage.write("newer", os.urandom(_LARGE))
     storage.remove(["older"])
-    names: dict[str, int | None] = {}
+    last: list[dict[str, int | None]] = []
 
     def is_over() -> bool:
-        names.clear()
-        names.update(second.names())
-        return "older" not in names
+        last[:] = [second.names()]
+        return "older" not in last[0]
 
-    return names.get("newer") == _LARGE if _waited(is_over, second, patience) else None
+    return (last[0].get("newer") == _LARGE) if _waited(is_over, second, patience) else None
 
 
 def _is_fresh(storage: Storage, second: Storage, patience: float) -> bool | None:
