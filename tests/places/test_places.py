@@ -14,10 +14,11 @@ import pytest
 from fsspec.core import url_to_fs
 
 import streamxf
-from streamxf.errors import NoCheckpointError, StaleError, UnsupportedError
+from streamxf.errors import NoCheckpointError, ParameterError, StaleError, UnsupportedError
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
 from streamxf.testing import check_storage
+from streamxf.tools.check.place import check_place
 from tests.dcp.s3_server import serving, storage, weed
 from tests.manager.runs import complete, replace_by_larger, resumed, saved_run
 from tests.places.mounts import PLACES, Bucket, Place, serving_refused, two_hosts
@@ -79,6 +80,21 @@ def step_of(checkpoint: Storage) -> Any:
 
 def test_it_does_what_is_relied_on(place: Place) -> None:
     check_storage(place.second)
+
+
+def test_a_check_tells_what_is_stored_and_leaves_nothing(place: Place, request: pytest.FixtureRequest) -> None:
+    client, path, options = place.first
+    first = place.second if client else open_storage(path, options)
+    first.put("there", b"1", make=True)
+    with pytest.raises(ParameterError, match="are one mount"):
+        check_place(first, first)
+    if client:
+        return
+    found = check_place(first, place.behind)
+    assert found.ok, found
+    assert found.seen["stored"] == found.seen["in_order"] == ("rclone mount, writes" not in request.node.name)
+    time.sleep(DELAY)
+    assert {each.name.partition("/")[0] for each in place.behind.below()} == {"there"}
 
 
 def test_a_run(place: Place) -> None:
