@@ -15,7 +15,7 @@ from streamxf.tools.check.conformance import ConformanceError
 from streamxf.tools.check.observed import observe_abilities, weaker_than
 from streamxf.tools.check.storage import check_needs
 
-_LATER = "no save over a checkpoint; rules keep what is ten minutes old, and two complete checkpoints"
+_LATER = "no save over a checkpoint; rules keep all that was saved within ten minutes, and two complete ones older"
 _RACE = "of two saves to one folder at the same moment, one may be lost"
 
 
