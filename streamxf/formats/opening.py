@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 
 from streamxf.buffers import collector_paused
@@ -122,12 +122,9 @@ def parts_of(storage: Storage, depth: int = 2, links: list[str] | None = None) -
             if links is not None:
                 links.append(storage.label(folder))
         elif folder[0] != ".":
-            try:
+            inner = [""]  # where it cannot be listed, whoever looks into it is told why
+            with suppress(OSError, ForeignError) if links is not None else nullcontext():
                 inner = parts_of(storage.child(folder), depth - 1, links)
-            except (OSError, ForeignError):
-                if links is None:
-                    raise
-                inner = [""]  # whoever looks into it is told why that fails
             below += [f"{folder}/{part}".rstrip("/") for part in inner]
     return [*own, *below, *files]
 

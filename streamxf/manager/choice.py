@@ -356,8 +356,7 @@ def _check_published(place: Storage, authority: Authority, check: Verify, part: 
             with suppress(FileNotFoundError), place.open(path):  # raises what says more, as of a Git LFS pointer
                 pass
         if missing:
-            text = f"not there in the size that the metadata gives: {', '.join(missing[:3])}"
-            raise MetadataError(text, file=place.label())
+            raise MetadataError(f"not there in the recorded size: {', '.join(missing[:3])}", file=place.label())
         if check == "sample" and not stored:
             read_sample(checkpoint)
 
