@@ -295,7 +295,7 @@ def check_keys(state: Any, path: str = "") -> None:
     if isinstance(state, Mapping):
         with located(item=path or None):
             keys_by_text(state.keys())  # other questions a TensorDict answers in its own way
-    for key, inner in _entries(state):
+    for key, inner in flattened_entries(state):
         check_keys(inner, f"{path}.{key}".removeprefix("."))
 
 
@@ -318,11 +318,11 @@ def _unstored(value: Any, path: str) -> Iterator[str]:
             yield from (f"{place}.{each}" for each in fact.get("_non_tensor", ()))
         elif not value if not name else not any(key == name or key.startswith(f"{name}.") for key in value):
             yield place
-    for key, inner in _entries(value):
+    for key, inner in flattened_entries(value):
         yield from _unstored(inner, f"{path}.{key}".removeprefix("."))
 
 
-def _entries(value: Any) -> Iterable[tuple[Any, Any]]:
+def flattened_entries(value: Any) -> Iterable[tuple[Any, Any]]:
     """What DCP makes items of, one by one, with keys or indices; nothing for what is an item itself."""
     if isinstance(value, Mapping):
         return value.items()
@@ -333,7 +333,7 @@ def _unfilled(value: Any, path: str) -> Iterator[str]:
     if path and isinstance(value, Mapping) and not isinstance(value, dict) and [*value.keys()]:
         yield f"{path} ({type(value).__name__})"
         return
-    for key, inner in _entries(value):
+    for key, inner in flattened_entries(value):
         yield from _unfilled(inner, f"{path}.{key}".removeprefix("."))
 
 
@@ -346,7 +346,7 @@ def _unsorted(state: Any, _: str) -> Iterator[str]:
 
 def _unasked(value: Any, path: str) -> Iterator[str]:
     """Empty dictionaries in lists for which torch puts None, or without which it takes the list for an object."""
-    entries = [*_entries(value)]
+    entries = [*flattened_entries(value)]
     stored = [at for at, (_, inner) in enumerate(entries) if not _has_no_items(inner)]
     last = len(entries) if stored and not is_flattened([entries[at][1] for at in stored]) else max(stored, default=0)
     for at, (key, inner) in enumerate(entries):
@@ -359,13 +359,13 @@ def _unasked(value: Any, path: str) -> Iterator[str]:
 def _has_no_items(value: Any) -> bool:
     """Whether DCP makes no item of a dictionary or list, nor of what is in it."""
     is_nested = isinstance(value, Mapping) or (isinstance(value, list) and is_flattened(value))
-    return is_nested and all(_has_no_items(inner) for _, inner in _entries(value))
+    return is_nested and all(_has_no_items(inner) for _, inner in flattened_entries(value))
 
 
 def _renamed(value: Any, path: str, renamed: bool = False) -> Iterator[str]:
-    if renamed and not isinstance(value, Mapping | torch.Tensor) and not [*_entries(value)]:
+    if renamed and not isinstance(value, Mapping | torch.Tensor) and not [*flattened_entries(value)]:
         yield path
-    for key, inner in _entries(value):
+    for key, inner in flattened_entries(value):
         other = renamed or (isinstance(value, Mapping) and not isinstance(key, str))
         yield from _renamed(inner, f"{path}.{key}".removeprefix("."), other)
 

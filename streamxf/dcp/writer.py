@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from multiprocessing.resource_sharer import DupFd
@@ -54,6 +55,7 @@ from streamxf.dcp.plans import (
     check_seen,
     compare_ranks,
     entries_of,
+    flattened_entries,
     is_flattened,
     note_room,
     planned_bytes,
@@ -72,6 +74,7 @@ from streamxf.keys import KeyRing, KeysLike
 from streamxf.report import SaveReport
 from streamxf.storage.opening import Location
 from streamxf.stream.encoder import block_log2_of
+from streamxf.torchsave.writing import saved_plain
 
 _log = logging.getLogger(__name__)
 
@@ -183,13 +186,14 @@ class ChainWriterMixin(StorageMixin):
         staged = super().stage(_replaced(state_dict, dict.fromkeys(copies)))  # type: ignore[misc]
         staged = _replaced(staged, copies)
         check_copies(state_dict, staged)
-        return with_copies(staged)
+        return staged
 
     def storage_meta(self) -> StorageMeta:
         """What DCP tells planners: where the save goes, and the id that it has if this rank publishes it. As with
         torch's writers each rank has an id of its own. Once it has published, `save_id` has that, and this is the next.
         """
         self._note_background()
+        _make_objects(torch_private.state_of_the_save())
         flatten_as_this_torch()  # the planner is asked next
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._coming_id())
 
@@ -507,6 +511,7 @@ def _log_failure(future: futures.Future[Any]) -> None:
 
 
 _PLAIN = torch.Tensor, torch.nn.Parameter
+_CONSTANT = bool, int, float, complex, str, bytes, type(None)
 
 
 def check_copies(state: Any, copied: Any = None, name: str = "") -> None:
@@ -514,6 +519,8 @@ def check_copies(state: Any, copied: Any = None, name: str = "") -> None:
     does that is saved in its place: which part of another tensor it is, say. Without a copy it is pickled, which keeps
     what classes of their own have.
     """
+    if isinstance(copied, StagedObject):
+        return
     if isinstance(state, Mapping | list | tuple):
         for key, value in state.items() if isinstance(state, Mapping) else enumerate(state):
             check_copies(value, None if copied is None else copied[key], f"{name}.{key}".lstrip("."))
@@ -534,18 +541,28 @@ def _says_more(tensor: torch.Tensor) -> bool:
     return bool(vars(tensor)) or type(tensor) not in _PLAIN
 
 
-def _own_copies(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], torch.Tensor]]:
-    """Copies, by their places, of tensors whose copy by torch fails or says less, as of a DTensor of several shards."""
-    if isinstance(state, Mapping | list | tuple):
-        for key, value in state.items() if isinstance(state, Mapping) else enumerate(state):
+def _own_copies(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Copies, by their places, of objects and quantized tensors, and of tensors of which torch makes none, or one that
+    says less, as of a DTensor of several shards.
+    """
+    if isinstance(state, Mapping) or (isinstance(state, list) and is_flattened(state)):
+        for key, value in flattened_entries(state):
             yield from _own_copies(value, (*path, key))
     elif isinstance(state, DTensor):
-        if _says_more(local := state.to_local()) and _is_copied_here(local):
+        if not state.dim():
+            yield path, state.detach().clone()
+        elif _says_more(local := state.to_local()) and _is_copied_here(local):
             shape, stride = state.size(), state.stride()
             made = _copy_of(local)
             yield path, DTensor.from_local(made, state.device_mesh, state.placements, shape=shape, stride=stride)
-    elif isinstance(state, torch.Tensor) and _says_more(state) and _is_copied_here(state):
-        yield path, _copy_of(state)
+    elif isinstance(state, torch.Tensor) and not state.is_quantized:
+        if _says_more(state) and _is_copied_here(state):
+            yield path, _copy_of(state)
+    elif type(state) not in _CONSTANT:
+        copied = state
+        with suppress(Exception):  # of pickling, by which the save will fail, too, on every rank
+            copied = StagedObject(state)
+        yield path, copied
 
 
 def _is_copied_here(local: torch.Tensor) -> bool:
@@ -575,19 +592,27 @@ def _replaced(node: Any, values: Mapping[tuple[Any, ...], Any]) -> Any:
         below.setdefault(key, {})[tuple(rest)] = value
     if isinstance(node, Mapping):
         return {key: _replaced(value, below.get(key, {})) for key, value in node.items()}
-    made = [_replaced(value, below.get(key, {})) for key, value in enumerate(node)]
-    return made if isinstance(node, list) else tuple(made)
+    return [_replaced(value, below.get(key, {})) for key, value in enumerate(node)]
 
 
-def with_copies(staged: Any) -> Any:
-    """The result of torch's staging, with copies of what it shares: files in memory, DTensors without dimensions."""
-    match staged:
-        case dict():
-            return {name: with_copies(value) for name, value in staged.items()}
-        case list() | tuple():
-            return type(staged)(map(with_copies, staged))
-        case DTensor() if not staged.dim():
-            return staged.detach().clone()
-        case io.BytesIO():
-            return copy.deepcopy(staged)
-    return staged
+class StagedObject:
+    """An object as `torch.save` writes it, which neither training nor a way to another process changes."""
+
+    def __init__(self, value: Any) -> None:
+        if (data := saved_plain(value)) is None:
+            torch.save(value, sink := io.BytesIO())
+            data = sink.getvalue()
+        self._data = data
+
+    def made(self) -> Any:
+        where = "cpu" if torch_private.in_the_process_that_saves() else None
+        return torch.load(io.BytesIO(self._data), where, weights_only=False)
+
+
+def _make_objects(state: Any) -> None:
+    """Put the objects themselves into a state that was staged, before a planner sees it."""
+    for key, value in [*flattened_entries(state)]:
+        if isinstance(value, StagedObject):
+            state[key] = value.made()
+        else:
+            _make_objects(value)

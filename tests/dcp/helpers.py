@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import io
 import logging
+import os
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -407,3 +410,14 @@ def registry() -> streamxf.Registry:
     made = streamxf.Registry()
     made.register(Xor)
     return made
+
+
+def run_as_main(function: Callable[[Path], None], folder: Path) -> None:
+    """Call a function of a module with a folder, in a process whose main module can be imported again, as a child that
+    DCP starts does.
+    """
+    code = f"if __name__ == '__main__':\n    from {function.__module__} import {function.__name__} as run"
+    script = folder / "script.py"
+    script.write_text(f"{code}\n    from pathlib import Path\n    run(Path({str(folder)!r}))\n")
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
+    subprocess.run([sys.executable, script], env={**os.environ, "PYTHONPATH": path}, check=True, timeout=300)

@@ -6,10 +6,11 @@ import io
 import threading
 import warnings
 import weakref
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -21,14 +22,16 @@ from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 from torch.distributed.checkpoint import staging
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import AsyncStager
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import streamxf
+from streamxf.dcp.writer import StagedObject
 from tests.failing import fails_with
 from tests.polling import wait_until
 
-from .helpers import Told, full_chain, load
+from .helpers import KEY, Told, full_chain, load, run_as_main
 
 LIMIT = 300
 
@@ -96,7 +99,7 @@ def changing_state() -> dict[str, Any]:
         **{"tensor": torch.zeros(5000), "scalar": torch.zeros(()), "parameter": torch.nn.Parameter(torch.zeros(50))},
         **{"view": torch.zeros(10)[2:4], "gaps": torch.zeros(10, 10)[:, ::3], "array": np.zeros(3)},
         **{"sharded": sharded(50), "sharded scalar": sharded()},
-        "nested": {"list": [torch.zeros(2)], "tuple": (sharded(), io.BytesIO(b"0"))},
+        "nested": {"list": [torch.zeros(2)], "tuple": (torch.zeros(()), io.BytesIO(b"0"))},
         "file": io.BytesIO(b"0"),
     }
 
@@ -121,6 +124,8 @@ def zeros(value: Any) -> bool:
             return value.getvalue() == b"0"
         case DTensor():
             return zeros(value.to_local())
+        case StagedObject():
+            return zeros(value.made())
     return not value.any()
 
 
@@ -134,7 +139,92 @@ def test_staging_copies_whatever_may_change(tmp_path: Path) -> None:
         assert zeros(staged)
         assert list(staged) == list(state)
         assert isinstance(staged["sharded scalar"], DTensor)
-        assert type(staged["nested"]["tuple"]) is tuple
+        assert type(staged["nested"]["tuple"].made()) is tuple
+
+
+class Row(NamedTuple):
+    left: Any
+    right: Any
+
+
+class Own(dict[str, Any]):
+    """It has attributes, too."""
+
+
+class Unpicklable:
+    def __reduce__(self) -> Any:
+        raise TypeError("this one stays")
+
+
+def objects() -> dict[str, Any]:
+    """Objects of which torch's staging (2.13.0) makes others, or fails to make a copy."""
+    whole, ring, own = torch.arange(4.0), list[Any]([1]), Own(a=1)
+    ring.append((ring,))
+    own.mark = whole.mark = "mark"  # type: ignore[attr-defined]
+    quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+    return {
+        **{"size": torch.Size([3, 4]), "list": [torch.Size([2]), 1], "row": Row([1], {"s": torch.Size([1])})},
+        **{"dicts": (Counter("aab"), OrderedDict(b=1, a=2), defaultdict(list, a=[1]), own), "ring": (ring,)},
+        **{"views": (whole, whole[1:3]), "parameter": (torch.nn.Parameter(torch.ones(2)),), "quantized": quantized},
+        **{"deep": [torch.ones(1), {"sparse": (torch.eye(2).to_sparse(), quantized)}]},
+    }
+
+
+def check_objects(path: Path) -> None:
+    allowed = [Row, Own, list, defaultdict]
+    found: Any = streamxf.load_intact(path, keys=KEY, safe_globals=allowed).state_dict
+    given: Any = objects()
+    for name in ("size", "list", "row", "dicts"):
+        assert found[name] == given[name]
+        assert list(map(type, found[name])) == list(map(type, given[name]))
+    assert type(found["row"].right["s"]) is type(found["list"][0]) is type(found["size"]) is torch.Size
+    whole, view = found["views"]
+    assert found["dicts"][3].mark == whole.mark == "mark"
+    assert found["ring"][0][1][0] is found["ring"][0]
+    assert whole.untyped_storage().data_ptr() == view.untyped_storage().data_ptr()
+    assert whole.tolist() == [0, 1, 2, 3]
+    assert type(found["parameter"][0]) is torch.nn.Parameter
+    sparse, quantized = found["deep"][1]["sparse"]
+    assert sparse.to_dense().equal(torch.eye(2))
+    assert quantized.equal(given["quantized"])
+    assert found["quantized"].equal(given["quantized"])
+
+
+@pytest.mark.usefixtures("group")
+def test_objects_are_stored_as_a_save_in_the_foreground_stores_them(tmp_path: Path) -> None:
+    dcp.save(objects(), storage_writer=writer_for(tmp_path / "save"))
+    check_objects(tmp_path / "save")
+    state = objects()
+    future = in_background(state, storage_writer=writer_for(tmp_path / "thread"))
+    state["list"].append(2)
+    state["row"].left.append(2)
+    state["dicts"][0]["a"] = 9
+    state["views"][0].zero_()
+    state["deep"][1]["sparse"][0].values().zero_()
+    future.result(LIMIT)
+    check_objects(tmp_path / "thread")
+
+
+@pytest.mark.usefixtures("group")
+def test_an_object_that_cannot_be_pickled_fails_the_save_on_every_rank(tmp_path: Path) -> None:
+    future = in_background({"a": {"b": Unpicklable()}}, storage_writer=writer_for(tmp_path))
+    with pytest.raises(CheckpointException, match="this one stays"):
+        future.result(LIMIT)
+    assert not (tmp_path / ".metadata").exists()
+
+
+def objects_by_process(folder: Path) -> None:
+    """Run by `test_objects_on_the_way_to_a_process`, in a process of its own, whose main module is imported again."""
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=0, world_size=1)
+    kind = AsyncCheckpointerType.PROCESS
+    in_background(objects(), storage_writer=writer_for(folder / "saved"), async_checkpointer_type=kind).result(LIMIT)
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_objects_on_the_way_to_a_process(tmp_path: Path) -> None:
+    run_as_main(objects_by_process, tmp_path)
+    check_objects(tmp_path / "saved")
 
 
 def default_stager(share_memory: bool = False) -> Any:

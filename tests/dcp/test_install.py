@@ -4,7 +4,6 @@ import inspect
 import logging
 import os
 import pickle
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -39,7 +38,7 @@ from streamxf.keys import KeyRing
 from tests.forked import status_of_child
 from tests.polling import wait_until
 
-from .helpers import KEY, OTHER_KEY, assert_same, blank, load_with, refused, stored_chain
+from .helpers import KEY, OTHER_KEY, assert_same, blank, load_with, refused, run_as_main, stored_chain
 
 STATE = {"model": {"bias": torch.ones(7, dtype=torch.bfloat16), "weight": torch.randn(300, 40)}, "step": 7}
 CHAIN = "floatzip+checksum+encrypt"
@@ -265,11 +264,7 @@ def in_background_process(folder: Path) -> None:
 @pytest.mark.slow
 def test_a_save_in_a_process_has_the_chain_of_the_call(tmp_path: Path) -> None:
     """The child imports this module and has no installation; the key reaches it with the writer."""
-    code = f"if __name__ == '__main__':\n    from {__name__} import in_background_process as run"
-    script = tmp_path / "script.py"
-    script.write_text(f"{code}\n    from pathlib import Path\n    run(Path({str(tmp_path)!r}))\n")
-    path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
-    subprocess.run([sys.executable, script], env={**os.environ, "PYTHONPATH": path}, check=True, timeout=300)
+    run_as_main(in_background_process, tmp_path)
     assert stored_chain(tmp_path / "saved") == CHAIN
 
 
