@@ -74,7 +74,7 @@ def run(
         with open(os.devnull) as nothing:
             streams = (nothing.fileno(), out, err)
             code = start(arguments, streams, cwd=cwd, environment=os.environ | environment).wait()
-        found = [os.pread(stream, os.fstat(stream).st_size, 0).decode() for stream in (out, err)]
+        found = [os.fsdecode(os.pread(stream, os.fstat(stream).st_size, 0)) for stream in (out, err)]
     finally:
         os.close(out)
         os.close(err)

@@ -1,6 +1,7 @@
 """``streamxf cat CHECKPOINT ITEM``: items, and parts of tensors, of which only the blocks that are needed are read."""
 
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from streamxf import Checksum
 from streamxf.cli import look
 from streamxf.keys import write_key
 from tests.altered import flip
+from tests.cli import preloaded
 from tests.cli.command import Run
 from tests.dcp.helpers import KEY, data_files, full_chain, save
 
@@ -34,8 +36,8 @@ def path(tmp_path: Path) -> Path:
 
 
 def piped(*arguments: object) -> tuple[int, bytes, str]:
-    done = subprocess.run([sys.executable, "-m", "streamxf.cli", "cat", *map(str, arguments)], capture_output=True)
-    return done.returncode, done.stdout, done.stderr.decode()
+    done = preloaded.run(["cat", *arguments])
+    return done.returncode, os.fsencode(done.stdout), done.stderr
 
 
 def test_bytes_of_a_part(path: Path) -> None:

@@ -10,11 +10,8 @@ import pytest
 from tests.dcp.helpers import needs_gloo
 from tests.dcp.rank_scenarios import run_ranks
 
-pytestmark = [
-    pytest.mark.slow,
-    needs_gloo,
-    pytest.mark.skipif(sys.platform != "linux", reason="each rank reads by itself"),
-]
+each_alone = pytest.mark.skipif(sys.platform != "linux", reason="each rank reads by itself")
+pytestmark = [pytest.mark.slow, needs_gloo, each_alone]
 MODULE = f"{__package__}.host_ranks"
 
 
