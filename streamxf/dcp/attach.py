@@ -20,9 +20,8 @@ from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.checkpoint.saving import Extensions
 from streamxf.dcp.base import rank_here
-from streamxf.dcp.columns import PlannedItems
 from streamxf.dcp.extensions import RawTensor, Registry, framed, is_raw
-from streamxf.dcp.plans import REACH, texts_about
+from streamxf.dcp.plans import REACH, part_of, texts_about
 from streamxf.dcp.reader import ChainReaderMixin
 from streamxf.dcp.writer import ChainWriterMixin, extensions_of
 from streamxf.errors import ChainError, IdentityError, ParameterError, UnsupportedError, located
@@ -197,7 +196,7 @@ class _WriterTransforms(StorageWriterTransforms):
     def transform_save_stream(self, write_item: WriteItem, raw_stream: io.IOBase) -> tuple[IO[bytes], list[str]]:
         writer_id, descriptors = self.begin()
         raw = cast("Any", raw_stream)
-        (part,) = PlannedItems.of([write_item]).parts()
+        part = part_of(write_item)
         kind = Kind.FRAMED if part.kind is Kind.TENSOR else part.kind
         identity = part._replace(writer_id=writer_id, kind=kind, number=next(self._numbers))
         stream, _ = self._extensions.open(raw, identity, published=False)

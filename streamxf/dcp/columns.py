@@ -35,7 +35,7 @@ from streamxf.codecs import zstd
 from streamxf.dcp.metadata import FEW, FLAGS, FORMATS, FOUND, PUBLISHED, LazyTensor, StoredMetadata, storage_data_of
 from streamxf.errors import UnsupportedError, redacted
 from streamxf.format.columns import Array
-from streamxf.format.header import Identity, Kind
+from streamxf.format.header import Kind
 from streamxf.format.index import ChunkColumns, Index
 from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Path, Place, TensorItem, is_path
 from streamxf.format.names import metadata_name
@@ -182,14 +182,6 @@ class PlannedItems(LazyItems[WriteItem]):
         for row, offset in zip(self._rows.tolist(), self.boxes()[0].T.tolist(), strict=True):
             yield names[row], kinds[row], about[row], offset[: len(about[row][2]) if about[row] else 0]
 
-    def parts(self) -> Iterator[Identity]:
-        """What each item is, without its writer."""
-        for name, _, data, offset in self.rows():
-            if data is None:
-                yield Identity(b"", Kind.OBJECT, name)
-            else:
-                yield Identity(b"", Kind.TENSOR, name, dtype_name(data[0].dtype), tuple(offset), data[2], data[1])
-
     def objects(self) -> list[WriteItem]:
         made = []
         for name, kind, data, offset in self.rows():
@@ -221,13 +213,14 @@ class StoredResults(LazyItems[WriteResult]):
 
     @classmethod
     @collector_paused()
-    def of(cls, planned: PlannedItems, files: Sequence[SavedFile]) -> Self:
-        """What `files` have, of which `planned` are the items, in their order."""
+    def of(cls, items: Sequence[WriteItem], files: Sequence[SavedFile]) -> Self:
+        """What `files` have, of which these are the items, in their order."""
         found = [(number, *chunk[2:]) for number, file in enumerate(files) for _, chunk in file.written]
         places = [(file, place.at, place.size, place.number or 0, framed) for file, place, framed in found]
         beside = [(place.sha256, place.crcs) for _, place, _ in found]
         columns, records = np.array(places, "i8").reshape(-1, 5).T, [file.record for file in files]
-        return cls(planned, packed(columns.tobytes()), records, beside if {*beside} - {(None, None)} else ())
+        beside = beside if {*beside} - {(None, None)} else []
+        return cls(PlannedItems.of(items), packed(columns.tobytes()), records, beside)
 
     def places(self, files: Sequence[int]) -> Array:
         """With a column for each item, and for their files these ordinals."""

@@ -50,12 +50,21 @@ def planned_bytes(items: Sequence[WriteItem]) -> int:
     return int(PlannedItems.of(items).sizes.sum())
 
 
-def entries_of(items: Iterable[tuple[WriteItem, Identity]], planner: SavePlanner, staging: Staging) -> Iterator[Entry]:
+def part_of(item: WriteItem) -> Identity:
+    """What an item is, without its writer."""
+    data = item.tensor_data
+    if item.type == WriteItemType.BYTE_IO or data is None:
+        return Identity(b"", Kind.OBJECT, item.index.fqn)
+    offset, shape, whole = map(tuple, (data.chunk.offsets, data.chunk.sizes, data.size))
+    return Identity(b"", Kind.TENSOR, item.index.fqn, dtype_name(data.properties.dtype), offset, shape, whole)
+
+
+def entries_of(items: Iterable[WriteItem], planner: SavePlanner, staging: Staging) -> Iterator[Entry]:
     """What is to be written to one file; each item's data is asked for in turn, in a thread that makes nothing else."""
     staging.adopt()
     lookup = getattr(planner, "lookup_object", None) if _gives_data_again(planner) else None
-    for item, part in items:
-        yield part, partial(_content, item, planner, lookup, staging)
+    for item in items:
+        yield part_of(item), partial(_content, item, planner, lookup, staging)
 
 
 def _content(item: WriteItem, planner: Any, lookup: Callable[[MetadataIndex], Any] | None, staging: Staging) -> Content:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from itertools import chain
 from multiprocessing.resource_sharer import DupFd
 from time import perf_counter
 from typing import Any
@@ -28,7 +28,6 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from streamxf import torch_private
-from streamxf.buffers import collector_paused
 from streamxf.chain import Chain, ChainLike
 from streamxf.checkpoint.datafile import write_files
 from streamxf.checkpoint.publish import check_free, publish, remove_unpublished
@@ -43,7 +42,7 @@ from streamxf.dcp.base import (
     progress_on,
     rank_here,
 )
-from streamxf.dcp.columns import PlannedItems, StoredResults, complete, extra_of, items_of, paths_of
+from streamxf.dcp.columns import StoredResults, complete, extra_of, items_of, paths_of
 from streamxf.dcp.plans import (
     RoomNote,
     all_notes,
@@ -288,20 +287,15 @@ class ChainWriterMixin(StorageMixin):
         items = [*chain.from_iterable(files.values())]
         versions, begin = tensor_versions({item.index.fqn for item in items}, planner), perf_counter()
         try:
-            with collector_paused():
-                planned = PlannedItems.of(items)
-                pairs = iter([*zip(items, planned.parts(), strict=True)])
             check_seen(plan, storage, planner)
             save.place = storage.mount()
             check_room(storage, plan, planner, save.extensions, save.writer_id)
             with progress_on(self._progress, "Saving") as save.progress:
                 if save.progress is not None:
-                    save.progress.expect(planned_bytes(planned))
+                    save.progress.expect(planned_bytes(items))
                 staging = Staging()
                 save.sizes = {} if storage.near else {name: planned_bytes(own) for name, own in files.items()}
-                entries = {
-                    name: entries_of([*islice(pairs, len(own))], planner, staging) for name, own in files.items()
-                }
+                entries = {name: entries_of(own, planner, staging) for name, own in files.items()}
                 stored = write_files(save, entries, self.thread_count)
             if self.sync_files:  # the process that publishes may be on another host
                 storage.sync()
@@ -321,7 +315,7 @@ class ChainWriterMixin(StorageMixin):
         save.report = SaveReport.of(save.meter, perf_counter() - begin)
         self.report = None if self._publishes else save.report
         done: Future[Any] = Future()
-        done.set_result(StoredResults.of(planned, stored))
+        done.set_result(StoredResults.of(items, stored))
         return done
 
     @errors_reach_all_ranks
