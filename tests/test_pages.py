@@ -145,6 +145,19 @@ def test_every_name_at_the_top_is_in_the_reference():
     assert len(streamxf.__all__) <= 51
     for name in {*streamxf.__all__} - {"StreamxfError"}:  # one of the errors
         assert getattr(streamxf, name) is named[name], name
+    for place in places:
+        home, _, name = place.rpartition(".")
+        if home.startswith("streamxf.keys."):
+            assert getattr(streamxf.keys, name) is named[name], name
+
+
+def test_the_reference_names_members_that_are_there():
+    text = (ROOT / "docs" / "api.md").read_text()
+    found = re.findall(r"^::: (\S+)\.(\w+)\n +options:\n +members: \[(.*)\]$", text, re.MULTILINE)
+    assert len(found) > 1
+    for home, name, members in found:
+        for member in members.split(", "):
+            assert hasattr(getattr(import_module(home), name), member), f"{name}.{member}"
 
 
 # -- what the text says about the source -----------------------------------------------------------------
