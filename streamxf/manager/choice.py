@@ -24,6 +24,7 @@ from streamxf.errors import (
     escaped,
     is_damage,
     is_exhausted,
+    located,
     notes_of,
 )
 from streamxf.format.names import GLOBAL, is_metadata_name, metadata_among, rank_of
@@ -312,7 +313,8 @@ def damage_of(run: Run, record: Record, check: Verify, part: Part = ALL, *, rank
     except Exception as error:
         if not is_damage(error):
             _advised(error, record)
-            raise
+            with located(file=run.storage.label(record.name)):
+                raise
         text = str(error)
         return (text if text.startswith(_DAMAGE) else f"{type(error).__name__}: {text}")[:_TEXT]
     return None

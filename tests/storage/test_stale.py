@@ -135,6 +135,10 @@ def test_a_mount_that_cannot_read_what_was_replaced(tmp_path: Path, monkeypatch:
                 call()
             assert MAY in str(caught.value)
         report = streamxf.verify(tmp_path / "step-2")
+    with monkeypatch.context() as broken:
+        broken.setattr("streamxf.manager.choice.contents_of", fails_with(OSError, errno.EIO, os.strerror(errno.EIO)))
+        with pytest.raises(StaleError, match=f"{tmp_path}/step-2"):
+            streamxf.latest(tmp_path)
     assert {each.error for each in report.unread} == {"StaleError"}
     assert not report.damaged
     assert resumed(tmp_path) == 2
