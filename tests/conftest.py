@@ -101,6 +101,14 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 @pytest.fixture
+def state() -> dict[str, Any]:
+    """A tensor and an object of each kind, in a few hundred bytes."""
+    from tests.dcp.helpers import small_state  # and torch with it
+
+    return small_state()
+
+
+@pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """A folder's name that a save may use."""
     return tmp_path / "checkpoint"

@@ -4,18 +4,10 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.surroundings import in_memory
-
-from .helpers import small_state
-
-
-@pytest.fixture
-def state() -> dict[str, Any]:
-    return small_state()
 
 
 @pytest.fixture(params=["small", "in parts"])
