@@ -33,7 +33,7 @@ from streamxf.checkpoint import metadata as stored_metadata
 from streamxf.dcp.base import flatten_as_this_torch
 from streamxf.dcp.columns import Merged, PlannedItems, ReadItems, Shared, is_grid
 from streamxf.dcp.metadata import FOUND, LazyTensor, torch_chunks
-from streamxf.dcp.plans import is_caching, is_flattened, is_usable, kept_plans
+from streamxf.dcp.plans import flattened_entries, is_caching, is_flattened, is_usable, kept_plans
 from streamxf.dcp.targets import ObjectPlaces, box_of, chunks_here
 from streamxf.errors import MetadataError
 from streamxf.format.extra import nesting_of
@@ -57,16 +57,17 @@ class LoadPlanner(DefaultLoadPlanner):
     """
 
     def set_up_planner(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """As torch's planner does it, which makes None of objects; here they stay until others are loaded."""
+        """As torch's planner does it, which makes None of objects, also in others, and of mappings that are no dict."""
         flatten_as_this_torch()
-        leaves = [*_leaves(state_dict, ())]
+        leaves, copied = [*_leaves(state_dict, ())], _without_objects(state_dict)
         if not any(isinstance(value, ShardedTensor) for _, value in leaves):
             self.flatten_sharded_tensors = False  # for which torch makes the state again, without empty dictionaries
-        super().set_up_planner(state_dict, *args, **kwargs)
-        self._objects = ObjectPlaces(self.original_state_dict)
-        for path, value in leaves:
-            if not isinstance(value, int | float | str | bytes | BytesIO | Tensor | Mapping | None):
-                self._objects.put(path, value)
+        super().set_up_planner(copied, *args, **kwargs)
+        self.original_state_dict = state_dict
+        self._objects = ObjectPlaces(state_dict)
+        for (path, given), (_, made) in zip(leaves, _leaves(copied, ()), strict=True):
+            if made is not given and made is not None:  # where a tensor was on the meta device
+                self._objects.put(path, made)
 
     def load_bytes(self, read_item: ReadItem, value: BytesIO) -> None:
         """As torch's planner does it, with the keys that the state dict has."""
@@ -229,12 +230,19 @@ class _Stood:
 
 
 def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """What a state has in dicts and lists, with the paths."""
-    if not isinstance(value, dict | list):
+    """What DCP makes items of, with the paths."""
+    if not isinstance(value, Mapping) and not (isinstance(value, list) and is_flattened(value)):
         yield path, value
-        return
-    for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+    for key, each in flattened_entries(value):
         yield from _leaves(each, (*path, key))
+
+
+def _without_objects(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_objects(each) for key, each in value.items()}
+    if isinstance(value, list) and is_flattened(value):
+        return [*map(_without_objects, value)]
+    return value if isinstance(value, int | float | str | bytes | BytesIO | Tensor) else None
 
 
 class _Near(dict[str, Any]):

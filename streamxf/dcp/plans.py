@@ -382,8 +382,8 @@ def _renamed(value: Any, path: str, renamed: bool = False) -> Iterator[str]:
 _TEXTS: dict[Callable[[Any, str], Iterator[str]], str] = {
     _unstored: "not stored: {}. DCP takes the class for a dictionary, and these values are not among its items: after "
     "a load they are what the target had. Save them under keys of their own, as plain values",
-    _unfilled: "not loaded by dcp.load: {}. It makes None of mappings that are no dict, and asks for that: save and "
-    "load a dict of the same items",
+    _unfilled: "not loaded by torch's planner: {}. It makes None of mappings that are no dict, and asks for that: load "
+    "with planner=streamxf.LoadPlanner(), or save and load a dict of the same items",
     _unsorted: "keys at the top that cannot be sorted, as dcp.load does before it loads: {}. Use strings; "
     "streamxf.load_intact loads this checkpoint nevertheless",
     _unasked: "empty dictionaries in lists, beside what is not empty: {}. They have no items, and torch's load planner "
