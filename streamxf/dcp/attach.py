@@ -13,6 +13,7 @@ from typing import IO, Any, TypeVar, cast
 
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem, SavePlan, WriteItem
 
+from streamxf import torch_private
 from streamxf.budget import MAX_EXPANSION
 from streamxf.chain import Chain
 from streamxf.checkpoint.access import Access, Require
@@ -32,12 +33,7 @@ from streamxf.keys import KeysLike
 from streamxf.registry import CodecRegistry
 from streamxf.storage.reading import FileSlice
 from streamxf.stream.reader import StreamReader
-from streamxf.torch_private import (
-    ExtensionRegistry,
-    StorageReaderTransforms,
-    StorageWriterTransforms,
-    state_of_the_save,
-)
+from streamxf.torch_private import ExtensionRegistry, StorageReaderTransforms, StorageWriterTransforms
 from streamxf.wording import some
 
 T = TypeVar("T")
@@ -136,7 +132,7 @@ def attach(
 
 def _prepare_local_plan(stock: Callable[..., SavePlan], writer: Any, plan: SavePlan) -> SavePlan:
     """Warn of what a load would not bring back."""
-    state = state_of_the_save() if plan.planner_data is not None else None
+    state = torch_private.state_of_the_save() if plan.planner_data is not None else None
     for text in texts_about(state, for_torch=rank_here() == 0):
         warnings.warn(text, stacklevel=2)
     return stock(writer, plan)
