@@ -24,9 +24,9 @@ def check(
     """Show what a place for checkpoints can do, and what streamxf does where it can do less than a disk.
 
     It tries that in a new folder there, streamxf-check-..., of up to 64 MiB, and removes it; remove one that a killed
-    check has left. Whether writes are stored when they return, what reads show and whom locks keep out shows only with
-    --second, which may take some minutes. Both must lead there by themselves: two mounts, or a mount and the URL of
-    what is mounted.
+    check, or an interrupted one on FUSE, has left. Whether writes are stored when they return, what reads show and whom
+    locks keep out shows only with --second, which may take some minutes. Both must lead there by themselves: two
+    mounts, or a mount and the URL of what is mounted.
 
     The exit code is 1 if the place lacks what streamxf needs, or does less than it is known for. The last lines have
     what to tell streamxf then.
@@ -68,8 +68,7 @@ def _print(found: PlaceReport) -> None:
         show.verdict(f"it does less than it is known for. Tell streamxf: {_said(found, found.weaker)}", good=False)
     elif found.stronger:
         show.say(f"if it does that on every machine, tell streamxf: {_said(found, found.stronger)}")
-    if unknown := [name for name, value in found.seen.items() if value is None]:
-        names = ", ".join(unknown)
+    if names := ", ".join(name for name, value in found.seen.items() if value is None):
         show.say(
             f"--second does not tell of {names}: it may be late itself, or only read. Give the URL of what is mounted"
         )

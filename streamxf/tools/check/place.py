@@ -109,6 +109,7 @@ def check_place(storage: Storage, second: Storage | None = None, *, look: bool =
     except (ConformanceError, UnsupportedError) as error:
         problem = str(error)
     finally:
+        place.remove_all()  # an interrupt may have come while it was removed
         for each in [] if second is None or seen.get("stored") else [second.child(name)] * 5:
             time.sleep(1)  # a cache may yet send what the first has removed
             each.remove_all()

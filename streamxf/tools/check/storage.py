@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -48,15 +47,12 @@ def check_needs(storage: Storage, files: Mapping[str, bytes] | None = None) -> N
         return
     require(not storage.exists() or not [*storage.entries()], "the place is not empty")
     try:
-        written = dict(FILES)
+        written = {}
         for path, data in FILES.items():
             storage.make_folder(path.rpartition("/")[0])
-            try:
+            with suppress(*[OSError] * (storage.near and "*" in path)):  # FAT and SMB have no such names
                 storage.write(path, data)
-            except OSError as error:
-                if not (storage.near and "*" in path and error.errno in (errno.EINVAL, errno.ENOENT)):
-                    raise
-                del written[path]  # FAT and SMB have no such names
+                written[path] = data
         _check_reading(storage, written)
         _check_writing(storage)
     finally:
