@@ -332,8 +332,8 @@ def left_out(plan: LoadPlan, planner: LoadPlanner, items: Mapping[str, Any]) -> 
 
 
 def empty_text(state: Any, names: Iterable[str]) -> str:
-    """A warning about `empty_targets`; empty if there is nothing to warn of."""
-    if not isinstance(state, Mapping) or not (empty := empty_targets(state, names)):
+    """A warning about `empty_targets`, or a state that is empty itself; empty if there is nothing to warn of."""
+    if not isinstance(state, Mapping) or not (empty := empty_targets(state, names) if state else [*islice(names, 1)]):
         return ""
     shown = ", ".join(map(repr, empty[:3])) + (" and elsewhere" if len(empty) > 3 else "")
     shown = shown if state else "its top, as DCP finds a TensorClass, whose to_dict() it loads"
@@ -345,11 +345,7 @@ def empty_text(state: Any, names: Iterable[str]) -> str:
 
 
 def empty_targets(state: Mapping[str, Any], names: Iterable[str]) -> list[str]:
-    """The keys of a state, joined by dots, with an empty dictionary over items, as of an optimizer without a step; if
-    all of it is empty, one of the items.
-    """
-    if not state:
-        return [*islice(names, 1)]
+    """The keys of a state, joined by dots, with an empty dictionary over items, as of an optimizer without a step."""
     empty = dict.fromkeys(_empty_in(state, ""), False)
     if empty:
         for name in names:
