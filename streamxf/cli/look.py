@@ -20,7 +20,6 @@ from streamxf.cli.exits import FAILED, FINE, USAGE, with_options
 from streamxf.errors import ParameterError, PolicyError, UnsupportedError, located
 from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.places import open_storage
-from streamxf.reading import TensorItem
 from streamxf.storage.files import open_regular
 from streamxf.wording import printable
 
@@ -139,6 +138,8 @@ def _plain(path: str, access: options.Group) -> PlainSummary | None:
 
 
 def _branch(module: Module, depth: int | None) -> dict[str, Any]:
+    from streamxf.reading import TensorItem
+
     found: dict[str, Any] = {"name": module.name, "times": module.times, **module.totals.as_dict()}
     if isinstance(module.item, TensorItem):
         found |= {"dtype": module.item.dtype, "shape": list(module.item.shape)}

@@ -63,7 +63,7 @@ def _as_dict(record: Record) -> dict[str, Any]:
         **({} if record.time is None else {"time": record.time}),
         **size,
         "metrics": {name: value if math.isfinite(value) else None for name, value in (record.metrics or {}).items()},
-        "kind": "damaged" if record.damaged else record.kind,
+        "kind": "damaged" if record.damaged else "unread" if record.unread else record.kind,
         **{name: value for name in ("save_id", "run", "link", "abandoned", "note") if (value := getattr(record, name))},
     }
 
@@ -73,7 +73,7 @@ def _print(found: Sequence[Record], readers: Mapping[str, str]) -> None:
     table = show.TextTable(*headings, right=("step", "age", "size"), fold=("name", "metrics", "kind"))
     now = time.time()
     for each in found:
-        kind = ["damaged"] if each.damaged else [each.kind, each.note]
+        kind = ["damaged"] if each.damaged else ["not read"] if each.unread else [each.kind, each.note]
         others = "metrics may be missing, since notes beside it do not count" if each.other_notes else ""
         notes = (
             *kind,
@@ -92,10 +92,12 @@ def _print(found: Sequence[Record], readers: Mapping[str, str]) -> None:
             "; ".join(filter(None, notes)),
         )
     table.print()
-    complete = [each for each in found if each.complete and not each.damaged]
+    complete = [each for each in found if each.complete and not (each.damaged or each.unread)]
     total = f"{many(len(complete), 'complete checkpoint')}, {size_text(sum(each.bytes or 0 for each in complete))}"
     damaged = [f"{each.name}: {each.note}" for each in found if each.damaged]
-    show.say("\n".join([f"{total}, by their metadata alone", *listed("damaged", damaged)]))
+    unread = [f"{each.name}: {each.note}" for each in found if each.unread]
+    reports = (*listed("damaged", damaged), *listed("not read", unread))
+    show.say("\n".join([f"{total}, by their metadata alone", *reports]))
 
 
 def _moment(seconds: float) -> str:

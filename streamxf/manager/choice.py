@@ -144,7 +144,10 @@ def choose(
             if isinstance(error, OSError) and not has_no_place(error):
                 raise
             _log.warning("nothing keeps %s from being removed while it is read: %s", choice.record.name, error)
-        choice.passed = any(each.name in passed and each.order > choice.record.order for each in complete)
+        there = {*run.names, *(each.name for each in complete)}.intersection(passed)
+        choice.passed = any(order_of(each) > choice.record.order for each in there if series_of(each) == series)
+        if name is None:
+            run.check_notes(records, series)
         if name is None and best is None:
             check_later(run, records, choice, passed)
         return choice
@@ -175,13 +178,16 @@ def check_later(run: Run, records: Sequence[Record], choice: Choice, passed: Col
     assert chosen is not None
     when = cache(partial(written, run))
     known = [each for each in records if each.series == chosen.series and each.counts and not each.damaged]
+    run.check_notes(records, chosen.series)
     for each in run.doubted(records, chosen.series):
-        decided = each.complete and not each.damaged and not each.newer  # what nobody vouches for decides nothing
+        decided = each.complete and not (
+            each.damaged or each.unread or each.newer
+        )  # what nobody vouches for decides nothing
         if decided or each.name in (chosen.name, *named_to_skip(), *passed):
             continue
         others = [chosen] if each.order < chosen.order else []
         others += [one for one in known if one.abandoned and chosen.order < one.order < each.order]
-        if others and when(each.name) > max(when(chosen.name), when(others[0].name)):
+        if others and not each.noted and when(each.name) > max(when(chosen.name), when(others[0].name)):
             raise NoCheckpointError(
                 f"{each.name} was saved after {others[0].name}, and cannot be read: {each.note}. Perhaps training had "
                 "gone back to an earlier step before it. Nothing was loaded or removed; say from where training goes "
@@ -274,6 +280,8 @@ def _fit(
             continue
         if record.name in named_to_skip():
             skipped[record.name] = f"{SKIP} names it"
+        elif record.noted and record.abandoned and not abandoned:
+            skipped[record.name] = f"{ABANDONED}{record.abandoned}"
         elif not ranked and (error := run.unread.get(record.name)) is not None:
             raise _advised(error, record)
         elif record.newer:

@@ -181,6 +181,7 @@ def forget_in(
         reasons |= {one.name: (f"{ABANDONED}{one.abandoned}",) for one in part if one.abandoned}
         reasons |= {one.name: (one.note,) for one in part if one.damaged}
         own = [record for record in part if not (record.abandoned or record.damaged)]
+        run.check_notes(records, each)
         if line is None and own:
             check_later(run, records, Choice(own[-1]))  # or the rules of the wrong line might remove the other
         ranked = own

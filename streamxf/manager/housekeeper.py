@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -34,6 +34,7 @@ from streamxf.wording import many, size_text, some
 
 T = TypeVar("T")
 
+_NOTHING = Record("0", kind="foreign")
 _MARGIN = 1.05  # of the last save's size, for the next one
 _log = logging.getLogger(__name__)
 
@@ -70,8 +71,7 @@ class Housekeeper:
         self.resumed: str | None = None
         self.line: Line | None = None  # of what this job saves, from its first save after it has loaded one
         self._loaded: Record | None = None
-        self._passed: tuple[str, ...] = ()
-        self._noted: tuple[Line, tuple[str, ...]] = (), ()
+        self._passed: list[str] = []  # of which nobody knew the line
         self.continues: tuple[int, str] | None = None
         self._abandoned: list[str] = []  # of which was said that they stay
 
@@ -99,7 +99,7 @@ class Housekeeper:
         line = self.continues, self.line or ()
         facts = RunFacts(self._run.run_id, name, numbers_in(name)[-1], time.time(), rules, metrics, *line)
         facts.to_json()  # raises here what the index could not take, and not when all data is written
-        self._submit("the line could not be noted", self._note_line, name).result()
+        self._submit("the line could not be noted", self._run.note_lines, {name: self.line or ()}).result()
         save = self._saves[name] = _Save(facts, framework)
         if framework:
             self._pool.submit(self._note, name, save).result()
@@ -112,10 +112,10 @@ class Housekeeper:
         self._submit(f"{name} is saved, and could not be noted", self._saved, name, save_id, dict(metrics))
         self._submit("older checkpoints could not be removed", self._forget, {name: "was just saved"})
 
-    def go_on_from(self, record: Record) -> None:
-        """What is saved next continues this checkpoint, which was loaded."""
-        self._loaded, self.line = record, None
-        self.continues = (record.step, record.save_id) if record.save_id is not None else None
+    def go_on_from(self, record: Record | None) -> None:
+        """What is saved next continues this checkpoint, which was loaded; or nothing, since there was none."""
+        self._loaded, self.line = record or _NOTHING, None
+        self.continues = (record.step, record.save_id) if record is not None and record.save_id is not None else None
 
     def complete(
         self, name: str, metrics: Mapping[str, float], digests: Mapping[str, str], *, wait: bool = True
@@ -170,26 +170,19 @@ class Housekeeper:
 
     # -- in the housekeeper's thread --------------------------------------------------------------------
 
-    def _settle_line(self, records: Sequence[Record] | None = None) -> None:
-        """Which line this job's saves are of. Not before its first: another may have saved since this one loaded."""
-        records = self._run.records(series=self._series) if records is None else records
+    def _settle_line(self) -> list[Record]:
+        """Which line this job's saves are of, and the records. Not before its first: another may have saved since this
+        one loaded.
+        """
         self._run.reload()
-        last, noted = self._run.last_line(records, self._series), self._run.noted_line(self._series)
-        self._noted = noted.line, noted.passed
-        self.line, self._passed = last, noted.passed if noted.line == last else ()
+        records = self._run.records(series=self._series)
+        self._run.check_notes(records, self._series)
+        self.line = last = self._run.last_line(records, self._series)
         if (loaded := self._loaded) is not None:
             doubted = [each for each in self._run.doubted(records, self._series) if self._is_passed(each, loaded)]
-            new = [each for each in doubted if each.name not in self._passed]
-            self.line = continued(records, loaded, last, new)
-            self._passed = tuple(each.name for each in doubted) if self.line != last else self._passed
-
-    def _note_line(self, name: str) -> None:
-        """Before a save, so that its line is known if it is killed then, or cannot be read later."""
-        self._passed = tuple(each for each in self._passed if each != name)
-        wanted = self.line or (), self._passed
-        if wanted != self._noted:
-            self._run.remember_line(self._series, *wanted)
-            self._noted = wanted
+            self.line = continued(records, loaded, last, doubted)
+            self._passed = [each.name for each in doubted if not each.noted]
+        return records
 
     def _is_passed(self, doubted: Record, loaded: Record) -> bool:
         """Whether it may be what training would have gone on from, but for being unreadable."""
@@ -201,9 +194,8 @@ class Housekeeper:
         records = self._run.records(series=self._series)
         begun = [record.run for record in records if record.kind == "unfinished" and record.run]
         # if its first save was killed, nothing but that tells of the run
-        told = [each for each in (*begun, self._run.noted_line(self._series).run) if each]
+        told = [each for each in (*begun, self._run.noted_run(each.name for each in records)) if each]
         self._run.run_id = self._run.settle_id(records) or (told[-1] if told else secrets.token_hex(16))
-        self._settle_line(records)
         self._size = next((record.bytes for record in reversed(records) if record.counts and record.bytes), 0)
         if self._run.authority.blind and (older := [record for record in records if record.complete]):
             _log.warning(
@@ -217,6 +209,12 @@ class Housekeeper:
             self._sessions.begin()
         except OSError as error:
             _log.error("this job could not be noted: %s", escaped(f"{type(error).__name__}: {error}"))
+        try:
+            records = self._settle_line()  # from here on no other job saves
+        except BaseException:
+            self._sessions.close()
+            raise
+        _logging("what is noted of lines could not be tidied", self._run.tidy_lines, records, self._series)
         extras = self._keep.extras == "remove"
         tidy = partial(finish, self._run, self._series, session=self._sessions.own.id, saves=True, extras=extras)
         _logging("what killed saves left could not be removed", tidy)
@@ -351,6 +349,9 @@ class Housekeeper:
 
     def _published(self, name: str) -> None:
         self.resumed = None
+        if self._passed:  # not before: what of this line is there gives them up
+            self._run.note_lines(dict.fromkeys(self._passed, (self.line or ())[:-1]))
+            self._passed = []
         self._end(name)
 
     def _supplement(self, name: str, save_id: str, *known: Mapping[str, Any]) -> None:

@@ -18,8 +18,8 @@ from streamxf.errors import DAMAGE, ForeignError, NoCheckpointError, ParameterEr
 from streamxf.format.names import GLOBAL
 from streamxf.formats.opening import contents_of, open_source, parts_of
 from streamxf.manager.folder import Folder, checksum_of
-from streamxf.manager.notes import ANY, Authority, RowCache
-from streamxf.manager.record import Line, NotedLine, Record, is_numbered, last_line, lined, series_of
+from streamxf.manager.notes import ANY, Authority, LineNotes, RowCache
+from streamxf.manager.record import Line, Record, is_numbered, last_line, lined, series_of
 from streamxf.manager.removal import files_of, files_of_many, is_literal
 from streamxf.places import Entries, Location, Storage, open_storage
 from streamxf.reading import Access
@@ -47,7 +47,9 @@ def named_to_skip() -> list[str]:
 
 
 def is_bare(folder: Folder) -> bool:
-    """Whether a folder has data, and neither metadata nor a mark that a save was begun."""
+    """Whether a folder has data, and neither metadata nor a mark that a save was begun; or links in their places."""
+    if not folder.files:
+        return folder.place.is_link(GLOBAL)
     data = (_DATA.fullmatch(path) or (file.size or 0) >= _LARGE for path, file in folder.files.items())
     return {SAVING, COMMIT, REMOVED, *folder.metadata}.isdisjoint(folder.top) and any(data)
 
@@ -72,6 +74,8 @@ class Run:
         self.unread: dict[str, Exception] = {}
         """Those that could not be read when they were looked at last, by no fault of theirs, each with the error."""
         self._rows = RowCache(storage, self.authority)
+        self._line_notes = LineNotes(storage, self.authority)
+        self._links: list[str] = []
         self.ids: dict[str, str] = {}
         """Of each series the run that its newest checkpoint names, when they were listed last."""
 
@@ -152,40 +156,67 @@ class Run:
                 raise self.unread[unread[-1]]
         return self.run_id
 
-    def noted_line(self, series: str) -> NotedLine:
-        """The line of a series that was saved last, as jobs have noted it, if that was of this run."""
-        run_id, noted = self.run_id or self.ids.get(series), self._rows.line(series)
-        return noted if run_id in (None, noted.run) else NotedLine()
+    def noted_run(self, names: Iterable[str]) -> str | None:
+        """The run that is noted of the last of these checkpoints of which something is."""
+        found = [noted[0] for name in names if (noted := self._line_notes.get(name)) is not None]
+        return found[-1] if found else None
 
     def reload(self) -> None:
         """Go by what others have noted by now."""
         self._rows.reload()
+        self._line_notes.reload()
 
-    def last_line(self, records: Iterable[Record], series: str) -> Line:
-        """The line of a series that was saved last, by these records and by what is noted: that holds where something
-        is there that may be of it, and cannot be read.
+    def check_notes(self, records: Sequence[Record], series: str) -> None:
+        """Raise why notes cannot be read, if they may say of which line something `doubted` is."""
+        doubted = self.doubted(records, series)
+        if (error := self._line_notes.unread) is not None and not all(each.noted for each in doubted):
+            raise error
+
+    def last_line(self, records: Sequence[Record], series: str) -> Line:
+        """The line of a series that was saved last, by these records and by what is noted of others that are there."""
+        part = [each for each in records if each.series == series]
+        return last_line([*part, *self._lost(part, series, self._line_notes.names)])
+
+    def doubted(self, records: Sequence[Record], series: str) -> list[Record]:
+        """What may be a checkpoint of a series, and does not say of which line: it cannot be read, or its metadata is
+        gone, with its data there.
         """
         part = [each for each in records if each.series == series]
-        found, line = last_line(part), self.noted_line(series).line
-        return line if len(line) > len(found) and self.doubted(part, series) else found
+        return [*(each for each in part if each.doubtful), *self._lost(part, series, (*self.names, *self._links))]
 
-    def doubted(self, records: Iterable[Record], series: str) -> list[Record]:
-        """What may be a checkpoint of a series, and nobody knows by now of which line: it cannot be read, or its
-        metadata is gone, with its data there.
+    def _lost(self, records: Iterable[Record], series: str, names: Iterable[str]) -> list[Record]:
+        part = {each.name: each for each in records}
+        there = {name for name in (*self.names, *self._links) if series_of(name) == series}.intersection(names)
+        bare = (name for name in sorted(there) if name not in part or part[name].kind == "unfinished")
+        found = (Record(name, kind="unfinished", note=_BARE) for name in bare if is_bare(self.folder(name)))
+        return [self._noted(each) for each in found]
+
+    def _noted(self, record: Record) -> Record:
+        """With the line that is noted of it, if it says none itself."""
+        run_id, noted = self.run_id or self.ids.get(record.series), self._line_notes.get(record.name)
+        if noted is None or run_id not in (None, noted[0]):
+            return record
+        return replace(record, line=noted[1], noted=True)
+
+    def note_lines(self, lines: Mapping[str, Line]) -> None:
+        """Note of which lines these checkpoints are, by their names. Raises OSError."""
+        assert self.run_id is not None
+        self._line_notes.put(self.run_id, lines)
+
+    def tidy_lines(self, records: Iterable[Record], series: str) -> None:
+        """Remove what is noted of checkpoints that are gone, or now say another line that was not given up. Raises
+        OSError. For a job that saves: while another does, it would seem to be wrong.
         """
-        part = {each.name: each for each in records if each.series == series}
-        names = [name for name in self.names if series_of(name) == series]
-        bare = (name for name in names if name not in part or part[name].kind == "unfinished")
-        lost = (Record(name, kind="unfinished", note=_BARE) for name in bare if is_bare(self.folder(name)))
-        return [*(each for each in part.values() if each.doubtful), *lost]
-
-    def remember_line(self, series: str, line: Line, passed: tuple[str, ...]) -> None:
-        """Note that a checkpoint of this line is saved, and what it has `passed` over. Raises OSError."""
-        self._rows.note_line(series, NotedLine(self.run_id, line, passed))
+        own = {each.name: each.line for each in records if each.counts and not (each.noted or each.abandoned)}
+        there = {*self.names, *self._links}
+        names = [name for name in self._line_notes.names if series_of(name) == series]
+        noted = {name: self._line_notes.get(name) for name in names if name in own and own[name] is not None}
+        wrong = [name for name, each in noted.items() if each is not None and each[1] != own[name]]
+        self._line_notes.drop([*(name for name in names if name not in there), *wrong])
 
     def remember(self) -> None:
         """Store what was found, for the next process. Raises OSError."""
-        self._rows.save(self.names)
+        self._rows.save([*self.names, *self._links])
 
     def change(self, *names: str, known: bool = False) -> None:
         """Say that checkpoints are about to change, where their folders have no mark that shows it; what is `known` of
@@ -220,6 +251,8 @@ class Run:
 
     def _placed(self, record: Record) -> Record:
         """What a folder says of itself, seen from this run."""
+        if record.doubtful or record.kind == "unclaimed":
+            record = self._noted(record)
         run_id = self.run_id or self.ids.get(record.series)
         if record.kind == "unclaimed" and record.run:  # where a framework's save was begun
             return replace(record, kind="unfinished") if run_id in (None, record.run) else replace(record, run=None)
@@ -253,7 +286,8 @@ class Run:
         self.names = [name for name, target in folders.items() if target is None and is_numbered(name)]
         links = {name: os.path.split(target) for name, target in folders.items() if target is not None}
         self.linked = {name: link for link, (folder, name) in links.items() if folder == base}
-        return [*links]
+        self._links = [*links]
+        return self._links
 
     def _look_at(self, names: Collection[str], found: dict[str, Record]) -> None:
         """What these folders say themselves."""
@@ -284,7 +318,10 @@ class Run:
             if isinstance(error, OSError) and error.filename is None:
                 error.filename = self.storage.label(name)
             self.unread[name] = error
-            return Record(name, verified=False, note=f"{type(error).__name__}: {error}", damaged=True)
+            return Record(name, verified=False, note=f"{type(error).__name__}: {error}", unread=True)
+        if folder.is_link and not folder.files:
+            note = f"a link to {folder.place.label()}, which is empty or not there: mount it, or remove the link"
+            return Record(name, kind="foreign", newer=True, link=folder.place.label(), note=note)
         if not folder.is_link:
             self._rows.note(name, mark if self.storage.near else listing_mark(folder.files), record)
         if record is None or not folder.is_link:

@@ -512,6 +512,8 @@ class CheckpointManager:
             self._continues = True
             _log.info("resumed from %s", place)
             return record.step
+        if self._housekeeper is not None and step is None and not self._continues:
+            self._housekeeper.go_on_from(None)
         return None
 
     @_alone
@@ -557,6 +559,8 @@ class CheckpointManager:
         self.skipped = skipped
         self._skip(skipped, passed)
         if (found := self._chosen(self._run, skipped, self._holds, best=best, passed=passed)) is None:
+            if self._housekeeper is not None and best is None and not self._continues:
+                self._housekeeper.go_on_from(None)
             return None
         assert found.record is not None
         self._resumed(found.record, goes_on=best is None and (found.passed or not self._continues))

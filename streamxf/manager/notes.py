@@ -32,16 +32,15 @@ from streamxf.errors import (
 from streamxf.format.limits import MAX_NOTE
 from streamxf.format.run import RunFacts
 from streamxf.keys import VerifyKey
-from streamxf.manager.record import NotedLine, Record
+from streamxf.manager.record import Line, Record
 from streamxf.manager.removal import remove_entry
-from streamxf.places import Entries, Storage, StorageEntry, put_small, read_small, small_files
+from streamxf.places import Entries, Storage, StorageEntry, put_small, read_small, small_files, small_names
 from streamxf.reading import Access
 from streamxf.storage.small import MOST_BYTES
 from streamxf.wording import some
 
 BLIND = "no key here can verify it"
 ANY = "*"  # a folder's mark where its storage tells none at a glance
-_LINE = "/"  # before a series, in place of a folder's name
 _GONE = ["", ""]  # the row of a folder of which nothing is known any longer
 _ROOM = MOST_BYTES - 2**10  # of a file, for its rows
 _FILES = 16  # from so many on they become one
@@ -136,6 +135,7 @@ def _check_resumes(encryption: Encrypt, access: Access) -> None:
 
 
 FOLDER = ".streamxf"
+_LINES = f"{FOLDER}/lines"
 
 _NONE: frozenset[str] = frozenset()
 _log = logging.getLogger(__name__)
@@ -201,6 +201,69 @@ def written_since(files: Entries, before: Mapping[str, str], known: Iterable[str
     }
 
 
+class LineNotes:
+    """Of which line each checkpoint of a later line than the first is, in ``.streamxf/lines``, in a file for each name:
+    for when its metadata cannot be read.
+    """
+
+    def __init__(self, storage: Storage, authority: Authority) -> None:
+        self._storage, self._authority = storage, authority
+        self.unread: Exception | None = None
+        """Why some could not be read, if so."""
+        self._names: set[str] | None = None
+        self._found: dict[str, tuple[str, Line] | None] = {}
+
+    @property
+    def names(self) -> set[str]:
+        """The checkpoints of which something is noted."""
+        if self._names is None:
+            self._names = set()
+            try:
+                self._names = set(small_names(self._storage, _LINES))
+            except OSError as error:
+                self.unread = error
+        return self._names
+
+    def get(self, name: str) -> tuple[str, Line] | None:
+        """The run and the line of a checkpoint; None if nothing is noted, or it cannot be read."""
+        if name in self.names and name not in self._found:
+            self._found[name] = None
+            try:
+                noted, doubt = read(self._storage, f"{_LINES}/{name}", _line_of, self._authority)
+                self._found[name] = None if doubt else noted
+            except (OSError, ForeignError, KeyServiceError) as error:
+                if not isinstance(error, FileNotFoundError):
+                    error.filename = self._storage.label(f"{_LINES}/{name}")  # type: ignore[union-attr]
+                    self.unread = error
+            except Exception as error:  # whatever somebody has put there
+                _log.debug("%s", escaped(f"{self._storage.label(_LINES)}: {type(error).__name__}: {error}"))
+        return self._found.get(name)
+
+    def put(self, run: str, lines: Mapping[str, Line]) -> None:
+        """Note lines, by names; the first only where another was noted. Raises OSError."""
+        for name, line in lines.items():
+            if self._authority.vouches and (line or name in self.names):
+                put_note(self._storage, self._authority, f"lines/{name}", {"run": run, "line": [*line]}, _line_of)
+                self.names.add(name)
+                self._found[name] = run, line
+
+    def drop(self, names: Collection[str]) -> None:
+        """Remove what is noted of these. Raises OSError."""
+        if names:
+            remove_notes(self._storage, [f"lines/{name}" for name in names])
+            self.reload()
+
+    def reload(self) -> None:
+        """Read again what others may have noted since."""
+        self.unread, self._names, self._found = None, None, {}
+
+
+def _line_of(content: Any) -> tuple[str, Line]:
+    run, line = content["run"], tuple(content["line"])
+    RunFacts(run, "-", 0, 0.0, line=line).to_json()  # raises where it could be none
+    return run, line
+
+
 class RowCache:
     """What looks into the folders of a run have found, remembered in ``.streamxf/rows-*``, loaded when first asked for.
 
@@ -250,43 +313,28 @@ class RowCache:
         new, self._new = self._new, set()
         if not new or not self._authority.vouches:
             return
-        if len(self._load()) >= _FILES:
-            self.reload()
-        old, wanted = set(self._load()), dict.fromkeys(new, _GONE)
+        wanted = dict.fromkeys(new, _GONE)
         for name in new & self._known.keys():
             mark, record = self._known[name]
             wanted[name] = [mark, _packed(record)]
+        if merges := len(self._load()) >= _FILES:
+            self._files, self._stored = None, {}
+        old = set(self._load())
         self._stored |= wanted
-        merges = len(old) >= _FILES
         if merges:
-            there = set(names)
-            kept = {name: row for name, row in self._stored.items() if name in there or name.startswith(_LINE)}
+            there = {*names}
+            kept = {name: row for name, row in self._stored.items() if name in there}
             wanted = self._stored = {name: row for name, row in kept.items() if row != _GONE}
         self._put(wanted)
         if merges:
             remove_notes(self._storage, old)
             self._load().difference_update(old)
 
-    def line(self, series: str) -> NotedLine:
-        """Which line was saved last, as jobs have noted it."""
-        self._load()
-        with suppress(Exception):  # whatever somebody has put there
-            run, row = self._stored.get(_LINE + series, _GONE)
-            line, passed = json.loads(row)
-            RunFacts(run, "-", 0, 0.0, line=tuple(line)).to_json()  # raises where it could be none
-            return NotedLine(run, tuple(line), tuple(map(str, passed)))
-        return NotedLine()
-
-    def note_line(self, series: str, noted: NotedLine) -> None:
-        """Note a line of which a checkpoint is saved, for when its metadata cannot be read. Raises OSError."""
-        self._load()
-        if self._authority.vouches:
-            self._stored[_LINE + series] = row = [noted.run, json.dumps(noted[1:])]
-            self._put({_LINE + series: row})
-
     def reload(self) -> None:
-        """Read again what others may have noted since."""
+        """Read again what others may have noted since. Where folders have no marks, what was found may be old, too."""
         self._files, self._stored = None, {}
+        if not self._storage.near:
+            self._known, self._seen, self._new = {}, set(), set()
 
     def drop(self, names: Collection[str], *, known: bool) -> None:
         """Have everybody look again before the rows change, this process but for what is `known`. Raises OSError."""

@@ -8,7 +8,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
+
+from streamxf.errors import UnsupportedError
 
 Kind = Literal["own", "unclaimed", "foreign", "unfinished", "removing"]
 
@@ -22,18 +24,8 @@ history. The run's first line is (), and the longest that is there was saved las
 """
 
 
-class NotedLine(NamedTuple):
-    """What jobs have noted of a series: the run's id, the line that was saved last, and the names of what was passed
-    over when it began, which nobody could read, and not saved anew since.
-    """
-
-    run: str | None = None
-    line: Line = ()
-    passed: tuple[str, ...] = ()
-
-
 _UNKNOWN = 8  # lines, of which what nobody can read may be one
-_MOST = 1000  # lines; from then on all saves are of the last one
+_MOST = 1000  # lines
 
 
 @dataclass(frozen=True)
@@ -56,10 +48,11 @@ class Record:
     - `rules`: the retention rules of the job that saved it, as recorded.
     - `link`: where it leads, if it is a link in the place of a folder.
     - `line`: of each earlier line of the run the first step that is no part of this one's history.
+    - `noted`: whether it does not say its line itself, and what was noted before its save does.
     - `abandoned`: why it is no part of the line that was saved last, such as "training went back to step 400"; "" if it
       is. Such a checkpoint is never resumed from by itself, and no rule removes it.
     - `note`: more in words: why it is foreign or not verified, or the error in its metadata.
-    - `damaged`: whether its metadata cannot be read.
+    - `damaged`: whether its metadata is; `unread`: whether it cannot be read for now, by the error in `note`.
     - `newer`: whether a version of streamxf saved it that is not known here; its kind is ``"foreign"`` then.
     - `other_notes`: whether notes there are unreadable, not authentic or of another save: other metrics are unknown.
     """
@@ -76,9 +69,11 @@ class Record:
     rules: Mapping[str, Any] = field(default_factory=dict)
     link: str = ""
     line: tuple[int, ...] = ()
+    noted: bool = False
     abandoned: str = ""
     note: str = ""
     damaged: bool = False
+    unread: bool = False
     newer: bool = False
     other_notes: bool = False
 
@@ -152,13 +147,13 @@ def numbers_in(name: str) -> tuple[int, ...]:
 
 def last_line(records: Iterable[Record]) -> Line:
     """That which was saved last, of the records of one series."""
-    counted = [each for each in records if each.counts]
+    counted = [each for each in records if each.counts or each.noted]
     return max(counted, key=lambda each: (len(each.line), each.order)).line if counted else ()
 
 
 def lined(records: Sequence[Record], line: Line) -> list[Record]:
     """The records of one series, those `abandoned` that are no part of a line."""
-    return [replace(each, abandoned=_reason(each, line)) if each.counts else each for each in records]
+    return [replace(each, abandoned=_reason(each, line)) if each.counts or each.noted else each for each in records]
 
 
 def continued(records: Sequence[Record], loaded: Record, last: Line, doubted: Sequence[Record] = ()) -> Line:
@@ -166,12 +161,17 @@ def continued(records: Sequence[Record], loaded: Record, last: Line, doubted: Se
     `doubted` is passed over, and must not come back when it can be read again, whatever line it is of.
     """
     known = [each for each in records if each.counts and not each.damaged and not _reason(each, last)]
-    passed = bool(doubted) or any(each.order > loaded.order for each in known if each.name != loaded.name)
-    if len(last) >= _MOST or (loaded.counts and not passed and not _reason(loaded, last)):
+    left = [each for each in doubted if not (each.noted and _reason(each, last))]
+    passed = bool(left) or any(each.order > loaded.order for each in known if each.name != loaded.name)
+    if loaded.counts and not passed and not _reason(loaded, last):
         return last
-    above = _UNKNOWN if doubted else 0
+    if len(last) >= _MOST:
+        raise UnsupportedError(
+            f"training has gone back {_MOST:,} times in this run: save to another folder from now on"
+        )
+    above = 0 if all(each.noted for each in left) else _UNKNOWN
     if not loaded.counts:  # of another run: what is here is no part of its history
-        return (0,) * (len(last) + 1 + above) if known or last else ()
+        return (0,) * (len(last) + 1 + above) if known or last or left else ()
     return (*loaded.line, loaded.step + 1, *(0,) * (len(last) - len(loaded.line) + above))
 
 
@@ -179,7 +179,7 @@ def _reason(record: Record, line: Line) -> str:
     number = len(record.line)
     if number == len(line) or (number < len(line) and record.step < line[number]):
         return ""
-    if record.damaged:
+    if record.damaged and not record.noted:
         return "its metadata cannot be read, so that its line is not known"
     end = line[number] if number < len(line) else 0
     return f"training went back to step {end - 1:,}" if end else "training went back, or began anew"

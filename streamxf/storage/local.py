@@ -118,7 +118,9 @@ class LocalStorage(Storage, raises_only_known=True):
     def folders(self) -> dict[str, str | None]:
         with os.scandir(self.path) as entries:
             found = {each.name: os.path.realpath(each.path) if each.is_symlink() else None for each in entries}
-        return {name: link for name, link in found.items() if os.path.isdir(link or self.path_of(name))}
+        return {
+            name: link for name, link in found.items() if _may_be_folder(link or self.path_of(name), link is not None)
+        }
 
     def below(self, path: str = "", *, folders: bool = False) -> Iterator[StorageEntry]:
         with files.opened(self.place, files.components(path) if path else ["."]) as top:
@@ -422,3 +424,13 @@ def _prune(top: int) -> list[str]:
         if len(left) == files.MOST:
             break
     return left
+
+
+def _may_be_folder(path: str, is_link: bool) -> bool:
+    """Also what cannot be looked at for now: a disk or a mount that fails or is away makes no folder vanish."""
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return is_link
+    except OSError:
+        return True

@@ -43,6 +43,7 @@ def small_names(storage: Storage, folder: str) -> dict[str, int]:
         more = next(entries, None) is not None
     except OSError as error:
         if error.errno not in NOT_THERE and not isinstance(error, FileNotFoundError | NotADirectoryError):
+            error.filename = storage.label(folder)
             raise
         if not isinstance(error, FileNotFoundError):
             _tell(storage.label(folder), "it is no folder, or a link")

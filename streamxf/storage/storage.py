@@ -281,7 +281,9 @@ class Storage(ABC):
         return {}
 
     def folders(self) -> dict[str, str | None]:
-        """The folders directly in the folder, each with where it leads if it is a link. Raises FileNotFoundError."""
+        """The folders directly in the folder, and what may be one; each with where it leads if it is a link, which may
+        lead to what is away. Raises FileNotFoundError.
+        """
         return {each.name: None for each in self._listed() if each.kind == "folder"}
 
     def below(self, path: str = "", *, folders: bool = False) -> Iterator[StorageEntry]:

@@ -246,7 +246,7 @@ class Adversary(RunOnDisk):
             os.mkfifo(place)
         else:
             place.write_bytes(b"garbage")
-        self.model.noted, self.model.passed, self.blocked = (), frozenset(), True
+        self.model.noted, self.blocked = {}, True
         self.forget_once({"last": 1}, "sample", False)
         self.save_step(step, None, None)
         with self.watched():

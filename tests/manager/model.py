@@ -133,8 +133,7 @@ class Model:
 
     folders: dict[str, Folder] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
-    noted: Line = ()  # beside the checkpoints
-    passed: frozenset[str] = frozenset()  # when that line began
+    noted: dict[str, Line] = field(default_factory=dict)  # beside the checkpoints, by their names
     bare: Callable[[], set[str]] = set  # folders with data, of which nothing says any more what it is
 
     @property
@@ -148,8 +147,14 @@ class Model:
 
     def last_line(self) -> Line:
         """The one on which training went back most often."""
-        found = max(((len(each.line), step, each.line) for step, each in self.counted.items()), default=(0, 0, ()))[2]
-        return self.noted if len(self.noted) > len(found) and self.doubtful() else found
+        found = {step: self.line_of(step) for step in self.counted}
+        found |= {step: self.noted[name] for name, step in self.doubtful().items() if name in self.noted}
+        return max(((len(line), step, line) for step, line in found.items()), default=(0, 0, ()))[2]
+
+    def line_of(self, step: int) -> Line:
+        """The line of a checkpoint that counts: what was noted before its save, if it does not say it itself."""
+        name, each = f"step-{step}", self.counted[step]
+        return self.noted.get(name, each.line) if each.unread or each.doubted or not each.told else each.line
 
     def doubtful(self) -> dict[str, int]:
         """What may be a checkpoint, and nobody knows of which line, with its step."""
@@ -161,18 +166,22 @@ class Model:
         """Those which are history of a line, by default of the last."""
         line = self.last_line() if line is None else line
         bounds = dict(enumerate(line)) | {len(line): math.inf}
-        return {step: each for step, each in self.counted.items() if step < bounds.get(len(each.line), 0)}
+        return {step: each for step, each in self.counted.items() if step < bounds.get(len(self.line_of(step)), 0)}
 
     def after(self, step: int, own: Line) -> Line:
         """The line of training that goes on from this step, which is of its `own`."""
         last = self.last_line()
         bounds = dict(enumerate(last)) | {len(last): math.inf}
-        known = self.passed if self.noted == last else frozenset()
-        doubtful = {number for name, number in self.doubtful().items() if name not in known and number > step}
+        later = {name: number for name, number in self.doubtful().items() if number > step}
+        left = {
+            name: number
+            for name, number in later.items()
+            if name not in self.noted or number < bounds.get(len(self.noted[name]), 0)
+        }
         whole = {number for number, each in self.in_line(last).items() if not each.unread}
-        if step < bounds.get(len(own), 0) and step >= max({*whole, *doubtful}, default=0):
+        if step < bounds.get(len(own), 0) and step >= max({*whole, *left.values()}, default=0):
             return last
-        return own + (step + 1,) + (0,) * (len(last) - len(own) + (8 if doubtful else 0))
+        return own + (step + 1,) + (0,) * (len(last) - len(own) + (8 if left.keys() - self.noted else 0))
 
     def newest_good(self, check: str, line: Line | None = None) -> int | None:
         """The newest step that a check finds nothing wrong with."""

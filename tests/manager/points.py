@@ -34,6 +34,7 @@ class Killed(BaseException):
 def kill(job: Housekeeper) -> None:
     """End a job's housekeeper as a kill does: its locks are free, and what it holds stays. The caller keeps it."""
     job._pool.shutdown()
+    job._sessions._end.set()
     lock = job._sessions._lock
     if lock is not None:
         sessions._own.pop(job._sessions.own.id, None)

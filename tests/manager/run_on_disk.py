@@ -19,6 +19,7 @@ from streamxf.manager.forget import ForgetReport, forget_in
 from streamxf.manager.holds import holding
 from streamxf.manager.housekeeper import Housekeeper
 from streamxf.manager.listing import Run
+from streamxf.manager.notes import LineNotes
 from streamxf.manager.retention import Retention
 from streamxf.storage.opening import open_storage
 from tests.failing import fails_with
@@ -78,7 +79,6 @@ class RunOnDisk(RuleBasedStateMachine):
         self.check = "sample"
         self.line: Line | None = None  # the job's, from its first save after it has loaded one
         self.loaded: tuple[int, Line] | None = None
-        self.noted: Line | None = None  # by this job
         self.blocked = False  # whether nothing can be noted
         self.saves = 0
         self.tidy = False  # whether the job has saved
@@ -260,8 +260,11 @@ class RunOnDisk(RuleBasedStateMachine):
 
     def learn_line(self) -> None:
         """What is noted now."""
-        noted = Run(open_storage(self.place.run), self.keying.authority(), self.run_id).noted_line("step-{}")
-        self.model.noted, self.model.passed = noted.line, frozenset(noted.passed)
+        notes = LineNotes(open_storage(self.place.run), self.keying.authority())
+        noted = {name: notes.get(name) for name in (f"step-{step}" for step in range(100))}
+        self.model.noted = {
+            name: each[1] for name, each in noted.items() if each is not None and each[0] == self.run_id
+        }
 
     def forget(self, rules: dict[str, Any], check: str, dry_run: bool = False) -> ForgetReport:
         return forget_in(self.seen(), Retention(**rules), check, dry_run=dry_run)
@@ -280,7 +283,7 @@ class RunOnDisk(RuleBasedStateMachine):
             with self.watched():
                 self.job.close(ended=True)
             self.job = None
-        self.tidy, self.line, self.loaded, self.noted = False, None, None, None
+        self.tidy, self.line, self.loaded = False, None, None
 
     def kill_job(self) -> None:
         if self.job is not None:
@@ -288,7 +291,7 @@ class RunOnDisk(RuleBasedStateMachine):
             self.killed.append(self.job)
             self.job = None
             self.learn_line()
-        self.tidy, self.line, self.loaded, self.noted = False, None, None, None
+        self.tidy, self.line, self.loaded = False, None, None
 
     def go(self, call: Callable[[Housekeeper], Any]) -> Any:
         """Have the job's housekeeper do something."""
@@ -364,9 +367,7 @@ class RunOnDisk(RuleBasedStateMachine):
         self.learn_line()
         if not self.is_there(name):
             return before
-        if self.line and self.noted != self.line and not self.blocked:
-            self.noted = self.line
-            assert self.model.noted == self.line
+        assert self.model.noted.get(name, ()) == (self.line or ()) or self.blocked
         self.measure([name])  # with what came late
         after, _ = self.model.to_go(self.keeping, self.check, self.now, read, step, self.line)
         return after

@@ -82,7 +82,7 @@ class Histories(Adversary):
             records = job._run.records(series="step-{}")
             (record,) = (each for each in records if each.name == f"step-{step}")
             job.go_on_from(record)
-        self.line, self.loaded, self.noted = None, (step, self.model.counted[step].line), None
+        self.line, self.loaded = None, (step, self.model.line_of(step))
 
     @rule(step=STEPS, point=POINTS)
     def kill_at_the_first_save(self, step: int, point: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.notes import seal_note
 from streamxf.errors import NoCheckpointError, ParameterError, UnsupportedError
+from streamxf.manager import notes, record
 from streamxf.manager.folder import Folder
 from streamxf.manager.forget import forget
 from streamxf.manager.housekeeper import Housekeeper
@@ -23,6 +26,7 @@ from streamxf.manager.listing import Run, list_checkpoints
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.record import Record
 from streamxf.manager.retention import Retention
+from streamxf.manager.sessions import Sessions
 from streamxf.storage.opening import open_storage
 from streamxf.storage.small import put_small
 
@@ -236,7 +240,7 @@ def test_a_note_that_is_older_than_what_cannot_be_read_decides_nothing(
 ) -> None:
     saved_run(tmp_path, 400, 500, 600)
     goes_back(tmp_path, 400, 410, 420, 430)
-    monkeypatch.setattr(Run, "remember_line", lambda *_: None)  # killed before that, or the disk was full
+    monkeypatch.setattr(Run, "note_lines", lambda *_: None)  # killed before that, or the disk was full
     goes_back(tmp_path, 410, 415)
     assert resumed(tmp_path) == 415
     unreadable(monkeypatch, TROUBLE[0]).add("step-415")
@@ -247,7 +251,7 @@ def test_a_note_that_is_older_than_what_cannot_be_read_decides_nothing(
 
 def test_a_line_is_noted_again_where_it_could_not_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved_run(tmp_path, 400, 500)
-    note, failed = Run.remember_line, list[int]()
+    note, failed = Run.note_lines, list[int]()
 
     def fails_once(*what: Any) -> Any:
         failed.append(1)
@@ -255,9 +259,10 @@ def test_a_line_is_noted_again_where_it_could_not_be(tmp_path: Path, monkeypatch
             raise OSError(28, "No space left on device")
         return note(*what)
 
-    monkeypatch.setattr(Run, "remember_line", fails_once)
+    monkeypatch.setattr(Run, "note_lines", fails_once)
     goes_back(tmp_path, 400, 410, 420)
-    assert Run.at(tmp_path).noted_line("step-{}")[1:] == ((401,), ())
+    damage(tmp_path / "step-420")
+    assert resumed(tmp_path) == 410
 
 
 def passes_over(monkeypatch: pytest.MonkeyPatch, run: Path, step: int, *steps: int, resumes: int) -> None:
@@ -358,10 +363,15 @@ def test_an_open_manager_goes_by_what_others_have_noted(tmp_path: Path) -> None:
         assert manager.latest() == str(tmp_path / "step-400")
 
 
-def test_notes_of_a_line_do_not_grow_with_its_saves(tmp_path: Path) -> None:
+def test_notes_of_lines_go_with_their_checkpoints(tmp_path: Path) -> None:
     saved_run(tmp_path, 1, 2)
     goes_back(tmp_path, 1, *range(3, 23))
-    assert len([*tmp_path.glob(".streamxf/rows-*")]) < 16
+    for step in range(3, 20):
+        shutil.rmtree(tmp_path / f"step-{step}")
+    saved_run(tmp_path, 23)
+    assert sorted(each.name for each in tmp_path.glob(".streamxf/lines/*")) == [
+        f"step-{step}" for step in range(20, 24)
+    ]
 
 
 @pytest.mark.parametrize("way", ["none", "skip", "latest"])
@@ -434,14 +444,15 @@ def test_whoever_goes_back_to_what_was_given_up_has_its_history(tmp_path: Path) 
     assert resumed(tmp_path) == 600
 
 
-@pytest.mark.parametrize("line", ["[9007199254740993]", "[-5]", '"401"', "[401.7]", "[]", "5", "[[1]]"])
+@pytest.mark.parametrize("line", ['"401"', "[]", "5", "[[1]]"])
 def test_a_note_of_a_line_that_is_none_counts_for_nothing(tmp_path: Path, line: str) -> None:
     saved_run(tmp_path, 400, 500)
     run = list_checkpoints(tmp_path)[0].run
-    row = {"/step-{}": [run, f"[{line}, []]"]}
-    put_small(open_storage(tmp_path), ".streamxf/rows-0", seal_note({"time": 2**52, "rows": row}, None))
-    assert Run.at(tmp_path).noted_line("step-{}").line == ()
-    assert resumed(tmp_path) == 500
+    for name in ("step-450", "step-500"):
+        note = seal_note({"run": run, "line": json.loads(line)}, None)
+        put_small(open_storage(tmp_path), f".streamxf/lines/{name}", note)
+    damage(tmp_path / "step-500")
+    assert resumed(tmp_path) == 400
     saved_run(tmp_path, 600)
 
 
@@ -566,3 +577,200 @@ def test_an_old_folder_that_cannot_be_listed_stops_nothing(tmp_path: Path, monke
         resumed(tmp_path)
     monkeypatch.setenv("STREAMXF_SKIP", "step-300")
     assert resumed(tmp_path) == 200
+
+
+def test_a_going_back_of_which_nothing_was_published_decides_nothing(tmp_path: Path) -> None:
+    saved_run(tmp_path, 5, 10, 40, 55)
+    damage(tmp_path / "step-5")
+    with CheckpointManager(tmp_path) as manager:
+        assert manager.resume(blank(), step=10) == 10
+        with pytest.raises(CheckpointException):
+            manager.save(15, {"w": lambda: None})
+    assert resumed(tmp_path) == 55
+    damage(tmp_path / "step-55")
+    assert resumed(tmp_path) == 40
+
+
+@pytest.mark.parametrize("tip", [410, 610])
+def test_a_disk_that_is_away_takes_no_line_along(tmp_path: Path, tip: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link to what is not mounted, and a folder that cannot be looked at, are checkpoints that are there."""
+    run = tmp_path / "run"
+    saved_run(run, 400, 500, 600)
+    goes_back(run, 400, tip)
+    (run / f"step-{tip}").rename(tmp_path / "away")
+    (run / f"step-{tip}").symlink_to(tmp_path / "mount" / "there")
+    for call in (lambda: resumed(run), lambda: streamxf.latest(run)):
+        with pytest.raises(UnsupportedError, match="there, which is empty or not there: mount it, or remove the link"):
+            call()
+    assert not forget(run, 1).removed
+    (run / f"step-{tip}").unlink()
+    (tmp_path / "away").rename(run / f"step-{tip}")
+    stat = os.stat
+
+    def failing(path: Any, *how: Any, **options: Any) -> Any:
+        if str(path).endswith(f"step-{tip}"):
+            raise OSError(107, "Transport endpoint is not connected", path)
+        return stat(path, *how, **options)
+
+    monkeypatch.setattr(os, "stat", failing)
+    with pytest.raises(OSError, match="Transport endpoint"):
+        resumed(run)
+    with pytest.raises(OSError, match="Transport endpoint"):
+        forget(run, 1)
+
+
+def test_a_folder_without_a_line_that_is_away_is_not_passed_over(tmp_path: Path) -> None:
+    saved_run(tmp_path, 100, 200)
+    (tmp_path / "step-300").symlink_to(tmp_path / "not mounted")
+    with pytest.raises(UnsupportedError, match="mount it") as caught:
+        resumed(tmp_path)
+    assert "STREAMXF_SKIP=step-300" in "".join(caught.value.__notes__)
+
+
+def test_notes_that_cannot_be_read_for_now_are_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved_run(tmp_path, 400, 500, 600)
+    goes_back(tmp_path, 400, 610)
+    unreadable(monkeypatch, TROUBLE[0]).add("step-610")
+    read_small = notes.read_small
+
+    def denied(storage: Any, path: str, *how: Any) -> Any:
+        if "lines/" in path:
+            raise PermissionError(13, "Permission denied", path)
+        return read_small(storage, path, *how)
+
+    monkeypatch.setattr(notes, "read_small", denied)
+    monkeypatch.setenv("STREAMXF_SKIP", "step-610")
+    for call in (lambda: resumed(tmp_path), lambda: streamxf.latest(tmp_path), lambda: forget(tmp_path, 1)):
+        with pytest.raises(PermissionError, match=r"\.streamxf/lines/step-610"):
+            call()
+
+
+def test_another_job_saves_before_the_first_save_of_one_that_found_nothing(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as late:
+        assert late.resume(blank()) is None
+        saved_run(tmp_path, 100, 200)
+        late.save(10, state_at(10))
+    assert resumed(tmp_path) == 10
+    assert abandoned(tmp_path) == ["step-100", "step-200"]
+
+
+def test_a_job_that_ends_between_a_listing_and_a_session_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved_run(tmp_path, 600)
+    begin = Sessions.begin
+
+    def after_another(sessions: Sessions) -> None:
+        monkeypatch.setattr(Sessions, "begin", begin)
+        saved_run(tmp_path, 650)
+        begin(sessions)
+
+    with CheckpointManager(tmp_path) as manager:
+        assert manager.resume(blank()) == 600
+        monkeypatch.setattr(Sessions, "begin", after_another)
+        manager.save(610, state_at(610))
+    assert resumed(tmp_path) == 610
+
+
+def test_what_says_nothing_of_itself_is_of_the_line_that_was_noted(tmp_path: Path) -> None:
+    """A framework's save that lost its commit record, and has DCP's metadata."""
+    saved_run(tmp_path, 400, 500, 600)
+    with CheckpointManager(tmp_path) as manager:
+        manager.resume(blank(), step=400)
+        dcp.save(state_at(410), checkpoint_id=manager.begin(410))
+        manager.commit(410)
+    (tmp_path / "step-410" / ".streamxf-commit").unlink()
+    assert resumed(tmp_path) == 410
+
+
+def test_lines_have_an_end_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "_MOST", 2)
+    saved_run(tmp_path, 1, 2)
+    for _ in range(2):
+        goes_back(tmp_path, 1, 2)
+    with CheckpointManager(tmp_path) as manager:
+        manager.resume(blank(), step=1)
+        with pytest.raises(UnsupportedError, match="gone back 2 times in this run: save to another folder"):
+            manager.save(2, state_at(2))
+
+
+def test_an_open_manager_of_a_store_sees_what_was_saved_anew(place: tuple[str, dict[str, Any]]) -> None:
+    """Folders there have no marks that show it."""
+    url, options = place
+    saved_run(url, 400, 500, 600, storage_options=options)
+    with CheckpointManager(url, storage_options=options) as manager:
+        assert str(manager.latest()).endswith("step-600")
+        goes_back(url, 400, 500, storage_options=options)
+        assert str(manager.latest()).endswith("step-500")
+        manager.save(610, state_at(610))
+    assert abandoned(url, storage_options=options) == ["step-600"]
+
+
+@pytest.mark.parametrize("failed", ["save", "passed over"])
+def test_a_note_goes_once_its_checkpoint_says_another_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed: str
+) -> None:
+    saved_run(tmp_path, 400, 500)
+    if failed == "save":
+        with CheckpointManager(tmp_path) as manager:
+            assert manager.resume(blank(), step=400) == 400
+            with pytest.raises(CheckpointException):
+                manager.save(500, {"w": lambda: None})
+    else:
+        bad = unreadable(monkeypatch, TROUBLE[0])
+        bad.add("step-500")
+        monkeypatch.setenv("STREAMXF_SKIP", "step-500")
+        goes_back(tmp_path, None, 410, resumes=400)
+        monkeypatch.delenv("STREAMXF_SKIP")
+        bad.clear()
+        shutil.rmtree(tmp_path / "step-410")
+    goes_back(tmp_path, None, 600, 700, resumes=500)
+    damage(tmp_path / "step-500")
+    assert resumed(tmp_path) == 700
+
+
+def test_a_link_of_the_last_line_whose_target_lost_its_metadata(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    saved_run(run, 400, 500, 600, **KEYED)
+    goes_back(run, 400, 610, **KEYED)
+    (run / "step-610").rename(tmp_path / "step-610")
+    (run / "step-610").symlink_to(tmp_path / "step-610")
+    assert resumed(run, **KEYED) == 610
+    (tmp_path / "step-610" / ".metadata").unlink()
+    assert resumed(run, **KEYED) == 400
+
+
+def test_a_job_without_keys_in_the_folder_leaves_the_notes_of_others(tmp_path: Path) -> None:
+    saved_run(tmp_path, 400, 500, 600, **KEYED)
+    goes_back(tmp_path, 400, 610, **KEYED)
+    for step in range(1, 30):
+        saved_run(tmp_path, step, name="plain-{}")
+    damage(tmp_path / "step-610")
+    assert resumed(tmp_path, **KEYED) == 400
+
+
+def test_a_note_that_could_not_be_put_is_put_by_the_next_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved_run(tmp_path, 400, 500)
+    put = notes.put_note
+
+    def full(storage: Any, authority: Any, file: str, *what: Any) -> None:
+        if file.startswith("lines/"):
+            raise OSError(28, "No space left on device")
+        put(storage, authority, file, *what)
+
+    with CheckpointManager(tmp_path) as manager:
+        manager.resume(blank(), step=400)
+        monkeypatch.setattr(notes, "put_note", full)
+        manager.save(610, state_at(610))
+        monkeypatch.setattr(notes, "put_note", put)
+        manager.save(610, state_at(610))
+    damage(tmp_path / "step-610")
+    assert resumed(tmp_path) == 400
+
+
+def test_a_framework_that_found_nothing_has_a_line_of_its_own(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as late:
+        assert late.latest() is None
+        saved_run(tmp_path, 100, 200)
+        late.save(10, state_at(10))
+    assert resumed(tmp_path) == 10
