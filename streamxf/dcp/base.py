@@ -218,7 +218,7 @@ def keys_by_text(keys: Iterable[Any]) -> dict[str, Any]:
     return found
 
 
-def flatten_as_this_torch() -> None:
+def reset_names() -> None:
     """Undo what a load by torch's planner leaves that fails while it looks for names of torch before 2.4."""
     flattening._derived_version = None
 

@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
 from streamxf.checkpoint import metadata as stored_metadata
-from streamxf.dcp.base import flatten_as_this_torch
+from streamxf.dcp.base import reset_names
 from streamxf.dcp.columns import Merged, PlannedItems, ReadItems, Shared, is_grid
 from streamxf.dcp.metadata import FOUND, LazyTensor, torch_chunks
 from streamxf.dcp.plans import flattened_entries, is_caching, is_flattened, is_usable, kept_plans
@@ -58,7 +58,7 @@ class LoadPlanner(DefaultLoadPlanner):
 
     def set_up_planner(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """As torch's planner does it, which makes None of objects, also in others, and of mappings that are no dict."""
-        flatten_as_this_torch()
+        reset_names()
         leaves, copied = [*_leaves(state_dict, ())], _without_objects(state_dict)
         if not any(isinstance(value, ShardedTensor) for _, value in leaves):
             self.flatten_sharded_tensors = False  # for which torch makes the state again, without empty dictionaries
@@ -86,7 +86,7 @@ class LoadPlanner(DefaultLoadPlanner):
         try:
             plan = super().create_local_plan()
         finally:
-            flatten_as_this_torch()
+            reset_names()
             self.metadata = whole
             if self.state_dict is stood_for:  # which torch replaces for names of its versions before 2.4
                 self.state_dict = state

@@ -28,14 +28,7 @@ from streamxf.checkpoint import metadata as stored_metadata
 from streamxf.checkpoint.access import Access, Names, Require, SaveIds
 from streamxf.checkpoint.metadata import no_metadata, read_metadata
 from streamxf.checkpoint.opening import ItemOpener
-from streamxf.dcp.base import (
-    ProgressLike,
-    StorageMixin,
-    errors_reach_all_ranks,
-    flatten_as_this_torch,
-    progress_on,
-    sendable,
-)
+from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks, progress_on, reset_names, sendable
 from streamxf.dcp.extensions import Registry
 from streamxf.dcp.loader import Loader
 from streamxf.dcp.metadata import FOUND, StoredMetadata
@@ -135,7 +128,7 @@ class ChainReaderMixin(StorageMixin):
         For metadata that is there but cannot be used, the result raises the reason as soon as it is used: DCP would
         take an exception here for a missing file, and its reason would be lost.
         """
-        flatten_as_this_torch()  # the planner is asked next
+        reset_names()  # the planner is asked next
         self.save_id = None
         rank, storage = kwargs.get("rank"), self._storage
         name = metadata_name(rank)

@@ -34,14 +34,7 @@ from streamxf.checkpoint.publish import check_free, publish, remove_unpublished
 from streamxf.checkpoint.saving import Extensions, Save, Stock, check_may_replace, check_stock
 from streamxf.checkpoint.staging import Staging
 from streamxf.codec import Codec
-from streamxf.dcp.base import (
-    ProgressLike,
-    StorageMixin,
-    errors_reach_all_ranks,
-    flatten_as_this_torch,
-    progress_on,
-    rank_here,
-)
+from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks, progress_on, rank_here, reset_names
 from streamxf.dcp.columns import StoredResults, complete, extra_of, items_of, paths_of
 from streamxf.dcp.plans import (
     RoomNote,
@@ -193,7 +186,7 @@ class ChainWriterMixin(StorageMixin):
         """
         self._note_background()
         _make_objects(torch_private.state_of_the_save())
-        flatten_as_this_torch()  # the planner is asked next
+        reset_names()  # the planner is asked next
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._coming_id())
 
     def reset(self, checkpoint_id: Location | None = None) -> None:
