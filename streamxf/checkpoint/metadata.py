@@ -244,7 +244,8 @@ def _check_same(storage: Storage, name: str, file: StoredFile, error: Exception)
         same &= now.size == file.size and now.read(now.size - end, end) == file.read(file.size - end, end)
     if not same:
         raise errors.ReplacedError(_REPLACED, file=label) from error
-    raise storage.doubted(error)
+    if (doubt := storage.doubted(error)) is not error:
+        raise doubt
 
 
 def _renamed(metadata: Metadata, renaming: Renaming | None) -> Metadata:
