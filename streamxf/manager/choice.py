@@ -187,7 +187,9 @@ def check_later(run: Run, records: Sequence[Record], choice: Choice, passed: Col
             continue
         others = [chosen] if each.order < chosen.order else []
         others += [one for one in known if one.abandoned and chosen.order < one.order < each.order]
-        if others and not each.noted and when(each.name) > max(when(chosen.name), when(others[0].name)):
+        # of a folder that cannot be listed, nobody knows when; had training gone back before it, that would be noted
+        known_time = each.order > chosen.order or when(each.name) < math.inf
+        if others and known_time and not each.noted and when(each.name) > max(when(chosen.name), when(others[0].name)):
             raise NoCheckpointError(
                 f"{each.name} was saved after {others[0].name}, and cannot be read: {each.note}. Perhaps training had "
                 "gone back to an earlier step before it. Nothing was loaded or removed; say from where training goes "

@@ -41,12 +41,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _Save:
-    """One under way: what it is to say of itself, whether a framework makes it, what lay in its folder before, and what
-    keeps that from being removed.
+    """One under way: what it is to say of itself, whether a framework makes it, which line was noted before and what
+    lay in its folder, and what keeps that from being removed.
     """
 
     facts: RunFacts
     framework: bool
+    line: Line | None = None
     before: Mapping[str, str] = field(default_factory=dict)
     hold: ExitStack = field(default_factory=ExitStack)
 
@@ -99,8 +100,8 @@ class Housekeeper:
         line = self.continues, self.line or ()
         facts = RunFacts(self._run.run_id, name, numbers_in(name)[-1], time.time(), rules, metrics, *line)
         facts.to_json()  # raises here what the index could not take, and not when all data is written
+        save = self._saves[name] = _Save(facts, framework, self._run.noted_line(name))
         self._submit("the line could not be noted", self._run.note_lines, {name: self.line or ()}).result()
-        save = self._saves[name] = _Save(facts, framework)
         if framework:
             self._pool.submit(self._note, name, save).result()
         else:
@@ -280,6 +281,9 @@ class Housekeeper:
         folder, save = self._run.folder(name), self._saves.get(name)
         holds_some = any(map(notes.is_framework_file, folder.files))
         published = save is not None and not save.framework and (folder.metadata or COMMIT in folder.files)
+        record = self._run.record(name, folder) if published else None
+        if save is not None and (record is None or record.time != save.facts.time):  # what was there before stays
+            self._run.drop_lines([name]) if save.line is None else self._run.note_lines({name: save.line})
         self._end(name, noted=holds_some and not published)
         if not holds_some:
             remove_tree(self._storage, name, [], [])
@@ -371,6 +375,7 @@ class Housekeeper:
         )
         if report.removed:
             _log.info("removed %s, %s", some(report.removed), size_text(report.bytes))
+            self._run.drop_lines(report.removed)
         left = [name for name, why in report.kept.items() if why[0].startswith(ABANDONED)]
         if set(left) - set(self._abandoned):
             text = "%s: no rule removes %s: training went back to an earlier checkpoint"

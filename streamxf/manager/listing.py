@@ -203,6 +203,15 @@ class Run:
         assert self.run_id is not None
         self._line_notes.put(self.run_id, lines)
 
+    def noted_line(self, name: str) -> Line | None:
+        """The line that is noted of a checkpoint, if one is."""
+        noted = self._line_notes.get(name)
+        return None if noted is None else noted[1]
+
+    def drop_lines(self, names: Iterable[str]) -> None:
+        """Remove what is noted of these checkpoints. Raises OSError."""
+        self._line_notes.drop(self._line_notes.names.intersection(names))
+
     def tidy_lines(self, records: Iterable[Record], series: str) -> None:
         """Remove what is noted of checkpoints that are gone, or now say another line that was not given up. Raises
         OSError. For a job that saves: while another does, it would seem to be wrong.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from pathlib import Path
@@ -18,7 +19,7 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.notes import seal_note
 from streamxf.errors import NoCheckpointError, ParameterError, UnsupportedError
-from streamxf.manager import notes, record
+from streamxf.manager import choice, notes, record
 from streamxf.manager.folder import Folder
 from streamxf.manager.forget import forget
 from streamxf.manager.housekeeper import Housekeeper
@@ -707,8 +708,9 @@ def test_an_open_manager_of_a_store_sees_what_was_saved_anew(place: tuple[str, d
 
 
 @pytest.mark.parametrize("failed", ["save", "passed over"])
+@pytest.mark.parametrize("later", [False, True])
 def test_a_note_goes_once_its_checkpoint_says_another_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed: str, later: bool
 ) -> None:
     saved_run(tmp_path, 400, 500)
     if failed == "save":
@@ -724,9 +726,11 @@ def test_a_note_goes_once_its_checkpoint_says_another_line(
         monkeypatch.delenv("STREAMXF_SKIP")
         bad.clear()
         shutil.rmtree(tmp_path / "step-410")
-    goes_back(tmp_path, None, 600, 700, resumes=500)
+    saves = [600, 700] if later else []
+    goes_back(tmp_path, None, *saves, resumes=500)
     damage(tmp_path / "step-500")
-    assert resumed(tmp_path) == 700
+    assert resumed(tmp_path) == (700 if later else 400)
+    assert not [*tmp_path.glob(".streamxf/lines/step-500")] or failed == "passed over"
 
 
 def test_a_link_of_the_last_line_whose_target_lost_its_metadata(tmp_path: Path) -> None:
@@ -774,3 +778,31 @@ def test_a_framework_that_found_nothing_has_a_line_of_its_own(tmp_path: Path) ->
         saved_run(tmp_path, 100, 200)
         late.save(10, state_at(10))
     assert resumed(tmp_path) == 10
+
+
+def test_a_save_that_failed_leaves_no_line_on_what_it_was_to_replace(tmp_path: Path) -> None:
+    saved_run(tmp_path, 400, 500, 600)
+    with CheckpointManager(tmp_path) as manager:
+        assert manager.resume(blank(), step=400) == 400
+        with pytest.raises(CheckpointException):
+            manager.save(500, {"w": lambda: None})
+    damage(tmp_path / "step-500")
+    assert resumed(tmp_path) == 600
+
+
+def test_notes_of_lines_go_with_what_rules_remove(tmp_path: Path) -> None:
+    saved_run(tmp_path, 1, 2)
+    with CheckpointManager(tmp_path, keep=2) as manager:
+        manager.resume(blank(), step=1)
+        for step in range(3, 13):
+            manager.save(step, state_at(step))
+    assert sorted(each.name for each in tmp_path.glob(".streamxf/lines/*")) == ["step-11", "step-12"]
+
+
+def test_an_older_folder_that_cannot_be_listed_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved_run(tmp_path, 400, 500, 600)
+    unreadable(monkeypatch, TROUBLE[0]).add("step-400")
+    monkeypatch.setattr(choice, "written", lambda run, name: math.inf if name == "step-400" else 1.0)
+    assert resumed(tmp_path) == 600
+    assert str(streamxf.latest(tmp_path)).endswith("step-600")
+    assert not forget(tmp_path, 3).removed
