@@ -36,7 +36,7 @@ from .failing_once import Failing, broken
 from .once_ranks import blank, same
 
 RANKS = 4
-METHODS = {"finish_plan": 1, "resolve_tensor": 9, "commit_tensor": 9, "read_into": 3}  # how often they are called
+METHODS = {"finish_plan": 1, "resolve_tensor": 9, "commit_tensor": 9, "read_into": 2}  # how often they are called
 KINDS = ("killed at a line", "killed at a time", "raised at a line", *(f"raised in {name}" for name in METHODS))
 STORES = ("a file", "of the launcher", "of rank 0")
 _OWN = str(Path(streamxf.__file__).parent / "dcp")
