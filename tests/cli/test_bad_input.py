@@ -85,7 +85,6 @@ CASES = [
     *(Case(on("plain with cut metadata", command), 1, TO_RESTORE) for command in ("inspect", "unpack")),
     Case(on("plain without metadata", "diff"), 2, ""),
     Case(on("plain with cut metadata", "diff"), 2, TO_RESTORE),
-    Case("diff  plain without data  plain", 2, "missing"),
     *(Case(on("plain without data", command), 1, TO_VERIFY) for command in ("unpack", "transcode")),
     *(
         Case(on("plain with a flipped bit", command), 1, f", block 0]{TO_VERIFY}")

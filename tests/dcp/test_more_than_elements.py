@@ -178,8 +178,9 @@ def test_what_torch_drops_in_the_background_is_copied_with_what_it_says(tmp_path
     for _ in range(2):
         staged = writer.stage(state)
         assert [*staged["deep"][0]] == ["w", 0]
-        assert (staged["deep"][1], staged["pair"][0]) == (5, "a")
-        for found in (staged["deep"][0]["w"], staged["pair"][1], staged["w"]):
+        pair = staged["pair"].made()
+        assert (staged["deep"][1], type(pair), pair.name) == (5, Pair, "a")
+        for found in (staged["deep"][0]["w"], pair.tensor, staged["w"]):
             assert type(found) is type(tensor)
             assert torch.equal(found, tensor)
             assert found.data_ptr() != tensor.data_ptr()
