@@ -146,9 +146,9 @@ def choose(
             _log.warning("nothing keeps %s from being removed while it is read: %s", choice.record.name, error)
         there = {*run.names, *(each.name for each in complete)}.intersection(passed)
         choice.passed = any(order_of(each) > choice.record.order for each in there if series_of(each) == series)
-        if name is None:
+        if best is not None:
             run.check_notes(records, series)
-        if name is None and best is None:
+        elif name is None:
             check_later(run, records, choice, passed)
         return choice
 
@@ -180,9 +180,8 @@ def check_later(run: Run, records: Sequence[Record], choice: Choice, passed: Col
     known = [each for each in records if each.series == chosen.series and each.counts and not each.damaged]
     run.check_notes(records, chosen.series)
     for each in run.doubted(records, chosen.series):
-        decided = each.complete and not (
-            each.damaged or each.unread or each.newer
-        )  # what nobody vouches for decides nothing
+        # what nobody vouches for decides nothing
+        decided = each.complete and not (each.damaged or each.unread or each.newer)
         if decided or each.name in (chosen.name, *named_to_skip(), *passed):
             continue
         others = [chosen] if each.order < chosen.order else []

@@ -168,8 +168,8 @@ class Run:
 
     def check_notes(self, records: Sequence[Record], series: str) -> None:
         """Raise why notes cannot be read, if they may say of which line something `doubted` is."""
-        doubted = self.doubted(records, series)
-        if (error := self._line_notes.unread) is not None and not all(each.noted for each in doubted):
+        error = self._line_notes.unread  # found when the records were
+        if error is not None and not all(each.noted for each in self.doubted(records, series)):
             raise error
 
     def last_line(self, records: Sequence[Record], series: str) -> Line:
@@ -219,7 +219,7 @@ class Run:
         own = {each.name: each.line for each in records if each.counts and not (each.noted or each.abandoned)}
         there = {*self.names, *self._links}
         names = [name for name in self._line_notes.names if series_of(name) == series]
-        noted = {name: self._line_notes.get(name) for name in names if name in own and own[name] is not None}
+        noted = {name: self._line_notes.get(name) for name in names if name in own}
         wrong = [name for name, each in noted.items() if each is not None and each[1] != own[name]]
         self._line_notes.drop([*(name for name in names if name not in there), *wrong])
 

@@ -232,8 +232,9 @@ class LineNotes:
                 noted, doubt = read(self._storage, f"{_LINES}/{name}", _line_of, self._authority)
                 self._found[name] = None if doubt else noted
             except (OSError, ForeignError, KeyServiceError) as error:
+                if isinstance(error, OSError):
+                    error.filename = self._storage.label(f"{_LINES}/{name}")
                 if not isinstance(error, FileNotFoundError):
-                    error.filename = self._storage.label(f"{_LINES}/{name}")  # type: ignore[union-attr]
                     self.unread = error
             except Exception as error:  # whatever somebody has put there
                 _log.debug("%s", escaped(f"{self._storage.label(_LINES)}: {type(error).__name__}: {error}"))
