@@ -213,7 +213,7 @@ PANELS = {
     "Training runs": dict.fromkeys(("list", "latest", "forget"), "runs"),
     "Convert": dict.fromkeys(("pack", "unpack", "transcode", "rename", "stock"), "convert"),
     "Keys": dict.fromkeys(("keygen", "rekey", "recipients"), "keys"),
-    "Try it": {"codecs": "codecs", "check": "places", "demo": "demo"},
+    "Try it": {"codecs": "check", "check": "check", "demo": "demo"},
 }
 COMMANDS = {name: module for panel in PANELS.values() for name, module in panel.items()}
 _FRAMED = 70  # columns: in fewer, typer's tables of options cut words

@@ -14,7 +14,7 @@ from streamxf.descriptor import ENCRYPT
 from streamxf.errors import ForeignError, NoCheckpointError, StreamxfError, UnsupportedError, located
 from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.format.names import made_by_saves
-from streamxf.formats import huggingface, safetensors, torchfile
+from streamxf.formats import huggingface, torchfile
 from streamxf.formats.contents import PLAIN, SUFFIXES, Contents, FileReader, Format, sizes_of
 from streamxf.keys.envelope import Envelope, Vouchers
 from streamxf.places import Storage
@@ -54,7 +54,7 @@ def open_source(storage: Storage, access: Access = _NOTHING, *, listing: bool = 
             file=storage.label(),
         )
     with located(file=storage.label()), storage.open() as file:
-        shard = (torchfile if kind is Format.TORCH else safetensors).read(file, storage.name)
+        shard = (torchfile.read if kind is Format.TORCH else huggingface.read_file)(file, storage.name)
         notes = (_SLICES,) if any(map(any, shard.offsets.values())) else ()
         sizes = {storage.name: file.size}
         contents = Contents(storage.label(), kind, shard.items, sizes, notes=notes, extra=shard.metadata)
@@ -131,7 +131,7 @@ def parts_of(storage: Storage, depth: int = 2, links: list[str] | None = None) -
 
 def open_layout(storage: Storage, layout: huggingface.HubLayout, access: Access = _NOTHING) -> FileReader:
     """Open a Hugging Face folder whose layout is known; raises as `open_source`."""
-    contents, shards = huggingface.read(storage, layout)
+    contents, shards = huggingface.read_folder(storage, layout)
     return FileReader(storage, contents, shards, access)
 
 
@@ -151,7 +151,7 @@ def format_of(file: StoredFile, name: str) -> Format | None:
         raise UnsupportedError(
             f"a file of torch.save in its form before version 1.6, {torchfile.OTHER_PROTOCOL}", file=file.name
         )
-    if name.endswith(".safetensors") or safetensors.looks_like_one(beginning, file.size):
+    if name.endswith(".safetensors") or huggingface.looks_like_one(beginning, file.size):
         return Format.SAFETENSORS
     return None
 

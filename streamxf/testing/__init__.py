@@ -32,8 +32,7 @@ from streamxf.codec import Codec
 from streamxf.reading import KeysLike
 from streamxf.testing import properties
 from streamxf.testing.case import Case
-from streamxf.tools.check.conformance import ConformanceError
-from streamxf.tools.check.storage import FILES, check_storage
+from streamxf.tools.check import FILES, ConformanceError, check_storage
 
 __all__ = [
     "FILES",

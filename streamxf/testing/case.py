@@ -23,7 +23,7 @@ from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.format.container import stage_limit
 from streamxf.reading import KeyRing, KeysLike
 from streamxf.registry import CodecRegistry
-from streamxf.tools.check.conformance import require
+from streamxf.tools.check import require
 
 BLOCK_SIZE = 1 << 16
 

@@ -42,7 +42,7 @@ from streamxf.testing.case import (
     samples,
     weights,
 )
-from streamxf.tools.check.conformance import require
+from streamxf.tools.check import require
 
 # Far above what any codec needs beside a few buffers of a block's size, far below what a forged size asks for.
 SPARE_MEMORY = 16 << 20

@@ -5,7 +5,7 @@ Inputs are those of the target ``checkpoint``.
 """
 
 import streamxf
-from streamxf.tools.salvage import Salvaged
+from streamxf.tools.salvage.fill import Salvaged
 from tests.fuzz import target_checkpoint
 from tests.fuzz.oracle import agree, attempt
 from tests.fuzz.target import Target

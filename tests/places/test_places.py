@@ -18,7 +18,7 @@ from streamxf.errors import NoCheckpointError, ParameterError, StaleError, Unsup
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
 from streamxf.testing import check_storage
-from streamxf.tools.check.place import check_place
+from streamxf.tools.check import check_place
 from tests.dcp.s3_server import serving, storage, weed
 from tests.manager.runs import complete, replace_by_larger, resumed, saved_run
 from tests.places.mounts import PLACES, Bucket, Place, serving_refused, two_hosts

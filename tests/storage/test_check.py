@@ -26,8 +26,7 @@ from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
 from streamxf.testing import ConformanceError, check_storage
-from streamxf.tools.check.observed import observe_abilities, weaker_than
-from streamxf.tools.check.place import check_place
+from streamxf.tools.check import check_place, observe_abilities, weaker_than
 from tests.cli.command import Run
 from tests.storage.stores import MemoryStorage
 
@@ -317,12 +316,12 @@ def test_locks_and_links_of_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not [*tmp_path.iterdir()]
     of_one = observe_abilities(open_storage(tmp_path, abilities={"locks": "machine"}).child("two"))
     assert of_one["locks"] == "machine"
-    monkeypatch.setattr("streamxf.tools.check.place._is_one_view", lambda storage, second: False)
+    monkeypatch.setattr("streamxf.tools.check._is_one_view", lambda storage, second: False)
     found = check_place(place, open_storage(tmp_path))
     assert found.ok
     assert found.seen["locks"] == "hosts"
     assert found.seen["fresh"]
-    monkeypatch.setattr("streamxf.tools.check.observed._is_busy", lambda storage: storage is not place and False)
+    monkeypatch.setattr("streamxf.tools.check._is_busy", lambda storage: storage is not place and False)
     found = check_place(place)
     assert found.weaker == ["locks"]
     assert not found.ok
@@ -459,6 +458,6 @@ def test_the_command(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "it does less than it is known for. Tell streamxf: abilities={'replaces': False}" in done.out
     done = run("check", tmp_path, "--json")
     assert done.json["ok"] is False
-    monkeypatch.setattr("streamxf.tools.check.place._is_one_view", lambda storage, second: False)
+    monkeypatch.setattr("streamxf.tools.check._is_one_view", lambda storage, second: False)
     assert "--second does not tell of fresh: it may be late" in run("check", tmp_path, "--second", tmp_path).out
     assert done.json["seen"]["links"] is True

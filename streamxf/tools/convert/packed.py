@@ -19,7 +19,7 @@ from streamxf import errors
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.elements import Elements
 from streamxf.format.items import beyond_limits, contiguous_strides, elements_size
-from streamxf.formats import huggingface, safetensors, torchfile
+from streamxf.formats import huggingface, torchfile
 from streamxf.formats.contents import SUFFIXES, Contents, FileReader, Format, Shard, whole_tensor
 from streamxf.formats.opening import LOOKED_FOR, format_of, kind_of, open_layout, open_source
 from streamxf.reading import MAX_EXPANSION, Access, Chunk, Item, ObjectItem, Place, StoredFile, TensorItem
@@ -215,7 +215,7 @@ class _Packing:
                 elif kind is Format.TORCH:
                     found = torchfile.read(file, path)
                 elif kind is Format.SAFETENSORS:
-                    found = safetensors.read(file, path)
+                    found = huggingface.read_file(file, path)
             except errors.StreamxfError:
                 if path.endswith(tuple(SUFFIXES)):
                     self.unread.append(path)

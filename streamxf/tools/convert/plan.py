@@ -20,8 +20,7 @@ from streamxf.checkpoint.elements import Array
 from streamxf.errors import MetadataError, NotAllowedError, ObjectError, ParameterError, UnsupportedError, shorten
 from streamxf.format.extra import NESTING, in_saved_order, moved
 from streamxf.formats.contents import OF_TORCH, SUFFIXES, FileReader, Format, chosen
-from streamxf.formats.huggingface import INDEX
-from streamxf.formats.safetensors import DTYPES, TWO_IN_ONE, is_text
+from streamxf.formats.huggingface import DTYPES, INDEX, TWO_IN_ONE, is_text
 from streamxf.reading import Box, BoxReader, Item, Path, TensorItem, boxes_of
 from streamxf.tools.convert.manifest import ITEM, PackedFile, PackManifest, Placed, is_kept, rest_of
 from streamxf.tools.convert.model import model_in

@@ -13,7 +13,7 @@ from streamxf import errors
 from streamxf.checkpoint.access import Access
 from streamxf.format.items import Item, TensorItem
 from streamxf.format.plain import PREFIX_START_BYTES, prefix_size
-from streamxf.formats import huggingface, safetensors, torchfile
+from streamxf.formats import huggingface, torchfile
 from streamxf.formats.contents import MAX_RECORDS, PLAIN, SUFFIXES, Format
 from streamxf.formats.opening import format_of, no_checkpoint, open_layout
 from streamxf.pipeline import Pipeline
@@ -147,7 +147,7 @@ def _check_safetensors(file: StoredFile, access: Access, findings: Findings) -> 
     read, or has a dtype that torch does not know.
     """
     try:
-        shard = safetensors.read(file, file.name)
+        shard = huggingface.read_file(file, file.name)
     except errors.ContainerError as error:
         findings.damage(error, error.item)
         return

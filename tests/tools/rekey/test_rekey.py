@@ -34,7 +34,8 @@ from streamxf.keys import KeyRing
 from streamxf.keys.envelope import MAX_RECIPIENTS, Entry, Envelope
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.storage import Storage
-from streamxf.tools.rekey import Recipient, holders
+from streamxf.tools.rekey import holders
+from streamxf.tools.rekey.recipients import Recipient
 from tests.dcp.fsspec_checks import load_from, save_to
 from tests.dcp.helpers import assert_same, full_chain, index_of, load, load_with, refused, save, sections_of
 from tests.dcp.shards import save_as_ranks

@@ -15,7 +15,7 @@ import streamxf
 from streamxf import Encrypt, Key, PrivateKey, SigningKey
 from streamxf.errors import KeyMissingError, ParameterError, PolicyError, UnsupportedError
 from streamxf.keys import KeyRing
-from streamxf.tools.rekey import Recipient
+from streamxf.tools.rekey.recipients import Recipient
 from tests.dcp.helpers import assert_same, load
 from tests.dcp.shards import save_as_ranks
 from tests.tools.rekey.rekeying import opens

@@ -18,8 +18,8 @@ from streamxf.keys.envelope import Entry, Envelope, Vouchers
 from streamxf.storage.conditions import ReplacedMeanwhile
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import open_storage
-from streamxf.tools.rekey import Recipients
 from streamxf.tools.rekey.holders import MetadataFile
+from streamxf.tools.rekey.recipients import Recipients
 from tests.dcp.helpers import assert_same, load, refused, save, sections_of
 from tests.dcp.shards import save_as_ranks
 from tests.failing import fails_with

@@ -21,7 +21,7 @@ from streamxf.checkpoint.metadata import read_metadata
 from streamxf.format.items import Item, TensorItem
 from streamxf.format.limits import MAX_STEP
 from streamxf.storage.opening import open_storage
-from streamxf.tools.salvage import Salvaged
+from streamxf.tools.salvage.fill import Salvaged
 from tests.altered import flip
 from tests.dcp import helpers
 from tests.dcp.shards import rows, save_shards

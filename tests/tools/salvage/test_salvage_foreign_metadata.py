@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
 from streamxf.errors import ParameterError, PolicyError
-from streamxf.tools.salvage import Salvaged
+from streamxf.tools.salvage.fill import Salvaged
 from tests.altered import flip
 
 STATE = {f"w{n}": torch.full((5,), float(n)) for n in range(104)}

@@ -11,7 +11,7 @@ from crc32c import crc32c
 
 import streamxf
 from streamxf import Checksum, Encrypt, FloatZip
-from streamxf.tools.verify import VerifyReport
+from streamxf.tools.verify.report import VerifyReport
 from streamxf.torchsave import writing
 from tests.altered import flip
 from tests.dcp.helpers import KEY, Watched, data_files, full_chain, index_of, rewrite_index, save

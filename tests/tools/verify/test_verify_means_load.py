@@ -14,7 +14,7 @@ from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
 
 import streamxf
 from streamxf import Checksum, Encrypt, FloatZip, errors
-from streamxf.tools.verify import VerifyReport
+from streamxf.tools.verify.report import VerifyReport
 from streamxf.torchsave.objects import check_records
 from tests.altered import flip
 from tests.dcp.helpers import KEY, OTHER_KEY, error_of, full_chain, rewrite_index, rewrite_pickle, save

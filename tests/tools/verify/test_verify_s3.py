@@ -15,8 +15,8 @@ from streamxf.checkpoint.metadata import read_metadata
 from streamxf.errors import StreamxfError
 from streamxf.format.items import Place
 from streamxf.storage.opening import open_storage
-from streamxf.tools.verify import VerifyReport
 from streamxf.tools.verify.reading import GuardedAccess
+from streamxf.tools.verify.report import VerifyReport
 from tests.dcp.fsspec_checks import fsspec_files
 from tests.dcp.helpers import KEY
 from tests.dcp.s3_server import serving, storage

@@ -1,1 +1,0 @@
-"""What a place for checkpoints can do."""
