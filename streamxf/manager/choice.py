@@ -178,6 +178,11 @@ def check_later(run: Run, records: Sequence[Record], choice: Choice, passed: Col
     assert chosen is not None
     when = cache(partial(written, run))
     known = [each for each in records if each.series == chosen.series and each.counts and not each.damaged]
+    told = {*(each.name for each in records), *named_to_skip(), *passed}
+    for name in sorted({each for each in run.names if series_of(each) == chosen.series} - told):
+        if order_of(name) > chosen.order and not run.folder(name).files:
+            text = "%s is chosen, and %s is empty: a save was killed there, or it is not mounted"
+            _log.warning(text, chosen.name, escaped(run.storage.label(name)))
     run.check_notes(records, chosen.series)
     for each in run.doubted(records, chosen.series):
         # what nobody vouches for decides nothing

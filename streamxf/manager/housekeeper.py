@@ -357,6 +357,12 @@ class Housekeeper:
             self._run.note_lines(dict.fromkeys(self._passed, (self.line or ())[:-1]))
             self._passed = []
         self._end(name)
+        if self._storage.near:  # where a folder may be empty, since it is not mounted
+            _logging("the listing could not be cached", self._remember, name)
+
+    def _remember(self, name: str) -> None:
+        self._run.record(name)
+        self._run.remember(listed=False)
 
     def _supplement(self, name: str, save_id: str, *known: Mapping[str, Any]) -> None:
         self._run.change(name)

@@ -223,9 +223,9 @@ class Run:
         wrong = [name for name, each in noted.items() if each is not None and each[1] != own[name]]
         self._line_notes.drop([*(name for name in names if name not in there), *wrong])
 
-    def remember(self) -> None:
-        """Store what was found, for the next process. Raises OSError."""
-        self._rows.save([*self.names, *self._links])
+    def remember(self, *, listed: bool = True) -> None:
+        """Store what was found, for the next process; what is gone goes if all was just `listed`. Raises OSError."""
+        self._rows.save([*self.names, *self._links] if listed else None)
 
     def change(self, *names: str, known: bool = False) -> None:
         """Say that checkpoints are about to change, where their folders have no mark that shows it; what is `known` of
@@ -321,6 +321,7 @@ class Run:
         try:
             folder = folder or self.folder(name)
             record = folder.record()
+            away = not folder.files and (folder.is_link or self._is_away(name))
         except (OSError, ForeignError) as error:  # of a bad sector, or of a server
             if isinstance(error, OSError) and error.errno not in _UNREADABLE:
                 raise
@@ -328,9 +329,11 @@ class Run:
                 error.filename = self.storage.label(name)
             self.unread[name] = error
             return Record(name, verified=False, note=f"{type(error).__name__}: {error}", unread=True)
-        if folder.is_link and not folder.files:
-            note = f"a link to {folder.place.label()}, which is empty or not there: mount it, or remove the link"
-            return Record(name, kind="foreign", newer=True, link=folder.place.label(), note=note)
+        if away:
+            link = folder.place.label() if folder.is_link else ""
+            note = f"a link to {link}, which is empty or not there: mount it, or remove the link"
+            note = note if link else "a checkpoint was here, and the folder is empty: mount it, or remove the folder"
+            return Record(name, kind="foreign", newer=True, link=link, note=note)
         if not folder.is_link:
             self._rows.note(name, mark if self.storage.near else listing_mark(folder.files), record)
         if record is None or not folder.is_link:
@@ -338,6 +341,12 @@ class Run:
         record, base = replace(record, link=folder.place.label()), self.storage.real()
         trusted = self.authority.strict or os.path.commonpath([base, os.path.dirname(record.link)]) == base
         return record if trusted or not record.verified else replace(record, verified=False, note=record.note or _OUT)
+
+    def _is_away(self, name: str) -> bool:
+        """Whether a checkpoint was there, and nothing is: what removes one leaves a lock or a mark until the end."""
+        with suppress(FileNotFoundError):
+            return self.storage.near and self._rows.has(name) and not any(self.storage.entries(name))
+        return False
 
 
 def folder_mark(storage: Storage, name: str) -> str | None:

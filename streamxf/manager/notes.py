@@ -41,6 +41,7 @@ from streamxf.wording import some
 
 BLIND = "no key here can verify it"
 ANY = "*"  # a folder's mark where its storage tells none at a glance
+_CHANGED = "-"  # that of one which has just been changed, and has no mark yet
 _GONE = ["", ""]  # the row of a folder of which nothing is known any longer
 _ROOM = MOST_BYTES - 2**10  # of a file, for its rows
 _FILES = 16  # from so many on they become one
@@ -292,6 +293,11 @@ class RowCache:
                 known = self._known[name] = str(row[0]), _unpacked(name, row[1])
         return known[1] if known is not None and (known[0] == mark or (mark == ANY and known[0][:1] == "/")) else None
 
+    def has(self, name: str) -> bool:
+        """Whether a checkpoint was there when the folder was looked at last, whatever is there now."""
+        self._load()
+        return name in self._known or self._stored.get(name, _GONE) != _GONE
+
     def known(self, name: str, *, looked: bool) -> tuple[str, Record] | None:
         """What was found last, and which mark the folder had; if need be only what this process has `looked` at."""
         return self._known.get(name) if name in self._seen or not looked else None
@@ -299,18 +305,19 @@ class RowCache:
     def note(self, name: str, mark: str | None, record: Record | None) -> None:
         """Remember what stays true while the folder has this mark, whoever looks; what was known before does not."""
         lasts = record is not None and record.complete and record.verified and not (record.note or record.other_notes)
-        if mark is None or record is None or not lasts or (record.kind == "unclaimed" and record.run):
+        if record is None or not lasts or (record.kind == "unclaimed" and record.run):
             if self._known.pop(name, None) or self._stored.get(name, _GONE) != _GONE:
                 self._stored[name] = _GONE
                 self._new.add(name)
             return
         self._seen.add(name)
-        if self._known.get(name) != (mark, record):
-            self._known[name] = mark, record
+        row = mark or _CHANGED, record
+        if self._known.get(name) != row:
+            self._known[name] = row
             self._new.add(name)
 
-    def save(self, names: Collection[str]) -> None:
-        """Store what is new; of all rows those of `names`, the folders that are there, stay. Raises OSError."""
+    def save(self, names: Collection[str] | None) -> None:
+        """Store what is new; of all rows those of `names`, the folders that are there, stay, or all. Raises OSError."""
         new, self._new = self._new, set()
         if not new or not self._authority.vouches:
             return
@@ -323,7 +330,7 @@ class RowCache:
         old = set(self._load())
         self._stored |= wanted
         if merges:
-            there = {*names}
+            there = {*(self._stored if names is None else names)}
             kept = {name: row for name, row in self._stored.items() if name in there}
             wanted = self._stored = {name: row for name, row in kept.items() if row != _GONE}
         self._put(wanted)

@@ -628,6 +628,39 @@ def test_a_folder_without_a_line_that_is_away_is_not_passed_over(tmp_path: Path)
     assert "STREAMXF_SKIP=step-300" in "".join(caught.value.__notes__)
 
 
+@pytest.mark.parametrize("tip", [None, 410, 610])
+def test_a_folder_that_is_not_mounted_is_empty_and_not_passed_over(tmp_path: Path, tip: int | None) -> None:
+    run = tmp_path / "run"
+    saved_run(run, 400, 500, 600)
+    if tip is not None:
+        goes_back(run, 400, tip)
+    folder = run / f"step-{tip or 600}"
+    folder.rename(tmp_path / "away")
+    folder.mkdir()
+    for call in (lambda: resumed(run), lambda: streamxf.latest(run), lambda: resumed(run)):
+        with pytest.raises(UnsupportedError, match="the folder is empty: mount it, or remove the folder") as caught:
+            call()
+        assert f"STREAMXF_SKIP={folder.name}" in "".join(caught.value.__notes__)
+    assert forget(run, 1).removed == (("step-400",) if tip is None else ())
+    folder.rmdir()
+    (tmp_path / "away").rename(folder)
+    assert resumed(run) == (tip or 600)
+
+
+def test_an_empty_folder_that_never_held_a_checkpoint_stops_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved_run(tmp_path, 100, 200)
+    for step in (150, 300):
+        (tmp_path / f"step-{step}").mkdir()
+    assert resumed(tmp_path) == 200
+    assert streamxf.latest(tmp_path) == str(tmp_path / "step-200")
+    assert caplog.text.count("step-200 is chosen, and ") == 2
+    assert "step-300 is empty: a save was killed there, or it is not mounted" in caplog.text
+    saved_run(tmp_path, 300)
+    assert resumed(tmp_path) == 300
+
+
 def test_notes_that_cannot_be_read_for_now_are_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved_run(tmp_path, 400, 500, 600)
     goes_back(tmp_path, 400, 610)
