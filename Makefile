@@ -18,7 +18,7 @@ ARGS ?=
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test compat frameworks exhaustive gpu places sanitize fuzz mutate torture bench bench-smoke bench-publish lint format docs docs-session docs-screenshots clean
+.PHONY: help demo test test-core test-around compat frameworks exhaustive gpu places sanitize fuzz mutate torture bench bench-smoke bench-publish lint format docs docs-session docs-screenshots clean
 
 help: ## Show this list
 	@echo "Targets:"
@@ -31,6 +31,15 @@ demo: $(STAMPS)/model ## Save and load a real model through several chains
 # and so come first. ARGS=-n0 runs all in pytest's own process.
 test: $(STAMPS)/test $(STAMPS)/model ## Run the tests
 	$(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# What is built on the modules that docs/api.md has under "For tools"; all else tests the core, and what holds for both.
+AROUND := $(addprefix tests/,cli formats frameworks manager places recordings test_cli_page.py test_demo.py tools)
+
+test-core: $(STAMPS)/test ## Run the tests of the core: chain, container, storage, keys and DCP
+	$(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder $(addprefix --ignore=,$(AROUND)) $(ARGS)
+
+test-around: $(STAMPS)/test $(STAMPS)/model ## Run the tests of tools, manager, frameworks and command line
+	$(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder $(AROUND) $(ARGS)
 
 # One version: make compat ARGS="-s 'torch(2.7.0-3.12)'"; other tests: ARGS='-- tests/chain'. noxfile.py says more.
 compat: $(STAMPS)/nox ## Run the tests of what touches torch, under its versions and Python's (hours, 2 GiB for one at a time)
