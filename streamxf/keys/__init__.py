@@ -7,10 +7,9 @@ may use and the signers that it trusts. `read_key` and `write_key` keep keys in 
 
 from streamxf.keys.aws import AwsKms
 from streamxf.keys.file import read_environment, read_key, write_key
-from streamxf.keys.key import Key, public_id
+from streamxf.keys.key import Key, KeyProvider, public_id
 from streamxf.keys.location import KeyLike, SignerLike
 from streamxf.keys.pair import PrivateKey, PublicKey, SigningKey, VerifyKey
-from streamxf.keys.provider import KeyProvider
 from streamxf.keys.ring import KeyRing, KeysLike, TrustLike
 
 __all__ = [

@@ -17,8 +17,7 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from streamxf.errors import KeyServiceError, ParameterError, StreamxfError, WrongKeyError
-from streamxf.keys.key import public_id
-from streamxf.keys.provider import KeyProvider, wrong_voucher
+from streamxf.keys.key import KeyProvider, public_id, wrong_voucher
 
 CONNECT_SECONDS = 3
 READ_SECONDS = 5

@@ -23,9 +23,8 @@ from streamxf.errors import (
     WrongKeyError,
     shorten,
 )
-from streamxf.keys.key import Uncopied, decode_b64url, derive, encode_b64url, statement
+from streamxf.keys.key import KeyProvider, Uncopied, decode_b64url, derive, encode_b64url, statement, wrong_voucher
 from streamxf.keys.pair import SigningKey, VerifyKey
-from streamxf.keys.provider import KeyProvider, wrong_voucher
 
 DEK_BYTES = 32
 MAX_ENTRY = 6144

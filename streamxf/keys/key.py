@@ -1,4 +1,4 @@
-"""`Key`, a user's 32-byte key-encryption key; `Secret`: 32 bytes that are never shown; what is derived from keys."""
+"""`KeyProvider`, which every kind of key is; `Key`, a user's 32 bytes; `Secret`, whose 32 bytes are never shown."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import base64
 import hmac
 import os
 import re
+from abc import ABC, abstractmethod
 from functools import cache
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, ClassVar, NoReturn, Self
 
 from typing_extensions import Buffer
 
-from streamxf.errors import DescriptorError, ParameterError, WrongKeyError, shorten
-from streamxf.keys.provider import KeyProvider, wrong_voucher
+from streamxf import errors
 
 HYBRID = "hpke-mlkem768-x25519"
 X25519 = "hpke-x25519"
@@ -60,7 +60,7 @@ def decode_b64url(text: str) -> bytes:
     """Undo `encode_b64url`; raises DescriptorError for anything but its own spelling."""
     data = try_decode(text)
     if data is None:
-        raise DescriptorError(f"{shorten(text)!r} is not base64url")
+        raise errors.DescriptorError(f"{errors.shorten(text)!r} is not base64url")
     return data
 
 
@@ -71,6 +71,72 @@ def try_decode(text: str) -> bytes | None:
     except ValueError:
         return None
     return data if encode_b64url(data) == text else None
+
+
+class KeyProvider(ABC):
+    """A key-encryption key, wherever it is kept: it wraps and unwraps data keys, and may vouch for contents.
+
+    Third parties derive from this class, and register it in the entry-point group ``streamxf.key_providers`` if
+    locations (``vault:transit/training``) should lead to it. docs/security.md shows how.
+
+    Attributes
+    ----------
+    kind : str
+        How data keys are wrapped: 1 to 32 lower-case letters, digits and hyphens, recorded with each wrapped key. A
+        kind of your own begins with a name of your own.
+    id : str
+        16 hexadecimal digits, public, by which readers find the key (`streamxf.keys.public_id` makes one).
+    unwraps : bool
+        Whether it can unwrap; a public key cannot.
+    vouches : bool
+        Whether only its holders can vouch with it: readers accept what it vouches for, else require a signature.
+    portable : bool
+        Whether it may be pickled: it holds nothing secret.
+    """
+
+    __slots__ = ()
+
+    unwraps: ClassVar[bool] = True
+    vouches: ClassVar[bool] = False
+    portable: ClassVar[bool] = False
+
+    kind: str
+    id: str
+
+    @abstractmethod
+    def wrap(self, data_key: bytes, dek_id: bytes) -> bytes:
+        """Wrap a data key: 32 secret bytes; the default of `vouch` passes 64. Returns 1 to 6144 bytes.
+
+        `dek_id` is its public id, 32 bytes, which `unwrap` is given again. Bind it to the result, so that it cannot be
+        unwrapped with another id. Raises KeyServiceError if a service that holds the key cannot be reached.
+        """
+
+    def unwrap(self, wrapped: bytes, dek_id: bytes) -> bytes:
+        """Undo `wrap`; raises WrongKeyError if it does not open it, KeyMissingError if it only wraps, and as `wrap`."""
+        raise errors.KeyMissingError(f"{self!r} can wrap data keys, but not unwrap them")
+
+    def vouch(self, digest: bytes) -> bytes:
+        """Vouch for contents with this digest, 32 bytes; called only if the key `vouches`, and returns as `wrap`.
+
+        The default wraps the digest, twice over: a data key has half that size, so a voucher never passes for one.
+        """
+        return self.wrap(digest + digest, digest)
+
+    def check_voucher(self, voucher: bytes, digest: bytes) -> None:
+        """Check a voucher of `vouch`; return nothing. Raises AuthenticationError if it is wrong; else as `unwrap`."""
+        try:
+            found = self.unwrap(voucher, digest)
+        except errors.WrongKeyError:
+            found = b""
+        if not hmac.compare_digest(found, digest + digest):
+            raise wrong_voucher(self)
+
+
+def wrong_voucher(key: KeyProvider) -> errors.AuthenticationError:
+    """The error for a wrong voucher."""
+    return errors.AuthenticationError(
+        f"the voucher of key {key.id} is not for these contents: they were altered, or written without that key"
+    )
 
 
 SECRET_BYTES = 32
@@ -114,16 +180,16 @@ class Secret(Uncopied):
     def __init__(self, material: Buffer) -> None:
         # a near miss is refused: the mistake would go unnoticed, since it encrypts and decrypts
         if isinstance(material, str):
-            raise ParameterError(
+            raise errors.ParameterError(
                 f"{self.noun} is 32 bytes, not text: decode it first (bytes.fromhex, base64), and never use a "
                 "passphrase as a key"
             )
         secret = as_bytes(material, self.noun)
         make = f"Make one with streamxf.{type(self).__name__}.generate()"
         if len(secret) != SECRET_BYTES:
-            raise ParameterError(f"{self.noun} is {SECRET_BYTES} bytes long; this one has {len(secret)}. {make}")
+            raise errors.ParameterError(f"{self.noun} is {SECRET_BYTES} bytes long; this one has {len(secret)}. {make}")
         if reason := _suspicion(secret):
-            raise ParameterError(f"{self.noun} is {SECRET_BYTES} random bytes, and {reason}. {make}")
+            raise errors.ParameterError(f"{self.noun} is {SECRET_BYTES} random bytes, and {reason}. {make}")
         object.__setattr__(self, "_material", secret)
 
     @classmethod
@@ -195,7 +261,7 @@ class Key(Secret, KeyProvider):
         try:
             return aes_key_unwrap(self.wrapping_key(), wrapped)
         except (InvalidUnwrap, ValueError):
-            raise WrongKeyError(f"key {self.id} does not open this wrapped data key") from None
+            raise errors.WrongKeyError(f"key {self.id} does not open this wrapped data key") from None
 
     def vouch(self, digest: bytes) -> bytes:
         return hmac.digest(self.vouching_key(), statement(digest), "sha256")
@@ -210,9 +276,9 @@ def as_bytes(data: Buffer, noun: str) -> bytes:
     try:
         view = memoryview(data)
     except TypeError:
-        raise ParameterError(f"{noun} is made of bytes, not of {type(data).__name__}") from None
+        raise errors.ParameterError(f"{noun} is made of bytes, not of {type(data).__name__}") from None
     if view.format not in ("B", "b", "c"):
-        raise ParameterError(f"{noun} is made of bytes; this {type(data).__name__} has items of another kind")
+        raise errors.ParameterError(f"{noun} is made of bytes; this {type(data).__name__} has items of another kind")
     return bytes(view)
 
 

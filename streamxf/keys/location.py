@@ -19,9 +19,8 @@ from typing import Any, TypeVar
 from typing_extensions import Buffer
 
 from streamxf.errors import ParameterError, StreamxfError
-from streamxf.keys.key import HYBRID, X25519, Key, encode_b64url, try_decode
+from streamxf.keys.key import HYBRID, X25519, Key, KeyProvider, encode_b64url, try_decode
 from streamxf.keys.pair import ED25519, PrivateKey, PublicKey, SigningKey, VerifyKey
-from streamxf.keys.provider import KeyProvider
 
 SecretKey = Key | PrivateKey | SigningKey
 AnyKey = SecretKey | PublicKey | VerifyKey

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from typing_extensions import Buffer
 
 from streamxf.errors import AuthenticationError, ParameterError, WrongKeyError
-from streamxf.keys.key import HYBRID, Secret, as_bytes, draw_secret, public_id
-from streamxf.keys.provider import KeyProvider
+from streamxf.keys.key import HYBRID, KeyProvider, Secret, as_bytes, draw_secret, public_id
 
 if TYPE_CHECKING:
     from streamxf.keys.kem import Kem

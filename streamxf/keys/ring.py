@@ -17,10 +17,9 @@ from streamxf.descriptor import Parameters, format_parameters
 from streamxf.engine import ForkLock
 from streamxf.errors import AuthenticationError, KeyServiceError, ParameterError, PolicyError, WrongKeyError
 from streamxf.keys.envelope import DEK_BYTES, DataKey, Envelope, Vouchers, ask, breach
-from streamxf.keys.key import Uncopied
+from streamxf.keys.key import KeyProvider, Uncopied
 from streamxf.keys.location import KeyLike, Location, anchored, as_provider, as_verify_key, several
 from streamxf.keys.pair import SigningKey, VerifyKey
-from streamxf.keys.provider import KeyProvider
 
 KeysLike = Union["KeyRing", KeyLike, Iterable[KeyLike], None]
 TrustLike = VerifyKey | Location | Iterable[VerifyKey | Location] | None
