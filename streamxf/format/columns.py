@@ -20,8 +20,11 @@ from streamxf.errors import CodecError, MetadataError
 from streamxf.format import limits
 from streamxf.format.bare import CRC_BYTES, pieces_of
 from streamxf.format.fields import bad, count_marks
+from streamxf.format.header import Kind
+from streamxf.format.items import ITEMSIZES
 from streamxf.format.tiling import Box
 
+SHOWN = 200  # characters of a name, in errors
 _HEAD = struct.Struct("<4sIII")
 _ENTRY = struct.Struct("<BBHI")
 _WIDTHS = 1, 2, 4, 8
@@ -178,6 +181,11 @@ class IndexPart:
             for begin in range(at, at + here * ndim, ndim) if ndim else repeat(at, here):
                 yield tuple(offsets[begin : begin + ndim]), tuple(sizes[begin : begin + ndim])
 
+    def crcs(self, begin: int, end: int) -> Iterator[bytes]:
+        """Those of some chunks, by where they are here."""
+        ends = pairwise(self.crcs_at[begin : end + 1].tolist())
+        return (bytes(self[CRCS][CRC_BYTES * one : CRC_BYTES * two]) for one, two in ends)
+
     def value(self, column: Column, row: int) -> bytes:
         """That of a row, where a column has bytes."""
         return bytes(self[column][row * column.width : (row + 1) * column.width])
@@ -219,6 +227,102 @@ class IndexPart:
         if entry.size < least_part(found, chunks, made.columns.get(OFFSET.id), made.columns.get(MORE.id, b"")):
             bad(f"a part has more than a writer puts into {entry.size} bytes")
         return made
+
+
+@dataclass(eq=False)
+class ItemRules:
+    """What an index says of all items, and checks of what a part says of them: as columns, no chunk becomes an object.
+
+    - `rank`: whose rank-local metadata it stands in.
+    - `descriptors`: those of each `Place`.
+    - `framed`: whether all tensors are, behind stream transforms.
+    - `coded`: whether items are in containers.
+    - `sizes`: bytes of each file, in the order in which chunks count them.
+    """
+
+    rank: int | None
+    descriptors: tuple[str, ...]
+    framed: bool
+    coded: bool
+    hashed: bool
+    dtypes: tuple[str, ...]
+    sizes: Any
+
+    def __post_init__(self) -> None:
+        import numpy
+
+        self.sizes = numpy.array(self.sizes, "i8")
+        self._itemsizes = numpy.array([0, *(ITEMSIZES.get(dtype, 0) for dtype in self.dtypes)])
+
+    def check_items(self, part: IndexPart) -> None:
+        import numpy
+
+        dtype, ndim, count = (part[column] for column in (DTYPE, NDIM, COUNT))
+        elements = _products(part[SHAPE].clip(1), ndim)
+        for what, wrong in (
+            ("a dtype that there is not", dtype >= self._itemsizes.size),
+            ("a shape, or several chunks, and is an object", (dtype == 0) & ((ndim > 0) | (count != 1))),
+            ("several chunks, and no dimensions", (ndim == 0) & (count > 1)),
+            ("more elements than a tensor can have", elements > limits.MAX_NUMBER),
+        ):
+            _refuse(part, numpy.flatnonzero(wrong), f"it has {what}")
+
+    def _is_usual(self, part: IndexPart) -> bool:
+        """Whether all chunks are tensors' elements in containers, and extremes show that they are within their files.
+        That is what most are, and needs no look at single ones.
+        """
+        if not (self.coded and not self.framed and part.chunks and self._itemsizes[part[DTYPE]].all()):
+            return False
+        files, kinds = part[FILE], part[KIND]
+        first, last = files.min(), files.max()
+        if last >= self.sizes.size or not kinds.min() == kinds.max() == Kind.TENSOR:
+            return False
+        return bool(int(part[AT].max()) + int(part[BYTES].max()) <= self.sizes[first : int(last) + 1].min())
+
+    def check_chunks(self, part: IndexPart) -> None:
+        import numpy
+
+        if self._is_usual(part):
+            return
+        files, sizes, kinds = part[FILE], part[BYTES], part[KIND]
+        dtype, width = part[DTYPE], self._itemsizes.take(part[DTYPE])  # of items; what follows is of chunks
+        of_items = dtype == 0, (width > 0) & (not self.framed), width
+        objects, plain, widths = (numpy.repeat(each, part.here) for each in of_items)
+        tensors = kinds == Kind.TENSOR
+        known = numpy.where(objects, kinds == Kind.OBJECT, (plain & tensors) | (kinds == Kind.FRAMED))
+        _refuse_chunk(part, files >= self.sizes.size, "a chunk is in a file that there is not")
+        ends = numpy.add(part[AT], sizes, dtype="i8")
+        _refuse_chunk(part, ends > self.sizes.take(files), "it reaches beyond the end of its file")
+        _refuse_chunk(part, ~known, "a chunk has a kind that it cannot have")
+        if not self.coded:
+            elements = _products(part[SIZES], numpy.repeat(part[NDIM], part.here))
+            other = tensors & (elements * widths != sizes)
+            _refuse_chunk(part, other, "a raw tensor has other bytes than its elements")
+
+
+def _refuse_chunk(part: IndexPart, wrong: Array, what: str) -> None:
+    import numpy
+
+    if wrong.any():
+        _refuse(part, numpy.repeat(numpy.arange(part.rows), part.here)[wrong], what)
+
+
+def _refuse(part: IndexPart, rows: Array, what: str) -> None:
+    """Raise MetadataError for the first of some items, if there is one."""
+    if rows.size:
+        raise MetadataError(f"the metadata is malformed: {what}", item=part.names[rows[0]][:SHOWN])
+
+
+def _products(values: Array, counts: Array) -> Array:
+    """The products of so many values each, as floats, which are exact below 2^53, and larger where the products are."""
+    import numpy
+
+    made, some = numpy.ones(counts.size), counts > 0
+    if some.any():
+        begins = numpy.cumsum(counts, dtype="i8") - counts
+        with numpy.errstate(over="ignore", invalid="ignore"):  # of what is far too large
+            made[some] = numpy.multiply.reduceat(values.astype("f8"), begins[some])
+    return made
 
 
 def _column(column: Column, width: int, data: memoryview) -> Array:

@@ -18,12 +18,11 @@ from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import DescriptorError, MetadataError
 from streamxf.format import columns as col
 from streamxf.format import fields, limits
-from streamxf.format.columns import Array, Column, IndexPart, PartEntry, TooLarge, largest_part, pack_part
+from streamxf.format.columns import Array, Column, IndexPart, ItemRules, PartEntry, TooLarge, largest_part, pack_part
 from streamxf.format.header import Kind
 from streamxf.format.items import Chunk, Item, Place, TensorItem, check_path, is_dtype_name
-from streamxf.format.parts import Band, ItemParts, ItemRules
 from streamxf.format.run import RunFacts
-from streamxf.format.table import ItemTable
+from streamxf.format.table import Band, ItemParts, ItemTable
 from streamxf.format.tiling import Boxes
 
 _MEMBERS = {
@@ -170,7 +169,8 @@ class _Root:
         bands = [self._band(entry) for entry in fields.array(content["items"], "items")]
         if any(one.last >= two.first for one, two in pairwise(bands)):
             fields.bad("bands of items do not rise")
-        rules = ItemRules(rank, descriptors, bool(transforms), bool(chain), self._hashed, tuple(dtypes))
+        about = bool(transforms), bool(chain), self._hashed, tuple(dtypes), [file.size for file in files.values()]
+        rules = ItemRules(rank, descriptors, *about)
         if self._at != self._size:
             fields.bad("the parts are not those that it names")
         table = ItemTable(ItemParts(rules, bands, files, self._read))

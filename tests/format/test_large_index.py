@@ -21,7 +21,7 @@ import zstandard
 
 import streamxf
 from streamxf.errors import MetadataError
-from streamxf.format import parts as module
+from streamxf.format import table as module
 from streamxf.format.index import File, Index
 from streamxf.format.items import Chunk, Item, Place, TensorItem
 from streamxf.format.table import ItemTable

@@ -13,7 +13,7 @@ import pytest
 from streamxf import Checkpoint, inspect, verify
 from streamxf.codecs.zstd import compress_to, compressor, decompress, stored
 from streamxf.errors import MetadataError
-from streamxf.format import parts as parts_module
+from streamxf.format import table as parts_module
 from streamxf.format.columns import IndexPart
 from streamxf.format.index import File, Index
 from streamxf.format.items import Chunk, Place, TensorItem
