@@ -16,7 +16,7 @@ PACKAGE = Path(streamxf.__file__).parent
 
 # From the ground up; modules on one line do not import each other.
 LAYERS = [
-    ["buffers", "cached", "errors", "extension", "version"],
+    ["buffers", "cached", "errors", "extension", "lazy", "version"],
     ["descriptor", "engine", "torch_private", "wording"],
     ["keys", "pipeline", "progress", "budget", "report"],
     ["codec"],
@@ -267,11 +267,11 @@ def test_other_names_do_not():
 CORE = {
     *("buffers", "cached", "errors", "extension", "version", "descriptor", "engine", "torch_private", "wording"),
     *("keys", "pipeline", "progress", "budget", "report", "codec", "codecs", "registry", "format", "chain", "storage"),
-    *("torchsave", "stream", "checkpoint", "dcp", "places", "reading", "__init__"),
+    *("torchsave", "stream", "checkpoint", "dcp", "places", "reading", "lazy", "__init__"),
 }
 TESTS = Path(__file__).parent
 # Ceilings, which only fall; a change that brings a capability names by how much one rises, once.
-LINES = {"core": 28_649, "around": 19_443, "tests": 94_561, "C": 1_992, "JavaScript": 924}
+LINES = {"core": 28_559, "around": 19_443, "tests": 94_561, "C": 1_992, "JavaScript": 924}
 
 
 def lines_now() -> dict[str, int]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from streamxf.budget import MAX_EXPANSION, Budget
 from streamxf.cached import cached_property
@@ -20,14 +20,13 @@ from streamxf.errors import ContainerError, ParameterError, UnsupportedError, lo
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem, elements_size
 from streamxf.format.names import metadata_name
 from streamxf.keys import KeysLike, TrustLike
+from streamxf.lazy import numpy as np
+from streamxf.lazy import torch
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.reading import OpenFiles
 from streamxf.storage.storage import Storage
 from streamxf.stream.reader import Blocks, read_all
 from streamxf.torchsave.objects import dtype_of, load_framed
-
-if TYPE_CHECKING:
-    import torch
 
 Framework = Literal["torch", "numpy"]
 
@@ -217,8 +216,6 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
 
     def map(self, item: TensorItem, chunk: Chunk) -> torch.Tensor | Array:
         """What `ChunkHandle.mmap` gives."""
-        import numpy as np
-
         place, size = chunk.place, math.prod(chunk.shape) * itemsize_of(item)
         with located(file=self.label(place.file), item=item.name):
             if not chunk.raw:
@@ -442,8 +439,6 @@ def as_numpy(array: Array, item: TensorItem) -> Array:
 
 def as_torch(array: Array, dtype: str) -> torch.Tensor:
     """A contiguous array's memory as a tensor of `dtype`."""
-    import torch
-
     wanted = dtype_of(dtype)
     flat = array.reshape(-1).view("u1")
     if not flat.size:

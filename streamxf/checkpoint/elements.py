@@ -24,6 +24,7 @@ from streamxf.budget import most
 from streamxf.buffers import scratches
 from streamxf.errors import PolicyError, UnsupportedError
 from streamxf.format.items import ITEMSIZES, TensorItem, contiguous_strides, elements_size
+from streamxf.lazy import numpy as np
 from streamxf.storage.reading import FileSlice
 from streamxf.stream.reader import BareBlocks, Blocks, MemoryBlocks, StreamReader
 from streamxf.torchsave.objects import find_framed
@@ -224,8 +225,6 @@ class Elements:
         row-major order: where each begins, an array for it, and the calls that fill it, as of `jobs`. A run has about
         `most` elements, or those of one block.
         """
-        import numpy as np
-
         wanted = Selection.of(self.shape, offset, lengths)
         blocks: list[tuple[int, int]] = []  # each with the place of its first element in the run
         at = count = 0
@@ -269,8 +268,6 @@ class Elements:
         self, decode: Callable[[memoryview], None], index: int, wanted: Selection, put: Callable[[Slices, Array], None]
     ) -> None:
         """Decode a block, and put what is wanted of it where it belongs in an array of the box."""
-        import numpy as np
-
         scratch = scratches.take()
         data = scratch.take(0, self.blocks.size_of(index))
         decode(data)
@@ -349,8 +346,6 @@ class StridedBlocks(Blocks):
         return partial(self._gather, index * _BLOCK // self._itemsize)
 
     def _gather(self, first: int, out: memoryview) -> None:
-        import numpy as np
-
         elements = np.frombuffer(out, unsigned(self._itemsize))
         for at, box in boxes_of_run(self._shape, first, first + len(elements)):
             lengths = [stop - start for start, stop in box]

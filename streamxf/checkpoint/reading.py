@@ -15,6 +15,7 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, itemsize_of, unsigned
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError, located
 from streamxf.format.items import ITEMSIZES, Chunk, Item, TensorItem
+from streamxf.lazy import numpy as np
 from streamxf.pipeline import Pipeline
 from streamxf.storage.storage import Storage
 
@@ -163,8 +164,6 @@ def run_jobs(jobs: Iterable[tuple[Callable[[], None], int]]) -> None:
 
 def empty_array(item: TensorItem, lengths: Ints) -> Array:
     """An array for elements of a tensor, which are only moved; raises UnsupportedError if numpy has none."""
-    import numpy as np
-
     try:
         return np.empty(lengths, unsigned(itemsize_of(item)))
     except ValueError:  # for some shapes without elements, too

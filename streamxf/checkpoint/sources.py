@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from streamxf.buffers import flat_view, scratches
 from streamxf.checkpoint.elements import Array, boxes_of_run, unsigned
@@ -20,10 +20,9 @@ from streamxf.checkpoint.staging import Staging, as_numbers, flat_bytes
 from streamxf.errors import ParameterError, UnsupportedError
 from streamxf.format.header import Kind
 from streamxf.format.items import ITEMSIZES, elements_size
+from streamxf.lazy import numpy as np
+from streamxf.lazy import torch
 from streamxf.stream.encoder import ByteSource, Load, MemorySource
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Content(NamedTuple):
@@ -48,8 +47,6 @@ class Gathered:
     @classmethod
     def of_array(cls, array: Array) -> Gathered:
         """Of NumPy's, in any byte order."""
-        import numpy as np
-
         dtype = array.dtype.newbyteorder("<")
         return cls(array, array.nbytes, lambda memory: np.frombuffer(memory, dtype))
 
@@ -113,8 +110,6 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def has_elements(tensor: torch.Tensor) -> bool:
     """Whether a tensor is its elements and nothing else: torch's own kind, strided, of a dtype that the format has."""
-    import torch
-
     return (
         type(tensor) is torch.Tensor
         and tensor.layout == torch.strided
@@ -155,8 +150,6 @@ def content_of(tensor: torch.Tensor, staging: Staging) -> Content:
         check_memory(tensor)
         return Content(source_of(tensor, staging), Kind.TENSOR)
     check_storable(tensor)
-    import torch
-
     if type(tensor) is torch.Tensor:
         check_memory(tensor)
     tensor = tensor.cpu()
@@ -180,8 +173,6 @@ def source_of(tensor: torch.Tensor, staging: Staging) -> ByteSource:
 
 
 def _tensor_in(memory: memoryview, dtype: torch.dtype) -> torch.Tensor:
-    import torch
-
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype)
 
 
@@ -258,8 +249,6 @@ def _array_of(value: Any) -> Array | None:
     if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic):
         return value if isinstance(value, numpy.ndarray) else None
     if hasattr(value, "__dlpack__") or hasattr(value, "__array_interface__"):
-        import numpy as np
-
         with suppress(BufferError, RuntimeError, TypeError, ValueError):  # of a device, or a dtype that dlpack has not
             return np.from_dlpack(value) if hasattr(value, "__dlpack__") else np.asarray(value)
         return np.asarray(value) if hasattr(value, "__array__") else None
@@ -267,8 +256,6 @@ def _array_of(value: Any) -> Array | None:
         view = memoryview(value)
     except TypeError:
         return None
-    import numpy as np
-
     return np.asarray(view)
 
 

@@ -12,16 +12,14 @@ from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Lock, get_ident
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakValueDictionary, finalize
 
 from streamxf import engine
 from streamxf.buffers import flat_view
 from streamxf.checkpoint.elements import BlockTarget, boxes_of_run
+from streamxf.lazy import torch
 from streamxf.stream.encoder import ByteSource, Load
-
-if TYPE_CHECKING:
-    import torch
 
 RING_BYTES = 64 * 2**20  # the most that all saves and loads of a process pin for blocks of one size
 _LEAST_LOG2 = 20  # of a buffer's bytes
@@ -75,8 +73,6 @@ class CudaCopies:
     """CUDA, and ROCm, which goes by the same name."""
 
     def __init__(self, device: torch.device) -> None:
-        import torch
-
         self._torch: Any = torch
         self._device = device
         self._stream = self._torch.cuda.Stream(device)
@@ -84,8 +80,6 @@ class CudaCopies:
     @staticmethod
     def memory(size: int) -> torch.Tensor:
         """`size` bytes on the host that the device can reach by itself; if there are none, others, which are slower."""
-        import torch
-
         with suppress(RuntimeError):
             return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
         return torch.empty(size, dtype=torch.uint8, device="cpu")
@@ -135,8 +129,6 @@ class Staging:
     def adopt(self) -> None:
         """Have a thread that works for this save alone use the caller's streams: what was begun there comes first."""
         if self._thread != get_ident() and hasattr(self, "_streams"):
-            import torch
-
             for stream in self._streams:
                 torch.cuda.set_stream(stream)
             torch.cuda.set_device(self._device)
@@ -234,8 +226,6 @@ class DeviceMemory(BlockTarget):
 
     def fill(self, decode: Callable[[memoryview], None], length: int, part: slice, at: int) -> None:
         """As there; the copy is begun, and `Staging.end` or `wait` comes after all of them."""
-        import torch
-
         ring = self._ring(length)
         # no worker waits for a buffer that a save has filled, whose block waits for a worker
         lent = ring.take(patient=False)
@@ -253,8 +243,6 @@ class DeviceMemory(BlockTarget):
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a contiguous tensor."""
-    import torch
-
     flat = tensor if tensor.dim() == 1 else tensor.reshape(-1)
     if flat.numel() < 2:  # whatever stride this has means nothing, but view() below insists on 1
         flat = flat.as_strided(flat.shape, (1,))
@@ -263,7 +251,5 @@ def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def as_numbers(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's memory in its shape and strides as numbers that every device can move; it has no conj or neg bit."""
-    import torch
-
     plain = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
     return tensor.view(plain[tensor.element_size()])

@@ -23,6 +23,7 @@ from streamxf.format.fields import bad, count_marks
 from streamxf.format.header import Kind
 from streamxf.format.items import ITEMSIZES
 from streamxf.format.tiling import Box
+from streamxf.lazy import numpy
 
 SHOWN = 200  # characters of a name, in errors
 _HEAD = struct.Struct("<4sIII")
@@ -249,14 +250,10 @@ class ItemRules:
     sizes: Any
 
     def __post_init__(self) -> None:
-        import numpy
-
         self.sizes = numpy.array(self.sizes, "i8")
         self._itemsizes = numpy.array([0, *(ITEMSIZES.get(dtype, 0) for dtype in self.dtypes)])
 
     def check_items(self, part: IndexPart) -> None:
-        import numpy
-
         dtype, ndim, count = (part[column] for column in (DTYPE, NDIM, COUNT))
         elements = _products(part[SHAPE].clip(1), ndim)
         for what, wrong in (
@@ -280,8 +277,6 @@ class ItemRules:
         return bool(int(part[AT].max()) + int(part[BYTES].max()) <= self.sizes[first : int(last) + 1].min())
 
     def check_chunks(self, part: IndexPart) -> None:
-        import numpy
-
         if self._is_usual(part):
             return
         files, sizes, kinds = part[FILE], part[BYTES], part[KIND]
@@ -301,8 +296,6 @@ class ItemRules:
 
 
 def _refuse_chunk(part: IndexPart, wrong: Array, what: str) -> None:
-    import numpy
-
     if wrong.any():
         _refuse(part, numpy.repeat(numpy.arange(part.rows), part.here)[wrong], what)
 
@@ -315,8 +308,6 @@ def _refuse(part: IndexPart, rows: Array, what: str) -> None:
 
 def _products(values: Array, counts: Array) -> Array:
     """The products of so many values each, as floats, which are exact below 2^53, and larger where the products are."""
-    import numpy
-
     made, some = numpy.ones(counts.size), counts > 0
     if some.any():
         begins = numpy.cumsum(counts, dtype="i8") - counts
@@ -326,8 +317,6 @@ def _products(values: Array, counts: Array) -> Array:
 
 
 def _column(column: Column, width: int, data: memoryview) -> Array:
-    import numpy
-
     if column.width:
         return numpy.frombuffer(data, "u1") if width in (0, column.width) else bad(f"the width of column {column.id}")
     if width not in (0, *_WIDTHS):
@@ -345,8 +334,6 @@ def _column(column: Column, width: int, data: memoryview) -> Array:
 
 
 def _sums(values: Array) -> Array:
-    import numpy
-
     made = numpy.zeros(len(values) + 1, "i8")
     values.cumsum(dtype="i8", out=made[1:])
     return made
@@ -399,8 +386,6 @@ def pack_part(
 
 
 def _packed(values: Sequence[int] | bytes) -> tuple[bytes, int]:
-    import numpy
-
     made = numpy.array(values, "u8")
     most = int(made.max()) if made.size else 0
     width = next(width for width in _WIDTHS if most < 1 << 8 * width)

@@ -24,6 +24,7 @@ from streamxf.format.items import Chunk, Item, Place, TensorItem, check_path, is
 from streamxf.format.run import RunFacts
 from streamxf.format.table import Band, ItemParts, ItemTable
 from streamxf.format.tiling import Boxes
+from streamxf.lazy import numpy
 
 _MEMBERS = {
     "save_id", "rank", "transforms", "chain", "dtypes", "files", "items", "modules", "packages", "extra",
@@ -264,8 +265,6 @@ class ChunkColumns(Sequence[Chunk]):
 
     def columns(self) -> dict[Column, Any]:
         """As a part has them."""
-        import numpy
-
         kinds = numpy.where(self.places[4], Kind.FRAMED, self.kind)
         found = (*(side.ravel() for side in self.boxes), kinds, *self.places[:4])
         return dict(zip(_NUMBERS, found, strict=True))
@@ -378,8 +377,6 @@ _NUMBERS = (col.OFFSET, col.SIZES, col.KIND, col.FILE, col.AT, col.BYTES, col.NU
 
 def _of_chunks(found: list[tuple[Sequence[Chunk], bool]], files: Mapping[str, int]) -> dict[Column, Any]:
     """The columns of chunks of several items, each with whether it is a tensor."""
-    import numpy
-
     if any(isinstance(some, ChunkColumns) for some, _ in found):
         each = [
             some.columns() if isinstance(some, ChunkColumns) else _of_objects([*some], [tensor] * len(some), files)

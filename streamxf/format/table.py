@@ -24,6 +24,7 @@ from streamxf.format.columns import SHOWN, Array, IndexPart, ItemRules, PartEntr
 from streamxf.format.header import Kind
 from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem, beyond_limits
 from streamxf.format.tiling import Box, Boxes, Ints, check_apart, check_tiles, work_for
+from streamxf.lazy import numpy
 
 _REMEMBERED = 2**25, 2**27  # bytes that parts take in memory, at least and at most
 _ROW = 256  # of these, about, for each item in a part
@@ -203,8 +204,6 @@ class ItemParts:
 
     def check_numbers(self, found: Sequence[tuple[Array, Array]]) -> None:
         """Check that no two chunks, given by files and numbers, have one writer and number."""
-        import numpy
-
         if not found:
             return
         ids: dict[bytes, int] = {}
@@ -230,8 +229,6 @@ class ItemParts:
 
 
 def _check_same_items(head: IndexPart, part: IndexPart) -> None:
-    import numpy
-
     pairs = ((head[column], part[column]) for column in col.SAME_IN_BAND)
     if any(one.tobytes() != two.tobytes() and not numpy.array_equal(one, two) for one, two in pairs):
         fields.bad("parts of a band have other items")
@@ -297,8 +294,6 @@ class ItemTable(Mapping[str, Item]):
         """Check every item, and compare them with each other; raises MetadataError if readers would refuse one. `paths`
         and properties are checked wherever an item is made, too.
         """
-        import numpy
-
         numbers = []
         for number, band in enumerate(self.parts.bands):
             slabs = _Slabs(self.parts.part(number, 0).rows, self.parts.rules.rank is not None)
@@ -314,8 +309,6 @@ class ItemTable(Mapping[str, Item]):
 
     def _check_rows(self, number: int, rows: list[int], counts: Array) -> None:
         """Check the chunks of some items of a band, of as many as may be in one pass through its parts."""
-        import numpy
-
         head = self.parts.head(number)
         sizes = accumulate(int(counts[row]) * max(1, int(head[col.NDIM][row])) for row in rows)
         for _, some in groupby(zip(rows, sizes, strict=True), lambda each: each[1] // _TOGETHER):
@@ -366,16 +359,12 @@ class _Slabs:
     """
 
     def __init__(self, rows: int, some: bool) -> None:
-        import numpy
-
         self._some = some
         self.good = numpy.full(rows, True)
         self._ends, self.seen, self._lengths = (numpy.zeros(rows, "i8") for _ in range(3))
 
     def add(self, part: IndexPart) -> None:
         """Take the next part; after the last, `good` says it."""
-        import numpy
-
         ndim, here = part[col.NDIM], part.here
         self.seen += here
         self.good &= (ndim > 0) | (self.seen <= 1)
@@ -401,8 +390,6 @@ class _Slabs:
 
 def _rows_of(values: Array, begins: Array, rows: Array, width: int) -> Array:
     """The values of some items, in rows of so many."""
-    import numpy
-
     spans = [slice(begins[row], begins[row + 1]) for row in rows.tolist()]
     picked = [values] if len(spans) == len(begins) - 1 else [values[span] for span in spans]
     return numpy.concatenate(picked, dtype="i8").reshape(-1, width)
@@ -490,8 +477,6 @@ class StoredChunks(Sequence[Chunk]):
 
     def overlapping(self, begins: Ints, ends: Ints) -> list[tuple[int, Box]] | None:
         """The numbers, offsets and shapes of those that reach into a box; None if it takes all to tell."""
-        import numpy
-
         if not self._count or len(begins) != len(self.shape) or not self.shape or not all(map(lt, begins, ends)):
             return None
         places = self._near(max(begins[0], 0), ends[0])
@@ -577,8 +562,6 @@ class StoredChunks(Sequence[Chunk]):
 
 def boxes_in(parts: Iterable[IndexPart], shapes: Mapping[int, tuple[int, ...]]) -> Iterator[tuple[int, Boxes]]:
     """The chunks of some items of a band, given by row, in some of its parts."""
-    import numpy
-
     counts, found = dict.fromkeys(shapes, 0), {row: tuple([numpy.zeros(0, "u1")] for _ in _SIDES) for row in shapes}
     for part in parts:
         for row in shapes if part.chunks else ():
@@ -592,8 +575,6 @@ def boxes_in(parts: Iterable[IndexPart], shapes: Mapping[int, tuple[int, ...]]) 
 
 def _cover(begins: Ints, ends: Ints, offsets: Array, stops: Array) -> bool:
     """Whether the chunks that reach into a box tile it."""
-    import numpy
-
     if len(offsets) == 1:
         return bool((offsets[0] <= begins).all() and (stops[0] >= ends).all())
     lower = numpy.maximum(offsets, begins)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from streamxf.budget import Steps, TooMuch
 from streamxf.errors import MetadataError
 from streamxf.format.limits import MAX_NUMBER
+from streamxf.lazy import numpy
 
 MAX_GROUP = 4096  # chunks that no dimension parts into groups
 _FEW = 64  # chunks that are compared in pairs at once
@@ -38,8 +39,6 @@ class Boxes(NamedTuple):
 
     @classmethod
     def of(cls, chunks: Sequence[Span] | Boxes, ndim: int) -> Boxes:
-        import numpy
-
         if isinstance(chunks, Boxes):
             return chunks
         try:
@@ -55,8 +54,6 @@ class Boxes(NamedTuple):
 
     def rise(self) -> bool:
         """Whether each offset is greater than the one before."""
-        import numpy
-
         steps = numpy.diff(self.offsets, axis=0)
         if not steps.size:
             return not len(steps)
@@ -64,8 +61,6 @@ class Boxes(NamedTuple):
 
     def is_grid(self, shape: Ints) -> bool:
         """Whether they cut a tensor along each dimension as a whole, none empty, as most do: sorting them tells."""
-        import numpy
-
         count, place = 1, numpy.zeros(len(self.offsets), numpy.int64)
         for whole, begins, sizes in zip(shape, self.offsets.T, self.sizes.T, strict=True):
             if whole and (sizes == whole).all() and not begins.any():
@@ -123,8 +118,6 @@ def check_apart(shape: Ints, chunks: Sequence[Span] | Boxes, work: Steps | None 
 
 def overlap(shape: Ints, chunks: Sequence[Span] | Boxes, work: Steps | None = None) -> bool:
     """Whether two chunks share an element. Raises MetadataError for one beyond the tensor, or as `check_tiles`."""
-    import numpy
-
     offsets, sizes = Boxes.of(chunks, len(shape))
     whole = numpy.array(shape, numpy.int64)
     if (offsets > whole - sizes).any():
@@ -152,8 +145,6 @@ def overlap(shape: Ints, chunks: Sequence[Span] | Boxes, work: Steps | None = No
 
 def _parted(group: Any, begins: Any, ends: Any, work: Steps) -> list[Any]:
     """Boxes in groups that are apart along one dimension; none if no dimension parts them."""
-    import numpy
-
     for axis in range(begins.shape[1]):
         work.spend(len(group))
         order = group[numpy.argsort(begins[group, axis])]

@@ -19,6 +19,8 @@ from typing import Any
 
 from streamxf.format.items import ITEMSIZES, WITHOUT_ELEMENTS, is_dtype_name
 from streamxf.format.limits import MAX_INT, MAX_NDIM
+from streamxf.lazy import numpy as np
+from streamxf.lazy import torch
 from streamxf.torchsave.archive import NotSavedByTorch
 from streamxf.torchsave.unpickler import Foreign, Name, Size, StandIn, Unpickler, may_have
 
@@ -236,8 +238,6 @@ def _are_numbers(value: Any) -> bool:
 def _suits_tensors(state: Any) -> bool:
     if state is None:
         return True
-    import torch
-
     return may_have(torch.nn.Parameter, state)
 
 
@@ -296,8 +296,6 @@ class _DType(_FilledOnce):
 
 
 def _dtype(_: Any, code: Any, align: Any, copy: Any) -> _DType:
-    import numpy as np
-
     if type(code) is not str or _NUMERIC.fullmatch(code) is None or (align, copy) != (False, True):
         raise NotSavedByTorch("its pickle makes a NumPy dtype that is not one of numbers")
     return _DType(np.dtype(code))
@@ -334,8 +332,6 @@ def _scalar(_: Any, dtype: Any, data: Any) -> Any:
 
 def scalar(dtype: Any, data: bytes) -> Any:
     """A NumPy scalar, as its own function of this name makes it, which unpickles those of objects."""
-    import numpy as np
-
     return np.frombuffer(data, dtype)[0]
 
 

@@ -23,6 +23,7 @@ from streamxf.budget import ELEMENT
 from streamxf.buffers import collector_paused
 from streamxf.cached import cached_property
 from streamxf.errors import ParameterError
+from streamxf.lazy import numpy as np
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 from streamxf.torchsave.calls import BYTES_IO, CALLS, KINDS, NUMPY, OUTLINED, find_storage, scalar
 from streamxf.torchsave.unpickler import ACTIONS, Actions, Foreign, Name, Unpickler
@@ -253,8 +254,6 @@ class NotAllowed(ValueError):
 @cache  # of names that are known here
 def _import(name: str) -> Any:
     if name.endswith("._reconstruct"):  # whose module is another one in NumPy 1
-        import numpy as np
-
         return np.empty(0).__reduce__()[0]
     module, _, attribute = name.rpartition(".")
     try:
@@ -301,8 +300,6 @@ class _WithNumPy(Check):
 
     def call(self, function: Any, arguments: Any) -> Any:
         if type(function) is Name and function.name == "numpy.dtype" and _DTYPE.fullmatch(str(arguments[0])):
-            import numpy as np
-
             kind = type(np.dtype(arguments[0]))
             self.unknown |= {f"{kind.__module__}.{kind.__qualname__}"} - self.allowed.keys()
         return super().call(function, arguments)

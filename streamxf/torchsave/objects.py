@@ -13,21 +13,19 @@ import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from streamxf import errors
 from streamxf.budget import MAX_EXPANSION, Budget, check_expansion, most
 from streamxf.buffers import flat_view
 from streamxf.format.items import Chunk, TensorItem
 from streamxf.format.limits import MAX_NDIM
+from streamxf.lazy import torch
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 from streamxf.torchsave.calls import STORAGES, StoredTensor, dtype_in
 from streamxf.torchsave.check import Check, Maker, NotAllowed, by_name, chosen, numbers_in, read_outline
 from streamxf.torchsave.writing import pickle_in
 from streamxf.wording import some
-
-if TYPE_CHECKING:
-    import torch
 
 MAX_OBJECT = 2 * 2**30
 
@@ -73,8 +71,6 @@ class Objects:
         and ObjectError if it cannot be made here.
         """
         if not self.weights_only:
-            import torch
-
             try:
                 return torch.load(io.BytesIO(data), weights_only=False, map_location=device or AvailableDevices())
             except Exception as error:  # its pickle may run any code
@@ -99,8 +95,6 @@ class Objects:
         PolicyError if it needs a class that is not allowed; MetadataError if ``torch.save`` did not write it, or it
         is damaged, or holds no tensor; ObjectError if it cannot be made here; and what `file` raises.
         """
-        import torch
-
         try:
             tensor, _ = self._made(Archive(file, size), stored, "cpu")
         except NotSavedByTorch as error:
@@ -166,16 +160,12 @@ class Objects:
 
 def dtype_of(name: str, item: str | None = None) -> torch.dtype:
     """torch's dtype of a stored tensor. Raises UnsupportedError if this torch has none of that name."""
-    import torch
-
     if not isinstance(found := getattr(torch, name, None), torch.dtype):
         raise errors.UnsupportedError(lacking_text(name), item=item)
     return found
 
 
 def lacking_text(dtype: str) -> str:
-    import torch
-
     return f"this torch ({torch.__version__}) has no dtype {dtype}; a newer one may have it"
 
 
@@ -191,8 +181,6 @@ class AvailableDevices(dict[Any, Any]):
 
 
 def _is_available(location: Any) -> bool:
-    import torch
-
     try:
         device = torch.device(location)
     except (RuntimeError, TypeError):  # a kind of device that no package here knows
@@ -216,8 +204,6 @@ class _Making:
     def load(self) -> Any:
         if not any(name.startswith("torch.") for name in self._check.names):
             return Maker(self._archive.pickled, self._check).load()
-        import torch
-
         lacking = [dtype for dtype in map(dtype_in, self._check.names) if dtype and not hasattr(torch, dtype)]
         if lacking:
             raise errors.ObjectError(f"the object cannot be made here: {lacking_text(lacking[0])}")
@@ -236,8 +222,6 @@ class _Making:
         return loaded
 
     def _find(self, restore: Any, reference: tuple[Any, ...]) -> Any:
-        import torch
-
         from streamxf.torch_private import typed_storage
 
         _, kind, key, location, count = reference[:5]
@@ -287,8 +271,6 @@ def _refusal(error: Exception, archive: Archive, code: str) -> Exception:
 
 
 def _saved(made: Any) -> bytes:
-    import torch
-
     file = io.BytesIO()
     try:
         torch.save(made, file)
