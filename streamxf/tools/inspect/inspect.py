@@ -86,12 +86,8 @@ class ItemTotals:
         self.stored_bytes += sum(chunk.place.size for chunk in chunks)
 
     def merge(self, other: ItemTotals) -> None:
-        self.tensors += other.tensors
-        self.objects += other.objects
-        self.elements += other.elements
-        self.raw_bytes += other.raw_bytes
-        self.stored_bytes += other.stored_bytes
-        self.object_bytes += other.object_bytes
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def as_dict(self) -> dict[str, int | float | None]:
         """For JSON."""

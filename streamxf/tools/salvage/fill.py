@@ -12,21 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from streamxf import errors
 from streamxf.checkpoint.checkpoint import as_torch
 from streamxf.checkpoint.elements import Array, unsigned
 from streamxf.checkpoint.opening import ItemPart
 from streamxf.checkpoint.reading import Box, run_jobs, shared_part
-from streamxf.errors import (
-    IdentityError,
-    MetadataError,
-    NotAllowedError,
-    ObjectError,
-    UnsupportedError,
-    add_note,
-    escaped,
-    is_exhausted,
-    located,
-)
 from streamxf.format.extra import NESTING, in_saved_order
 from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, TensorItem, check_limits
 from streamxf.format.limits import MAX_NDIM
@@ -52,7 +42,7 @@ def _line(alike: Sequence[Damage]) -> str:
     if first.item is None:
         return str(first)
     place = ", ".join(filter(None, (first.file and f"file {first.file}", first.blocks)))
-    return escaped(f"{some(one.part for one in alike)}: {first.error}: {first.message}{place and f' [{place}]'}")
+    return errors.escaped(f"{some(one.part for one in alike)}: {first.error}: {first.message}{place and f' [{place}]'}")
 
 
 def _names(*entries: Sequence[Damage]) -> dict[str, None]:
@@ -129,7 +119,7 @@ _DIFFERING = (
 )
 
 
-_REFUSED = (NotAllowedError, ObjectError, UnsupportedError)
+_REFUSED = (errors.NotAllowedError, errors.ObjectError, errors.UnsupportedError)
 
 
 class Opaque(Exception):
@@ -234,9 +224,13 @@ class Filler:
         try:
             boxes = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in chunks_here(target)]
         except ValueError:
-            raise UnsupportedError(f"the checkpoint has a tensor, the state dict a {type(target).__name__}") from None
+            raise errors.UnsupportedError(
+                f"the checkpoint has a tensor, the state dict a {type(target).__name__}"
+            ) from None
         if item.shape != (size := whole_size(target)):
-            raise UnsupportedError(f"the checkpoint has a tensor of shape {item.shape}, the state dict one of {size}")
+            raise errors.UnsupportedError(
+                f"the checkpoint has a tensor of shape {item.shape}, the state dict one of {size}"
+            )
         if isinstance(target, DTensor):
             check_box(item.name, target, sum(math.prod(shape) for _, shape in boxes))
         shards = [planner.lookup_tensor(MetadataIndex(item.name, torch.Size(at))).detach() for at, _ in boxes]
@@ -279,8 +273,8 @@ class Filler:
                 found[chunk.offset] = self._frame(item, chunk)
         try:
             check_tiles(item.shape, [chunk[:2] for chunk in item.chunks])
-        except MetadataError:
-            self.damaged.append(Damage.of(MetadataError(_INCOMPLETE), item.name))
+        except errors.MetadataError:
+            self.damaged.append(Damage.of(errors.MetadataError(_INCOMPLETE), item.name))
             raise Noted from None
         if len(found) < len(item.chunks):
             raise Noted
@@ -293,7 +287,7 @@ class Filler:
         def read(copy: Copy, _: bool) -> bytes:
             data = self._bytes(copy, "the tensor")
             if not objects.unknown_in(io.BytesIO(data), len(data), copy[1].place.size):
-                with suppress(ObjectError):
+                with suppress(errors.ObjectError):
                     load_framed(objects, io.BytesIO(data), len(data), item, chunk)
             return data
 
@@ -304,7 +298,7 @@ class Filler:
         box = box or ((0,) * len(item.shape), item.shape)
         chunk = next((chunk for chunk in item.chunks if chunk[:2] == box), None)
         if chunk is None:
-            raise UnsupportedError(
+            raise errors.UnsupportedError(
                 f"it is stored in {many(len(item.chunks), 'shard')}, which only its class can cut or join: load it "
                 "into a state dict that is sharded as when it was saved",
             )
@@ -330,9 +324,9 @@ class Filler:
             chunks = item.chunks if lengths == item.shape else [(at, size) for _, (_, size, at) in parts]
             try:
                 check_tiles(lengths, [chunk[:2] for chunk in chunks])
-            except MetadataError:
+            except errors.MetadataError:
                 complete = False
-                self.damaged.append(Damage.of(MetadataError(_INCOMPLETE), item.name))
+                self.damaged.append(Damage.of(errors.MetadataError(_INCOMPLETE), item.name))
         if not complete and not self._partial:
             raise Noted
         # what is lost of one that is returned in part takes no memory, whatever the metadata says of its size
@@ -368,7 +362,7 @@ class Filler:
             blocks = self._checkpoint.stream(copy)
             try:
                 elements = copy[1].elements(blocks)
-            except UnsupportedError:
+            except errors.UnsupportedError:
                 raise Opaque from None
             run_jobs(elements.jobs(tuple(map(int.__sub__, offset, chunk.offset)), into.shape, into))
             return into
@@ -390,17 +384,17 @@ class Filler:
         for copy in self._checkpoint.copies(item, chunk):
             file = self._checkpoint.storage.label(copy[1].place.file)
             try:
-                with located(file=file, item=item.name):
+                with errors.located(file=file, item=item.name):
                     data = read(copy, bool(found))
             except Opaque:
                 raise
             except Exception as error:  # torch and foreign transforms raise anything
-                if is_exhausted(error):
+                if errors.is_exhausted(error):
                     raise
                 self.damaged.append(Damage.of(error, item.name, file, offset, shape))
                 continue
             if found and not same(found[0], data):
-                self.damaged.append(Damage.of(IdentityError(_DIFFERING), item.name, None, offset, shape))
+                self.damaged.append(Damage.of(errors.IdentityError(_DIFFERING), item.name, None, offset, shape))
                 raise Noted
             found = [data]
         if not found:
@@ -418,8 +412,10 @@ class Filler:
             except Noted:
                 """The others are read all the same."""
             except Exception as error:  # torch, foreign transforms and pickles raise anything
-                if is_exhausted(error):
-                    add_note(error, escaped(f"while the item {item.name} was read; nothing is known to be damaged"))
+                if errors.is_exhausted(error):
+                    errors.add_note(
+                        error, errors.escaped(f"while the item {item.name} was read; nothing is known to be damaged")
+                    )
                     raise
                 (self._refused if isinstance(error, _REFUSED) else self.damaged).append(Damage.of(error, item.name))
         return {name: made[name] for name in names if name in made}
@@ -457,4 +453,4 @@ def memory_for(shape: Ints, dtype: str, *, zero: bool = False) -> Array:
     try:
         return (np.zeros if zero else np.empty)(shape, unsigned(ITEMSIZES[dtype]))
     except (ValueError, OverflowError) as error:
-        raise MetadataError(f"torch cannot make a tensor of {dtype} and shape {shape} here: {error}") from None
+        raise errors.MetadataError(f"torch cannot make a tensor of {dtype} and shape {shape} here: {error}") from None

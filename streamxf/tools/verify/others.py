@@ -16,21 +16,12 @@ from streamxf.format.plain import PREFIX_START_BYTES, prefix_size
 from streamxf.formats import huggingface, torchfile
 from streamxf.formats.contents import MAX_RECORDS, PLAIN, SUFFIXES, Format
 from streamxf.formats.opening import format_of, no_checkpoint, open_layout
-from streamxf.pipeline import Pipeline
 from streamxf.storage.reading import NotFetched, StoredFile
 from streamxf.storage.storage import Storage
 from streamxf.stream.container import StoredStream, read_header
 from streamxf.stream.plain import PlainParts
 from streamxf.stream.reader import BareBlocks, StreamReader
-from streamxf.tools.verify.reading import (
-    AnyCheck,
-    Outcome,
-    Plan,
-    Verification,
-    check_blocks,
-    note,
-    pieces_of,
-)
+from streamxf.tools.verify.reading import AnyCheck, BlockChecks, Plan, Verification, pieces_of
 from streamxf.tools.verify.report import OF_SAFETENSORS, Findings, Notes
 from streamxf.torchsave.archive import NotSavedByTorch
 from streamxf.torchsave.legacy import Legacy, open_archive
@@ -119,10 +110,10 @@ def _check_plain(file: StoredFile, access: Access, findings: Findings) -> None:
         raise
     except (errors.StreamxfError, OSError) as error:
         notes.error(error)
-        with suppress(errors.StreamxfError, OSError), Pipeline[Outcome]() as pipeline:  # as is noted already
+        with suppress(errors.StreamxfError, OSError), BlockChecks() as checks:  # as is noted already
             start = prefix_size(file.read(0, min(PREFIX_START_BYTES, file.size)))
             container = file.slice(start, file.size - start)
-            check_blocks(StoredStream(container, read_header(container)), notes, pipeline)
+            checks.add(StoredStream(container, read_header(container)), notes)
         return
     if access.require is not None and not parts.header.keyed:
         raise access.not_encrypted("the file")
@@ -137,9 +128,9 @@ def _check_plain(file: StoredFile, access: Access, findings: Findings) -> None:
         if not isinstance(error, errors.ContainerError):  # of the table, which is found again
             notes.error(error)
         stream.examine(None)
-    with Pipeline[Outcome]() as pipeline:
-        check_blocks(stream, notes, pipeline)
-        note(pipeline.results())
+    with BlockChecks() as checks:
+        checks.add(stream, notes)
+        checks.note()
 
 
 def _check_safetensors(file: StoredFile, access: Access, findings: Findings) -> None:

@@ -24,7 +24,6 @@ from streamxf.format.header import Kind
 from streamxf.format.items import ObjectItem, Place, TensorItem
 from streamxf.pipeline import Pipeline
 from streamxf.progress import Progress, Share
-from streamxf.registry import NOT_AT_HAND
 from streamxf.storage.reading import Counted, FileSlice, PositionalFile, StoredFile
 from streamxf.storage.storage import Storage
 from streamxf.stream.container import StoredStream
@@ -116,65 +115,46 @@ def pieces_of(source: FileSlice) -> Iterator[bytes]:
         yield from pipeline.results()
 
 
-class Outcome(NamedTuple):
-    """What came of a block; `note` has to be told, in the thread that collects."""
+class BlockChecks(Pipeline[Callable[[], None]]):
+    """Checks of blocks by workers, each of which gives what notes its outcome, in the thread that collects."""
 
-    notes: Notes
-    block: int
-    error: Exception | None
+    def add(self, stream: StoredStream, notes: Notes) -> bool:
+        """Note what is wrong with a stream, and check all blocks that there are of it; returns whether they are
+        decoded. Workers read the blocks where several threads can read at the same time.
+        """
+        source, blocks, findings = stream.source, stream.blocks, notes.findings
+        coder = None if blocks is None else blocks.coder
+        findings.skipped[KEYED] += stream.locked
+        findings.opened += coder is not None and coder.seal is not None
+        for error in stream.errors:
+            notes.error(error)
+        if blocks is None and stream.header is not None:
+            _check_along_heads(source, notes)
+        elif blocks is not None:
+            blocks.expect((0, blocks.count))
+            small = blocks.count == 1 and max(source.length, blocks.size) <= _CHECK_HERE
+            for index in range(blocks.count):
+                held = blocks.stored_size_of(index) + (blocks.size_of(index) if coder is not None else 0)
+                try:
+                    check = partial(_check, notes, index, blocks.decoder(index))
+                    done = self.put(check(), held) if small else self.submit(check, held)
+                except (errors.StreamxfError, OSError) as error:
+                    done = self.put(partial(notes.outcome, index, error), held)
+                self.note(done)
+        return coder is not None
 
-
-def note(outcomes: Iterable[Outcome]) -> None:
-    """Note what came of blocks."""
-    for notes, block, error in outcomes:
-        notes.findings.blocks += 1
-        if error is not None:
-            notes.error(error, block)
-
-
-def check_blocks(stream: StoredStream, notes: Notes, pipeline: Pipeline[Outcome]) -> bool:
-    """Note what is wrong with a stream, and check all blocks that there are of it; returns whether they are decoded.
-
-    Workers read the blocks where several threads can read at the same time. What the pipeline still gives is for
-    `note`.
-    """
-    source, blocks, findings = stream.source, stream.blocks, notes.findings
-    coder = None if blocks is None else blocks.coder
-    findings.skipped[KEYED] += stream.locked
-    findings.opened += coder is not None and coder.seal is not None
-    for error in stream.errors:
-        _note_error(error, notes)
-    if blocks is None and stream.header is not None:
-        _check_along_heads(source, notes)
-    elif blocks is not None:
-        blocks.expect((0, blocks.count))
-        small = blocks.count == 1 and max(source.length, blocks.size) <= _CHECK_HERE
-        for index in range(blocks.count):
-            try:
-                job = partial(_check, notes, index, blocks.decoder(index))
-            except (errors.StreamxfError, OSError) as error:
-                job = partial(Outcome, notes, index, error)
-            held = blocks.stored_size_of(index) + (blocks.size_of(index) if coder is not None else 0)
-            note(pipeline.put(job(), held) if small else pipeline.submit(job, held))
-    return coder is not None
+    def note(self, outcomes: Iterable[Callable[[], None]] | None = None) -> None:
+        """Note `outcomes`, by default all that are left."""
+        for note in self.results() if outcomes is None else outcomes:
+            note()
 
 
-def _note_error(error: Exception, notes: Notes) -> None:
-    """Note what is wrong with a stream; a codec that is not here says nothing of it, nor does a key, for all alike."""
-    if isinstance(error, NOT_AT_HAND):
-        notes.findings.missing.append(error)
-        return
-    if isinstance(error, errors.KeyMissingError | errors.WrongKeyError | errors.KeyServiceError):
-        notes.findings.refused.append(error)
-    notes.error(error)
-
-
-def _check(notes: Notes, index: int, decode: Callable[[None], None]) -> Outcome:
+def _check(notes: Notes, index: int, decode: Callable[[None], None]) -> Callable[[], None]:
     try:
         decode(None)
     except (errors.StreamxfError, OSError) as error:
-        return Outcome(notes, index, error)
-    return Outcome(notes, index, None)
+        return partial(notes.outcome, index, error)
+    return partial(notes.outcome, index, None)
 
 
 def _check_along_heads(source: FileSlice, notes: Notes) -> None:
@@ -183,7 +163,7 @@ def _check_along_heads(source: FileSlice, notes: Notes) -> None:
     try:
         for event in walk(source, ContainerParser(lenient=True)):
             if isinstance(event, Block):
-                note([Outcome(notes, event.index, event.error)])
+                notes.outcome(event.index, event.error)
                 index = event.index + 1
                 if event.last:
                     return
@@ -275,7 +255,7 @@ class FileCheck(AnyCheck):
         self._items = items
         self._size = size
         self.share: Share = Share.announced(call.progress, size)
-        self._pipeline: Pipeline[Outcome] = Pipeline()
+        self._checks = BlockChecks()
 
     def run(self) -> None:
         """Make the check; damage goes to the findings."""
@@ -283,7 +263,7 @@ class FileCheck(AnyCheck):
         try:
             with self.call.open(findings.file, share=self.share, held=only.held if only else None) as file:
                 findings.files = 1
-                with self._pipeline:
+                with self._checks:
                     self._scan(file) if self._metadata is None else self._check(file, only)
         except FileNotFoundError:
             self._lose_all("the file is missing from the checkpoint")
@@ -342,7 +322,7 @@ class FileCheck(AnyCheck):
                 for wanted in self._in_place(items, run, file)
                 if (notes := self._check_stored(file, wanted)) is not None
             ]
-            note(self._pipeline.results())
+            self._checks.note()
             for wanted, notes in later:
                 if not notes.damaged:
                     self._check_content(file, wanted, notes)
@@ -395,11 +375,11 @@ class FileCheck(AnyCheck):
             stream = self._opener.examine(file.slice(place.at, length), wanted)
             if (header := stream.header) is not None:
                 skipped[UNBOUND] += header.identity is None
-                is_decoded = check_blocks(stream, notes, self._pipeline)
+                is_decoded = self._checks.add(stream, notes)
                 has_elements = header.chain == header.block_chain and wanted.kind is not Kind.FRAMED
                 return notes if is_decoded and not has_elements else None
             if stream.errors or place.crcs is not None:
-                check_blocks(stream, notes, self._pipeline)
+                self._checks.add(stream, notes)
             elif wanted.kind is Kind.TENSOR:  # as stock DCP stores in safetensors' format
                 deque(pieces_of(stream.source), 0)
                 skipped[UNBOUND] += 1
@@ -437,7 +417,7 @@ class FileCheck(AnyCheck):
         except errors.ObjectError as error:
             skipped[opaque(f"code that fails: {shorten(error.message, 200)}")] += 1
         except (errors.StreamxfError, OSError) as error:
-            _note_error(error, notes)
+            notes.error(error)
 
     # -- a file of which no metadata says what is in it ----------------------------------------------
 
@@ -454,7 +434,7 @@ class FileCheck(AnyCheck):
                 place, locked = Place("", 0, 0, header.chain), header.keyed  # by keys that are in metadata
                 stream = StoredStream(file.slice(found.at, found.size), header, locked=locked)
                 stream.examine(None if locked else stream.attempt(self._opener.chain, header, place))
-                check_blocks(stream, notes, self._pipeline)
+                self._checks.add(stream, notes)
             elif found.size == file.size:
                 findings.unchecked.append(
                     f"the content of {findings.file}, which has no containers, so that it is unknown without metadata"
@@ -462,7 +442,7 @@ class FileCheck(AnyCheck):
             else:
                 text = f"bytes {found.at} to {found.at + found.size} are not a container"
                 findings.damage(errors.ContainerError(text))
-        note(self._pipeline.results())
+        self._checks.note()
 
 
 def _alone(wanted: ItemPart) -> ItemPart:

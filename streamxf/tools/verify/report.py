@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
+from streamxf import errors
 from streamxf.checkpoint.metadata import resumable
-from streamxf.errors import AbortedError, StaleError, StreamxfError, is_exhausted
+from streamxf.registry import NOT_AT_HAND
 from streamxf.tools.damage import Damage
 from streamxf.wording import ACCESS, OLD, listed, many, printable, size_text
 
@@ -99,7 +100,7 @@ def opaque(reason: str) -> tuple[str, str]:
     return "tensor", f"{_OPAQUE}{reason}"
 
 
-_STALE = StaleError.__name__
+_STALE = errors.StaleError.__name__
 _COUNTS = ("files", "items", "blocks", "bytes_read", "unlisted")
 
 
@@ -120,8 +121,8 @@ class Findings:
     damaged: list[Damage] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
     skipped: Counter[tuple[str, str]] = field(default_factory=Counter)
-    missing: list[StreamxfError] = field(default_factory=list)
-    refused: list[StreamxfError] = field(default_factory=list)
+    missing: list[errors.StreamxfError] = field(default_factory=list)
+    refused: list[errors.StreamxfError] = field(default_factory=list)
     worker: str = ""
 
     @property
@@ -133,12 +134,12 @@ class Findings:
 
     def blames(self) -> list[str | Damage]:
         """All that is wrong, of a form that can be compared."""
-        errors = [f"{type(each).__name__}: {each}" for each in (*self.missing, *self.refused)]
-        return [*errors, *self.damaged]
+        reasons = [f"{type(each).__name__}: {each}" for each in (*self.missing, *self.refused)]
+        return [*reasons, *self.damaged]
 
-    def damage(self, error: Exception, item: str | None = None, offset: tuple[int, ...] | None = None) -> None:
+    def damage(self, error: Exception, item: str | None = None) -> None:
         """Note what is wrong with the file, or with an item of it."""
-        Notes(self, item, offset).error(error)
+        Notes(self, item).error(error)
 
     def disown(self) -> None:
         """Take what is damaged for not read, since what was read may be old."""
@@ -163,12 +164,24 @@ class Notes:
     damaged: bool = False
     _latest: int | None = None
 
+    def outcome(self, block: int, error: Exception | None) -> None:
+        """Note what came of a block, in the thread that collects."""
+        self.findings.blocks += 1
+        if error is not None:
+            self.error(error, block)
+
     def error(self, error: Exception, block: int | None = None) -> None:
-        """Note what is wrong with it, or with a block; one with the error of the block before it belongs to that.
-        Raises what is wrong with this process or its machine, and what ends the check.
+        """Note what is wrong with it, or with a block; one with the error of the block before it belongs to that. A
+        codec that is not here says nothing of it, nor does a key, for all alike. Raises what is wrong with this process
+        or its machine, and what ends the check.
         """
-        if is_exhausted(error) or isinstance(error, AbortedError):
+        if errors.is_exhausted(error) or isinstance(error, errors.AbortedError):
             raise error
+        if isinstance(error, NOT_AT_HAND):
+            self.findings.missing.append(error)
+            return
+        if isinstance(error, errors.KeyMissingError | errors.WrongKeyError | errors.KeyServiceError):
+            self.findings.refused.append(error)
         self.damaged = True
         found, known = Damage.of(error, self.item, self.findings.file, self.offset, block=block), self.findings.damaged
         last = known[self._latest] if self._latest is not None else None
