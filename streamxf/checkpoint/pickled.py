@@ -13,7 +13,7 @@ from streamxf.errors import MetadataError, UnsupportedError, redacted
 from streamxf.format.bare import raw_descriptor
 from streamxf.format.extra import from_json, to_json
 from streamxf.format.index import Index
-from streamxf.format.items import ITEMSIZES, WITHOUT_ELEMENTS, Chunk, Item, ObjectItem, Place, TensorItem
+from streamxf.format.items import DTYPES, Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.format.table import ItemTable
 from streamxf.torchsave.writing import named, plain
 
@@ -244,8 +244,7 @@ def _size(numbers: tuple[int, ...]) -> bytes:
 
 def _properties(item: TensorItem) -> bytes:
     torch, facts = sys.modules.get("torch"), item.properties
-    known = item.dtype in ITEMSIZES or item.dtype in WITHOUT_ELEMENTS
-    if not known and not isinstance(getattr(torch, item.dtype, None), getattr(torch, "dtype", ())):
+    if item.dtype not in DTYPES and not isinstance(getattr(torch, item.dtype, None), getattr(torch, "dtype", ())):
         raise UnsupportedError(f"there is no dtype {item.dtype} here; a newer torch may have it", item=item.name)
     layout = facts.get("layout") if facts.get("layout") in _LAYOUTS else "strided"
     layout_of = named("torch.serialization", "_get_layout") + plain((f"torch.{layout}",)) + b"R"

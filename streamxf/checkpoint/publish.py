@@ -168,14 +168,15 @@ def publish(
             count = sum(len(getattr(item, "chunks", [item])) for item in items.values())
             place = storage.label() if save.decide_stock(count) else None
             index, data = assemble(items, records, save.extensions, save_id, place, **about)
-            alone = stack.enter_context(locked(storage))
+            alone, own = stack.enter_context(locked(storage)), storage.mount()
+            elsewhere = {each.path for each in records if own and each.place and each.place.is_other_than(own)}
             for _ in range(_ATTEMPTS):
                 stamp = storage.stamp(name)
                 found = storage.names(index.files)
                 check_free(storage.label(), found, name, save.overwrite)
                 if name in found:
                     check_may_replace(storage)
-                check_present(storage, found, index.files, _elsewhere(storage, records))
+                check_present(storage, found, index.files, elsewhere)
                 old = find_leftovers(storage, found, {name, *index.files}, rank, alone)
                 if check is not None:
                     check()
@@ -198,12 +199,6 @@ def publish(
         except Warning as warning:  # the process's filters make errors of warnings; the save stands all the same
             _log.warning("%s", warning)
     return index
-
-
-def _elsewhere(storage: Storage, records: Iterable[FileRecord]) -> set[str]:
-    """Files that other hosts wrote, to folders that surely are their own."""
-    own = storage.mount()
-    return {record.path for record in records if own and record.place and record.place.is_other_than(own)}
 
 
 def _surely_unpublished(storage: Storage, name: str, data: bytes) -> bool:

@@ -169,11 +169,7 @@ def source_of(tensor: torch.Tensor, staging: Staging) -> ByteSource:
         if tensor.is_contiguous():
             return MemorySource(flat_view(flat_bytes(tensor).numpy().data))
         return Gathered.of_array(array_of(tensor))
-    return Gathered(tensor, tensor.nbytes, lambda memory: _tensor_in(memory, tensor.dtype))
-
-
-def _tensor_in(memory: memoryview, dtype: torch.dtype) -> torch.Tensor:
-    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype)
+    return Gathered(tensor, tensor.nbytes, lambda data: torch.frombuffer(data, dtype=torch.uint8).view(tensor.dtype))
 
 
 def array_of(tensor: torch.Tensor) -> Array:

@@ -95,7 +95,7 @@ def attach(
         target.prepare_local_plan = partial(_prepare_local_plan, type(target).prepare_local_plan, target)  # type: ignore[attr-defined]
         if made.extensions:
             target.finish = partial(_finish, type(target).finish, target)  # type: ignore[attr-defined]
-        if providers := made.providers():
+        if providers := known_extensions.providers():
             target.storage_meta = partial(_storage_meta, type(target).storage_meta, target, providers)  # type: ignore[attr-defined]
     elif isinstance(transforms, StorageReaderTransforms):
         if extensions is not None:
@@ -148,7 +148,11 @@ def _storage_meta(stock: Callable[[Any], Any], writer: Any, providers: list[str]
 
 def _finish(stock: Callable[..., None], writer: Any, metadata: Any, results: list[list[Any]]) -> None:
     """Raise ChainError, in the place of publishing, if ranks have stored items without a codec."""
-    bare = [rank for rank, own in enumerate(results) if any(not _descriptors(result) for result in own)]
+    bare = [
+        rank
+        for rank, own in enumerate(results)
+        if any(not getattr(each.storage_data, "transform_descriptors", True) for each in own)  # others may have none
+    ]
     if bare:
         whom = some((f"rank {rank}" for rank in bare), most=16)
         raise ChainError(
@@ -156,10 +160,6 @@ def _finish(stock: Callable[..., None], writer: Any, metadata: Any, results: lis
             f"{writer.path}. {REACH}"
         )
     stock(writer, metadata, results)
-
-
-def _descriptors(result: Any) -> Any:
-    return getattr(result.storage_data, "transform_descriptors", True)  # other writers may have something else there
 
 
 class _WriterTransforms(StorageWriterTransforms):
@@ -173,9 +173,6 @@ class _WriterTransforms(StorageWriterTransforms):
         self._extensions = extensions
         self._begun: tuple[int, bytes, list[str]] | None = None
         self._numbers = count()
-
-    def providers(self) -> list[str]:
-        return self._extensions.providers()
 
     def begin(self) -> tuple[bytes, list[str]]:
         """This process's writer id, and the descriptors of all items, which are one object: pickle then stores it once.

@@ -15,14 +15,8 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-)
+from torch.distributed.checkpoint import BytesStorageMetadata, ChunkStorageMetadata, Metadata
+from torch.distributed.checkpoint.metadata import MetadataIndex, StorageMeta, TensorProperties
 from torch.distributed.checkpoint.planner import ReadItem, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 

@@ -14,9 +14,8 @@ from time import perf_counter
 from typing import Any, Literal, Self
 from weakref import finalize
 
-from torch.distributed.checkpoint import filesystem
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.distributed.checkpoint import LoadPlan, LoadPlanner, Metadata, filesystem
+from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.futures import Future
 
 from streamxf import errors

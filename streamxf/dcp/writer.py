@@ -20,10 +20,9 @@ from typing import Any
 from weakref import finalize, ref
 
 import torch
-from torch.distributed.checkpoint import filesystem
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
+from torch.distributed.checkpoint import CheckpointException, Metadata, SavePlan, SavePlanner, filesystem
+from torch.distributed.checkpoint.metadata import StorageMeta
+from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 

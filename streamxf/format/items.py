@@ -30,6 +30,7 @@ WITHOUT_ELEMENTS = frozenset(
     | {"bcomplex32"}  # two of bfloat16, from torch 2.14 on
 )
 """Other dtypes of torch: tensors of these are stored as ``torch.save`` writes them."""
+DTYPES = WITHOUT_ELEMENTS | ITEMSIZES.keys()
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
 

@@ -16,18 +16,7 @@ from streamxf.buffers import collector_paused
 from streamxf.descriptor import Descriptor
 from streamxf.errors import DescriptorError, MetadataError, UnsupportedError
 from streamxf.format.fields import array, bad, integer, mapping
-from streamxf.format.items import (
-    ITEMSIZES,
-    WITHOUT_ELEMENTS,
-    Chunk,
-    Item,
-    ObjectItem,
-    Place,
-    TensorItem,
-    check_name,
-    check_path,
-    is_path,
-)
+from streamxf.format.items import DTYPES, Chunk, Item, ObjectItem, Place, TensorItem, check_name, check_path, is_path
 from streamxf.format.limits import MAX_CODECS, MAX_INT
 from streamxf.format.tiling import check_apart, check_offsets, check_tiles, work_for
 from streamxf.torchsave.archive import NotSavedByTorch
@@ -39,7 +28,6 @@ _DCP = "torch.distributed.checkpoint.metadata"
 _PLANNER = "torch.distributed.checkpoint.planner"
 _SHARDED = "torch.distributed._shard.sharded_tensor.metadata"  # where torch before 2.3 had TensorProperties
 _FIRST = "torch.distributed._shard.checkpoint."  # where torch 1.13 had DCP
-_DTYPES = WITHOUT_ELEMENTS | ITEMSIZES.keys()
 _MEMORY_FORMATS = {1: "channels_last", 2: "preserve"}
 
 
@@ -103,7 +91,7 @@ def _valued(kind: type) -> Callable[[object], _Value]:
 
 
 _CALLS: dict[tuple[str, str], Callable[..., Any]] = {
-    **{("torch", dtype): lambda: None for dtype in _DTYPES},
+    **{("torch", dtype): lambda: None for dtype in DTYPES},
     ("torch", "Size"): _size,
     ("torch.serialization", "_get_layout"): _valued(str),
     (_DCP, "_MEM_FORMAT_ENCODING"): _valued(int),
@@ -249,7 +237,7 @@ class _Items:
 
 def _properties(record: object) -> tuple[str, dict[str, bool | str]]:
     state = _state(record, "TensorProperties")
-    if type(state) is not tuple or len(state) < 5 or type(state[0]) is not Name or state[0].name not in _DTYPES:
+    if type(state) is not tuple or len(state) < 5 or type(state[0]) is not Name or state[0].name not in DTYPES:
         bad("a tensor's properties")
     dtype, layout, requires_grad, memory_format, pin_memory = state[:5]
     properties: dict[str, bool | str] = {}
