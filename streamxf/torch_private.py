@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from streamxf.errors import UnsupportedError
+from streamxf.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor, UntypedStorage, dtype
@@ -119,8 +120,6 @@ def __getattr__(name: str) -> Any:
     try:
         found = globals()[name] = part(name)
     except AttributeError:
-        import torch
-
         raise UnsupportedError(
             f"torch {torch.__version__} has no {_PARTS[name].replace(':', '.')}, so this streamxf cannot work with it; "
             "docs/compatibility.md lists the versions that it was tried with"
@@ -136,8 +135,6 @@ def untyped_storage(storage: Any) -> UntypedStorage:
 
 def typed_storage(storage: UntypedStorage, dtype: dtype) -> Any:
     """What torch's functions that rebuild tensors take: a storage with its dtype, made without a warning."""
-    import torch
-
     return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
 
 
@@ -204,8 +201,6 @@ def in_the_process_that_saves() -> bool:
 
 def indices_here(tensor: Any, dim: int) -> Tensor:
     """Which indices of a dimension this rank has of a DTensor, as its placements split it one after the other."""
-    import torch
-
     shape = [tensor.size(dim) if axis == dim else 1 for axis in range(tensor.dim())]
     indices, mesh = torch.arange(tensor.size(dim), device="cpu").view(shape), tensor.device_mesh
     for placement, count, at in zip(tensor.placements, mesh.shape, mesh.get_coordinate() or (), strict=True):
@@ -224,8 +219,6 @@ def counted_changes(tensor: Tensor) -> int:
 
     It does not count for inference tensors, nor what fused optimizers do, nor `torch._foreach_*` on DTensors.
     """
-    import torch
-
     if type(tensor) is torch.Tensor:
         return 0 if tensor.is_inference() else tensor._version
     with torch._C.DisableTorchFunctionSubclass():  # classes of tensors may refuse what they do not know

@@ -33,27 +33,9 @@ from streamxf.checkpoint.publish import check_free, publish, remove_unpublished
 from streamxf.checkpoint.saving import Extensions, Save, Stock, check_may_replace, check_stock
 from streamxf.checkpoint.staging import Staging
 from streamxf.codec import Codec
+from streamxf.dcp import plans as planning
 from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks, progress_on, rank_here, reset_names
 from streamxf.dcp.columns import StoredResults, complete, extra_of, items_of, paths_of
-from streamxf.dcp.plans import (
-    RoomNote,
-    all_notes,
-    changed_text,
-    check_all_noted,
-    check_index,
-    check_keys,
-    check_room,
-    check_seen,
-    compare_ranks,
-    entries_of,
-    flattened_entries,
-    is_flattened,
-    note_room,
-    planned_bytes,
-    share_room,
-    tensor_versions,
-    texts_about,
-)
 from streamxf.dcp.saver import check_parent, settle_in
 from streamxf.dcp.targets import chunks_here, whole_size
 from streamxf.errors import AbortedError, ChainError, ParameterError, UnsupportedError, escaped, notes_of, text_of
@@ -171,7 +153,7 @@ class ChainWriterMixin(StorageMixin):
         """Copy what `dcp.async_save` is to save; first wait for an earlier save in the background by this writer."""
         self._join_background()
         begin_sharing()
-        for text in texts_about(state_dict, for_torch=False):  # torch's copy may be a plain dictionary
+        for text in planning.texts_about(state_dict, for_torch=False):  # torch's copy may be a plain dictionary
             self._warn(text)
         copies = dict(_own_copies(state_dict))
         staged = super().stage(_replaced(state_dict, dict.fromkeys(copies)))  # type: ignore[misc]
@@ -224,12 +206,12 @@ class ChainWriterMixin(StorageMixin):
             warnings.warn(f"{text}. Pass overwrite=False to refuse that", stacklevel=3)
         save.enter(links=self.run_facts is None)  # in a run's folder nobody names links, and others may make some
         state = torch_private.state_of_the_save() if plan.planner_data is not None else None
-        nesting = nesting_of(state, is_flattened)
-        check_keys(state)
-        for text in texts_about(state, self._for_torch and rank_here() == 0):
+        nesting = nesting_of(state, planning.is_flattened)
+        planning.check_keys(state)
+        for text in planning.texts_about(state, self._for_torch and rank_here() == 0):
             self._warn(text)
         if self.use_collectives:
-            return note_room(plan, storage, save.writer_id, nesting)
+            return planning.note_room(plan, storage, save.writer_id, nesting)
         save.nesting = merged([nesting])
         if storage.exists(GLOBAL):
             check_free(self.path, [GLOBAL], metadata_name(self.rank), self.overwrite)
@@ -242,20 +224,20 @@ class ChainWriterMixin(StorageMixin):
         goes with the save: DCP tells no writer that one failed.
         """
         save = self._under_way
-        check_all_noted(plans, save.writer_id)
-        notes = [plan.storage_data for plan in plans if isinstance(plan.storage_data, RoomNote)]
+        planning.check_all_noted(plans, save.writer_id)
+        notes = [plan.storage_data for plan in plans if isinstance(plan.storage_data, planning.RoomNote)]
         others = {note.save.hex() for note in notes}
         own, rank = save.writer_id.hex(), None if self.use_collectives else self.rank
         save.alone = len(plans) == 1
         if self.use_collectives:
-            kept = all_notes(plans)
+            kept = planning.all_notes(plans)
             save.nesting = merged(note.nesting for note in kept if note is not None)
             if not save.alone:
-                save.compared, text = compare_ranks(kept)
+                save.compared, text = planning.compare_ranks(kept)
                 self._warn(text)
-        save.names = check_index(plans, bool(len(save.extensions.chain)))
+        save.names = planning.check_index(plans, bool(len(save.extensions.chain)))
         save.unpublished = finalize(save, remove_unpublished, save.storage, own, others, rank, os.getpid())
-        return share_room(plans)
+        return planning.share_room(plans)
 
     @errors_reach_all_ranks
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[Any]:
@@ -277,23 +259,23 @@ class ChainWriterMixin(StorageMixin):
             for number, items in enumerate(filter(None, buckets))
         }
         items = [*chain.from_iterable(files.values())]
-        versions, begin = tensor_versions({item.index.fqn for item in items}, planner), perf_counter()
+        versions, begin = planning.tensor_versions({item.index.fqn for item in items}, planner), perf_counter()
         try:
-            check_seen(plan, storage, planner)
+            planning.check_seen(plan, storage, planner)
             save.place = storage.mount()
-            check_room(storage, plan, planner, save.extensions, save.writer_id)
+            planning.check_room(storage, plan, planner, save.extensions, save.writer_id)
             with progress_on(self._progress, "Saving") as save.progress:
                 if save.progress is not None:
-                    save.progress.expect(planned_bytes(items))
+                    save.progress.expect(planning.planned_bytes(items))
                 staging = Staging()
-                save.sizes = {} if storage.near else {name: planned_bytes(own) for name, own in files.items()}
-                entries = {name: entries_of(own, planner, staging) for name, own in files.items()}
+                save.sizes = {} if storage.near else {name: planning.planned_bytes(own) for name, own in files.items()}
+                entries = {name: planning.entries_of(own, planner, staging) for name, own in files.items()}
                 stored = write_files(save, entries, self.thread_count)
             if self.sync_files:  # the process that publishes may be on another host
                 storage.sync()
             needed, text = save.refused_objects()
             self._warn(text, needed, stacklevel=3)
-            if text := changed_text(versions, tensor_versions(versions, planner)):
+            if text := planning.changed_text(versions, planning.tensor_versions(versions, planner)):
                 warnings.warn(text, stacklevel=2)
         except BaseException as error:
             gone = save.discard(files, error)  # those that were finished, too
@@ -531,8 +513,8 @@ def _own_copies(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[
     """Copies, by their places, of objects and quantized tensors, and of tensors of which torch makes none, or one that
     says less, as of a DTensor of several shards.
     """
-    if isinstance(state, Mapping) or (isinstance(state, list) and is_flattened(state)):
-        for key, value in flattened_entries(state):
+    if isinstance(state, Mapping) or (isinstance(state, list) and planning.is_flattened(state)):
+        for key, value in planning.flattened_entries(state):
             yield from _own_copies(value, (*path, key))
     elif isinstance(state, DTensor):
         if not state.dim():
@@ -597,7 +579,7 @@ class StagedObject:
 
 def _make_objects(state: Any) -> None:
     """Put the objects themselves into a state that was staged, before a planner sees it."""
-    for key, value in [*flattened_entries(state)]:
+    for key, value in [*planning.flattened_entries(state)]:
         if isinstance(value, StagedObject):
             state[key] = value.made()
         else:

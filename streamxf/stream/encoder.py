@@ -24,6 +24,7 @@ from streamxf.errors import AbortedError, ChainError, CodecError, ContainerError
 from streamxf.format.container import hash_of, pack_head, pack_tail, table_digest
 from streamxf.format.header import Header, Identity, Kind
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2, MAX_RAW_SIZE, SALT_BYTES
+from streamxf.lazy import numpy as np
 from streamxf.pipeline import Pipeline
 from streamxf.report import Meter
 
@@ -175,8 +176,6 @@ def _encode(coder: StreamCoder, load: Load, index: int, last: bool, hashed: bool
 
 
 def _share(one: memoryview, other: memoryview) -> bool:
-    import numpy as np
-
     return np.may_share_memory(np.frombuffer(one, "u1"), np.frombuffer(other, "u1"))
 
 
