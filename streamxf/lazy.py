@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import numpy as numpy
-    import torch as torch
+    import numpy
+    import torch
+    from cryptography import exceptions
+    from cryptography.hazmat.primitives import hashes, hpke, keywrap
+    from cryptography.hazmat.primitives.asymmetric import ed25519, mlkem, x25519
+    from cryptography.hazmat.primitives.ciphers import aead
+    from cryptography.hazmat.primitives.kdf import argon2, hkdf
 else:
 
     class _Package:
         def __init__(self, name: str) -> None:
             self._name = name
+            self._module = None
 
         def __getattr__(self, member: str) -> Any:
-            return getattr(__import__(self._name), member)  # which waits for another thread that is importing it
+            if self._module is None:
+                self._module = import_module(self._name)
+            return getattr(self._module, member)
 
-    numpy, torch = _Package("numpy"), _Package("torch")
+    _PRIMITIVES = "cryptography.hazmat.primitives"
+    numpy, torch, exceptions = map(_Package, ("numpy", "torch", "cryptography.exceptions"))
+    hashes, hpke, keywrap = (_Package(f"{_PRIMITIVES}.{name}") for name in ("hashes", "hpke", "keywrap"))
+    aead, argon2, hkdf = (_Package(f"{_PRIMITIVES}.{name}") for name in ("ciphers.aead", "kdf.argon2", "kdf.hkdf"))
+    ed25519, mlkem, x25519 = (_Package(f"{_PRIMITIVES}.asymmetric.{name}") for name in ("ed25519", "mlkem", "x25519"))

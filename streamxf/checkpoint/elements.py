@@ -355,9 +355,6 @@ class StridedBlocks(Blocks):
 
     def _fill(self, first: int, out: Array) -> None:
         """Fill `out` with the elements that stand in the tensor's steps from `first`."""
-        from numpy import frombuffer
-        from numpy.lib.stride_tricks import as_strided
-
         steps = self._steps
         dims = sorted((dim for dim, size in enumerate(out.shape) if size > 1 and steps[dim]), key=steps.__getitem__)
         # pieces are read whole, as long as they are not much more than what is wanted of them
@@ -385,7 +382,7 @@ class StridedBlocks(Blocks):
         for dim in reversed(outer):
             packed[dim] = reach
             reach *= out.shape[dim]
-        out[...] = as_strided(frombuffer(data, out.dtype), out.shape, packed, writeable=False)
+        out[...] = np.lib.stride_tricks.as_strided(np.frombuffer(data, out.dtype), out.shape, packed, writeable=False)
 
 
 def framed_elements(blocks: Blocks, dtype: str, shape: tuple[int, ...]) -> Elements:

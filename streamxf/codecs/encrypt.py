@@ -13,7 +13,6 @@ import threading
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Self
 
 from streamxf.codec import BlockInfo, Codec, Role, StreamInfo
@@ -32,9 +31,7 @@ from streamxf.keys.envelope import MAX_RECIPIENTS, DataKey, Envelope, Vouchers
 from streamxf.keys.key import Uncopied
 from streamxf.keys.location import as_signing_key
 from streamxf.keys.ring import as_providers
-
-if TYPE_CHECKING:  # slow to import, and not every process encrypts
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from streamxf.lazy import aead, exceptions
 
 TAG_BYTES = 16
 MAX_BLOCKS = 2**32
@@ -48,17 +45,9 @@ class _WrappedKey(NamedTuple):
     writer: int | None
 
 
-@cache
-def _cryptography() -> tuple[type[AESGCM], type[Exception]]:
-    from cryptography.exceptions import InvalidTag
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-    return AESGCM, InvalidTag
-
-
 @dataclass(slots=True)
 class _StreamState:
-    cipher: AESGCM = field(repr=False)
+    cipher: aead.AESGCM = field(repr=False)
     seal: bytes
 
 
@@ -112,9 +101,8 @@ class Encrypt(Uncopied, Codec):
         return codec
 
     def start(self, stream: StreamInfo) -> _StreamState:
-        cipher, _ = _cryptography()
         key, seal = self.data_key.stream_keys(stream.salt, stream.header_digest)
-        return _StreamState(cipher(key), seal)
+        return _StreamState(aead.AESGCM(key), seal)
 
     def encode(self, block: memoryview, info: BlockInfo) -> memoryview:
         out = info.scratch(len(block) + TAG_BYTES)
@@ -127,11 +115,10 @@ class Encrypt(Uncopied, Codec):
             raise CodecError(
                 f"encrypted block of {len(block)} bytes: from {TAG_BYTES} to {info.limit + TAG_BYTES} are allowed here"
             )
-        _, invalid_tag = _cryptography()
         out = info.scratch(size)
         try:
             info.state.cipher.decrypt_into(_nonce(info), block, None, out)
-        except invalid_tag:
+        except exceptions.InvalidTag:
             out[:] = bytes(size)  # decrypt_into leaves unauthenticated plaintext there
             raise AuthenticationError("AES-GCM tag does not match: the block was altered or moved") from None
         return out

@@ -25,6 +25,7 @@ from streamxf.errors import (
 )
 from streamxf.keys.key import KeyProvider, Uncopied, decode_b64url, derive, encode_b64url, statement, wrong_voucher
 from streamxf.keys.pair import SigningKey, VerifyKey
+from streamxf.lazy import keywrap
 
 DEK_BYTES = 32
 MAX_ENTRY = 6144
@@ -72,17 +73,13 @@ class DataKey(Uncopied):
 
     def wrap(self, other: DataKey) -> bytes:
         """The data key of another process that wrote files of the same save, 40 bytes."""
-        from cryptography.hazmat.primitives.keywrap import aes_key_wrap
-
-        return aes_key_wrap(derive(self.secret, b"streamxf/1 keys", 32), other.secret)
+        return keywrap.aes_key_wrap(derive(self.secret, b"streamxf/1 keys", 32), other.secret)
 
     def unwrap(self, wrapped: bytes) -> DataKey:
         """Undo `wrap`; raises WrongKeyError for anything else."""
-        from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap
-
         try:
-            return DataKey(aes_key_unwrap(derive(self.secret, b"streamxf/1 keys", 32), wrapped))
-        except (InvalidUnwrap, ValueError):
+            return DataKey(keywrap.aes_key_unwrap(derive(self.secret, b"streamxf/1 keys", 32), wrapped))
+        except (keywrap.InvalidUnwrap, ValueError):
             text = "the data key of another process is not wrapped under that of the one that published"
             raise WrongKeyError(text) from None
 

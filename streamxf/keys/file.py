@@ -1,7 +1,8 @@
 """Keys in files and environment variables: `read_key`, `write_key`, `read_environment`, and locations of both.
 
 Either holds a line of `streamxf.keys.location`, one that a passphrase protects, or 32 bytes in hexadecimal or base64,
-as ``openssl rand`` prints them.
+as ``openssl rand`` prints them. A passphrase protects a key that its owner keeps, never a checkpoint: the cost of a
+guess is stored beside the key, and an attacker would choose it for a checkpoint of his own.
 """
 
 from __future__ import annotations
@@ -10,25 +11,38 @@ import base64
 import os
 import re
 import stat
+import unicodedata
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
-from streamxf.errors import KeyFileError, KeyMissingError, ParameterError
-from streamxf.keys.key import SECRET_BYTES, Key
-from streamxf.keys.location import MAX_KEY_FILE, PROTECTED, PUBLIC, SECRET, AnyKey, format_key, parse_key
+from streamxf.errors import KeyFileError, KeyMissingError, ParameterError, UnsupportedError, WrongKeyError
+from streamxf.keys import location
+from streamxf.keys.key import SECRET_BYTES, Key, encode_b64url, is_key_id, try_decode
 from streamxf.keys.pair import PublicKey, VerifyKey
+from streamxf.lazy import aead, argon2, exceptions
 from streamxf.wording import reason_of
 
 PathLike = str | os.PathLike[str]
 
+MAX_MEMORY = 2**20
+MAX_PASSES = 16
+MAX_LANES = 16
+MAX_PASSPHRASE = 4096
+
+_KDF = "argon2id"
+_SALT_BYTES = 16
+_TAG_BYTES = 16
+_NONCE = bytes(12)  # the salt makes a new key for each line, and each key encrypts once
+_COST = re.compile(r"([1-9][0-9]{0,6})\.([1-9][0-9]?)\.([1-9][0-9]?)", re.ASCII)
+_UNTYPABLE = {"Cc": "a control character", "Cs": "half a character", "Cn": "a character unknown to Unicode"}
 _HEX = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
 _PIN = re.compile(r".#[0-9a-f]{16}\Z", re.ASCII)
 _SHORT = 31  # characters: fewer than 16 bytes take in hexadecimal
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,7 +65,7 @@ def discreet(call: Callable[P, T]) -> Callable[P, T]:
 
 
 @discreet
-def read_key(path: PathLike, passphrase: str | None = None) -> AnyKey:
+def read_key(path: PathLike, passphrase: str | None = None) -> location.AnyKey:
     """Read a key file, following symbolic links; `passphrase` is for a file that is protected by one.
 
     It is a file of `write_key`, or 32 random bytes as ``openssl rand -hex 32`` and ``openssl rand -base64 32`` print
@@ -68,8 +82,8 @@ def read_key(path: PathLike, passphrase: str | None = None) -> AnyKey:
     """
     place = os.fspath(path)
     data, status = _read(place)
-    if len(data) > MAX_KEY_FILE:
-        raise KeyFileError(f"a key file has at most {MAX_KEY_FILE} bytes", file=place)
+    if len(data) > location.MAX_KEY_FILE:
+        raise KeyFileError(f"a key file has at most {location.MAX_KEY_FILE} bytes", file=place)
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
@@ -80,7 +94,7 @@ def read_key(path: PathLike, passphrase: str | None = None) -> AnyKey:
         line = key_line(text)
     except ParameterError as error:
         raise KeyFileError(f"this is not a key file: {error.message}", file=place) from None
-    _check_access(status, place, secret=not line.startswith(f"{PUBLIC}:"))
+    _check_access(status, place, secret=not line.startswith(f"{location.PUBLIC}:"))
     try:
         return read_line(line, passphrase)
     except ParameterError as error:
@@ -88,7 +102,7 @@ def read_key(path: PathLike, passphrase: str | None = None) -> AnyKey:
 
 
 @discreet
-def write_key(path: PathLike, key: AnyKey, passphrase: str | None = None) -> None:
+def write_key(path: PathLike, key: location.AnyKey, passphrase: str | None = None) -> None:
     """Write a key to a new file: readable by its owner only if it is secret, by everyone if it is public.
 
     The file is removed if it cannot be written. `read_key` needs its `passphrase`, which public keys do not take.
@@ -126,7 +140,7 @@ def write_key(path: PathLike, key: AnyKey, passphrase: str | None = None) -> Non
 
 
 @discreet
-def read_location(path: str, passphrase: str | None = None) -> AnyKey:
+def read_location(path: str, passphrase: str | None = None) -> location.AnyKey:
     """The key at the location ``file:PATH``, where ``~`` is the user's home; raises as `read_key`."""
     if not path:
         raise KeyFileError("'file:' names no file; put its path after the colon, 'file:/run/secrets/key'")
@@ -135,7 +149,7 @@ def read_location(path: str, passphrase: str | None = None) -> AnyKey:
             "'file://' with the name of a machine is not supported; put the path after a single colon, "
             "'file:/run/secrets/key' or 'file:training.key'"
         )
-    if path.startswith((f"{SECRET}:", f"{PROTECTED}:")):  # it must not appear in an error
+    if path.startswith((f"{location.SECRET}:", f"{location.PROTECTED}:")):  # it must not appear in an error
         raise KeyFileError("after 'file:' there is a key itself; put it into a file, and give that file's path")
     path, pinned = (path[:-17], path[-16:]) if _PIN.search(path) else (path, None)
     key = read_key(os.path.expanduser(path), passphrase)
@@ -145,7 +159,7 @@ def read_location(path: str, passphrase: str | None = None) -> AnyKey:
 
 
 @discreet
-def read_environment(name: str, passphrase: str | None = None) -> AnyKey:
+def read_environment(name: str, passphrase: str | None = None) -> location.AnyKey:
     """Read a key from the environment variable `name`, in any of the forms of a key file.
 
     Child processes inherit the variable, and other processes of the same user can read it. Raises as `read_key`,
@@ -157,8 +171,8 @@ def read_environment(name: str, passphrase: str | None = None) -> AnyKey:
     shown = f"the environment variable {name}" if len(name) <= _SHORT else "this environment variable"
     if text is None:
         raise KeyMissingError(f"{shown} should hold a key, and is not set")
-    if len(text) > MAX_KEY_FILE:
-        raise ParameterError(f"{shown}: a key has at most {MAX_KEY_FILE} characters")
+    if len(text) > location.MAX_KEY_FILE:
+        raise ParameterError(f"{shown}: a key has at most {location.MAX_KEY_FILE} characters")
     try:
         return read_line(key_line(text), passphrase)
     except ParameterError as error:
@@ -174,17 +188,15 @@ def key_line(text: str) -> str:
     return found[0]
 
 
-def read_line(line: str, passphrase: str | None = None) -> AnyKey:
+def read_line(line: str, passphrase: str | None = None) -> location.AnyKey:
     """The key in a line, which no error shows; raises as `read_key`, and ParameterError if it is not a key."""
     label = line.partition(":")[0]
-    if label == PROTECTED:
-        from streamxf.keys.passphrase import open_protected
-
+    if label == location.PROTECTED:
         return open_protected(line, passphrase)
     if passphrase is not None:
         raise ParameterError("the key is not protected by a passphrase; leave passphrase= out")
-    if label in (SECRET, PUBLIC):
-        return parse_key(line)
+    if label in (location.SECRET, location.PUBLIC):
+        return location.parse_key(line)
     if _HEX.fullmatch(line):
         return Key(bytes.fromhex(line))
     try:
@@ -192,9 +204,10 @@ def read_line(line: str, passphrase: str | None = None) -> AnyKey:
     except ValueError:
         material = b""
     if len(material) != SECRET_BYTES or base64.b64encode(material).decode("ascii") != line:
+        kinds = f"{location.SECRET}:..., {location.PUBLIC}:... or {location.PROTECTED}:..."
         raise ParameterError(
-            f"there is no key in it: it does not look like {SECRET}:..., {PUBLIC}:... or {PROTECTED}:..., nor like 64 "
-            "hexadecimal digits or 44 characters of base64"
+            f"there is no key in it: it does not look like {kinds}, nor like 64 hexadecimal digits or 44 characters of "
+            "base64"
         )
     return Key(material)
 
@@ -213,7 +226,7 @@ def _read(place: str) -> tuple[bytes, os.stat_result]:
         if not stat.S_ISREG(status.st_mode):
             raise KeyFileError("a key file is a regular file, and this is not one", file=place)
         with os.fdopen(file, "rb", closefd=False) as stream:
-            return stream.read(MAX_KEY_FILE + 1), status
+            return stream.read(location.MAX_KEY_FILE + 1), status
     except OSError as error:
         raise KeyFileError(f"the key file cannot be read: {reason_of(error, place)}", file=place) from None
     finally:
@@ -255,15 +268,13 @@ def _check_access(status: os.stat_result, place: str, secret: bool) -> None:
         )
 
 
-def _line(key: AnyKey, passphrase: str | None) -> str:
-    if not isinstance(key, AnyKey):
+def _line(key: location.AnyKey, passphrase: str | None) -> str:
+    if not isinstance(key, location.AnyKey):
         raise ParameterError(f"write_key takes one of streamxf's own keys, not {type(key).__name__}")
     if passphrase is None:
-        return format_key(key)
+        return location.format_key(key)
     if isinstance(key, PublicKey | VerifyKey):
         raise ParameterError("a public key needs no passphrase; leave passphrase= out")
-    from streamxf.keys.passphrase import protect_key
-
     return protect_key(key, passphrase)
 
 
@@ -273,3 +284,100 @@ def _sync_folder(place: str) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+@dataclass(frozen=True)
+class PassphraseCost:
+    """The cost of one guess at a passphrase, by Argon2id. The default is the second choice of RFC 9106."""
+
+    memory: int = 2**16  # KiB, at least 8 for each lane; opening the key takes as much
+    passes: int = 3  # over that memory
+    lanes: int = 4  # how much one guess may compute in parallel
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("lanes", 1, MAX_LANES), ("passes", 1, MAX_PASSES), ("memory", 0, MAX_MEMORY)):
+            value, least = getattr(self, name), low or 8 * self.lanes
+            if type(value) is not int or not least <= value <= high:
+                raise ParameterError(f"the cost of a passphrase: {name} is {value!r:.20}; {least} to {high} is allowed")
+
+    def __str__(self) -> str:
+        return f"{self.memory}.{self.passes}.{self.lanes}"
+
+    @classmethod
+    def parse(cls, text: str) -> PassphraseCost:
+        match = _COST.fullmatch(text)
+        if match is None:
+            raise ParameterError("this protected key is damaged: its cost is not memory.passes.lanes")
+        return cls(*map(int, match.groups()))
+
+    def stretch(self, passphrase: str, salt: bytes) -> bytes:
+        typed = normalise(passphrase)
+        try:
+            kdf = argon2.Argon2id(
+                salt=salt, length=SECRET_BYTES, iterations=self.passes, lanes=self.lanes, memory_cost=self.memory
+            )
+        except exceptions.UnsupportedAlgorithm:
+            raise UnsupportedError(
+                "the cryptography package here has no Argon2id, which passphrases need: its OpenSSL is too old. "
+                "Install cryptography 48 or later from PyPI"
+            ) from None
+        return kdf.derive(typed)
+
+
+DEFAULT_COST: Final = PassphraseCost()
+
+
+def normalise(passphrase: str) -> bytes:
+    """A passphrase as bytes: the same ones however a keyboard composes its accents.
+
+    Raises ParameterError if it is empty, longer than 4096 bytes, or has characters that cannot be typed.
+    """
+    if not isinstance(passphrase, str):
+        raise ParameterError(f"a passphrase is text, not {type(passphrase).__name__}")
+    for kind in map(unicodedata.category, passphrase):
+        if kind in _UNTYPABLE:
+            hint = "; remove the line break at its end" if passphrase.endswith("\n") else ""
+            raise ParameterError(f"this passphrase has {_UNTYPABLE[kind]} in it{hint}")
+    text = unicodedata.normalize("NFC", passphrase).encode("utf-8")
+    if not 1 <= len(text) <= MAX_PASSPHRASE:
+        raise ParameterError(f"a passphrase has 1 to {MAX_PASSPHRASE} bytes, this one has {len(text)}")
+    return text
+
+
+def protect_key(key: location.SecretKey, passphrase: str, cost: PassphraseCost = DEFAULT_COST) -> str:
+    """The line for a secret key that only its passphrase opens. The key's kind and id stay readable.
+
+    Raises ParameterError if the passphrase cannot be used.
+    """
+    salt = os.urandom(_SALT_BYTES)
+    begin = f"{location.PROTECTED}:{key.kind}:{key.id}:{_KDF}:{cost}:{encode_b64url(salt)}:"
+    sealed = aead.AESGCM(cost.stretch(passphrase, salt)).encrypt(_NONCE, key.reveal(), begin.encode("ascii"))
+    return begin + encode_b64url(sealed)
+
+
+def open_protected(line: str, passphrase: str | None) -> location.AnyKey:
+    """Undo `protect_key`.
+
+    Raises ParameterError if line or passphrase cannot be used, KeyMissingError without one, WrongKeyError if wrong.
+    """
+    parts = line.split(":")
+    if len(parts) != 7 or (parts[0], parts[3]) != (location.PROTECTED, _KDF) or not is_key_id(parts[2]):
+        raise ParameterError(
+            f"this protected key does not look like {location.PROTECTED}:kind:id:{_KDF}:cost:salt:sealed"
+        )
+    _, kind, key_id, _, cost_text, salt_text, sealed_text = parts
+    location.check_kind(location.SECRET, kind)
+    cost = PassphraseCost.parse(cost_text)
+    salt, sealed = try_decode(salt_text), try_decode(sealed_text)
+    if salt is None or len(salt) != _SALT_BYTES or sealed is None or len(sealed) != SECRET_BYTES + _TAG_BYTES:
+        raise ParameterError("this protected key is damaged: its salt or its sealed part has the wrong size")
+    if passphrase is None:
+        raise KeyMissingError(
+            f"the key {key_id} is protected by a passphrase: open it with streamxf.keys.read_key(path, passphrase=...)"
+        )
+    begin = line[: line.rindex(":") + 1]
+    try:
+        material = aead.AESGCM(cost.stretch(passphrase, salt)).decrypt(_NONCE, sealed, begin.encode("ascii"))
+    except exceptions.InvalidTag:
+        raise WrongKeyError(f"the passphrase does not open the key {key_id}, or its line was altered") from None
+    return location.make_key(location.SECRET, kind, key_id, material)

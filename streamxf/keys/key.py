@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NoReturn, Self
 from typing_extensions import Buffer
 
 from streamxf import errors
+from streamxf.lazy import hashes, hkdf, keywrap
 
 HYBRID = "hpke-mlkem768-x25519"
 X25519 = "hpke-x25519"
@@ -28,12 +29,9 @@ def derive(secret: bytes, info: bytes, length: int, salt: bytes | None = None) -
     return derived
 
 
-@cache  # each stream has a key of its own, and importing takes as long as deriving it
-def _hkdf() -> tuple[Any, Any]:
-    from cryptography.hazmat.primitives.hashes import SHA256
-    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
-    return HKDF, SHA256()
+@cache  # each stream has a key of its own, and looking these up would take a third as long as deriving it
+def _hkdf() -> tuple[type[hkdf.HKDF], hashes.SHA256]:
+    return hkdf.HKDF, hashes.SHA256()
 
 
 def public_id(data: bytes, kind: str) -> str:
@@ -251,16 +249,12 @@ class Key(Secret, KeyProvider):
         return derive(self._material, b"streamxf/1 vouch", 32)
 
     def wrap(self, data_key: bytes, dek_id: bytes) -> bytes:
-        from cryptography.hazmat.primitives.keywrap import aes_key_wrap
-
-        return aes_key_wrap(self.wrapping_key(), data_key)
+        return keywrap.aes_key_wrap(self.wrapping_key(), data_key)
 
     def unwrap(self, wrapped: bytes, dek_id: bytes) -> bytes:
-        from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap
-
         try:
-            return aes_key_unwrap(self.wrapping_key(), wrapped)
-        except (InvalidUnwrap, ValueError):
+            return keywrap.aes_key_unwrap(self.wrapping_key(), wrapped)
+        except (keywrap.InvalidUnwrap, ValueError):
             raise errors.WrongKeyError(f"key {self.id} does not open this wrapped data key") from None
 
     def vouch(self, digest: bytes) -> bytes:

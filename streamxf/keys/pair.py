@@ -7,18 +7,22 @@ them, since anyone may have the public key, unless it has a `SigningKey`.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from functools import cache
+from typing import Any, ClassVar, Self
 
 from typing_extensions import Buffer
 
-from streamxf.errors import AuthenticationError, ParameterError, WrongKeyError
-from streamxf.keys.key import HYBRID, KeyProvider, Secret, as_bytes, draw_secret, public_id
-
-if TYPE_CHECKING:
-    from streamxf.keys.kem import Kem
+from streamxf.errors import AuthenticationError, ParameterError, UnsupportedError, WrongKeyError
+from streamxf.keys.key import HYBRID, X25519, KeyProvider, Secret, as_bytes, draw_secret, public_id
+from streamxf.lazy import ed25519, exceptions, hpke, mlkem, x25519
 
 ED25519 = "ed25519"
+_MLKEM_SEED = 64
+_MLKEM_PUBLIC = 1184
 _INFO = b"streamxf/1 hpke"
 _PRIME = 2**255 - 19
 # the y of all points of order 1, 2, 4 and 8: anyone can make signatures that such a "key" verifies
@@ -111,12 +115,10 @@ class PrivateKey(Secret, KeyProvider):
         return self.public.wrap(data_key, dek_id)
 
     def unwrap(self, wrapped: bytes, dek_id: bytes) -> bytes:
-        from cryptography.exceptions import InvalidTag
-
         kem = _kem(self.kind)
         try:
             data_key: bytes = kem.suite.decrypt(wrapped, kem.private(self._material), info=_INFO + dek_id)
-        except (InvalidTag, ValueError):
+        except (exceptions.InvalidTag, ValueError):
             raise WrongKeyError(f"private key {self.id} does not open this wrapped data key") from None
         return data_key
 
@@ -137,11 +139,9 @@ class VerifyKey:
     id: str = field(init=False, compare=False)
 
     def __init__(self, data: Buffer) -> None:
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
         key = as_bytes(data, "a public key")
         try:
-            Ed25519PublicKey.from_public_bytes(key)
+            ed25519.Ed25519PublicKey.from_public_bytes(key)
         except ValueError:
             raise ParameterError(f"an Ed25519 public key is 32 bytes long; this one has {len(key)}") from None
         if int.from_bytes(key, "little") % 2**255 % _PRIME in _LOW_ORDER:
@@ -151,12 +151,9 @@ class VerifyKey:
 
     def verify(self, signature: bytes, statement: bytes) -> None:
         """Check a signature; raises AuthenticationError if this key did not make it for this statement."""
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
         try:
-            Ed25519PublicKey.from_public_bytes(self.data).verify(signature, statement)
-        except InvalidSignature:
+            ed25519.Ed25519PublicKey.from_public_bytes(self.data).verify(signature, statement)
+        except exceptions.InvalidSignature:
             raise AuthenticationError(
                 f"the signature by {self.id} is not for these contents: they were altered, or the signature was"
             ) from None
@@ -186,14 +183,71 @@ class SigningKey(Secret):
         return signature
 
     def _private(self) -> Any:
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-        return Ed25519PrivateKey.from_private_bytes(self._material)
+        return ed25519.Ed25519PrivateKey.from_private_bytes(self._material)
 
 
 def _kem(kind: str) -> Kem:
-    from streamxf.keys.kem import KEMS
+    if kind not in kems():
+        raise ParameterError(f"there is no key pair of kind {kind!r:.80}; the kinds are {', '.join(sorted(kems()))}")
+    return kems()[kind]
 
-    if kind not in KEMS:
-        raise ParameterError(f"there is no key pair of kind {kind!r:.80}; the kinds are {', '.join(sorted(KEMS))}")
-    return KEMS[kind]
+
+@dataclass(frozen=True)
+class Kem:
+    """How the keys of one KEM are made from bytes and turned into bytes."""
+
+    suite: hpke.Suite
+    public_size: int
+    private: Callable[[bytes], Any]
+    public: Callable[[bytes], Any]
+    public_bytes: Callable[[Any], bytes]
+
+
+@contextmanager
+def _ml_kem() -> Iterator[None]:
+    try:
+        yield
+    except exceptions.UnsupportedAlgorithm:
+        raise UnsupportedError(
+            f"the cryptography package here has no ML-KEM, which keys of kind {HYBRID} need: its OpenSSL is too old. "
+            f"Install cryptography 48 or later from PyPI, or use the kind {X25519}"
+        ) from None
+
+
+@_ml_kem()
+def _expand(seed: bytes) -> tuple[mlkem.MLKEM768PrivateKey, x25519.X25519PrivateKey]:
+    """X-Wing's key pair out of its 32-byte seed."""
+    expanded = hashlib.shake_256(seed).digest(_MLKEM_SEED + 32)
+    return (
+        mlkem.MLKEM768PrivateKey.from_seed_bytes(expanded[:_MLKEM_SEED]),
+        x25519.X25519PrivateKey.from_private_bytes(expanded[_MLKEM_SEED:]),
+    )
+
+
+@_ml_kem()
+def _hybrid_public(data: bytes) -> hpke.MLKEM768X25519PublicKey:
+    return hpke.MLKEM768X25519PublicKey(
+        mlkem.MLKEM768PublicKey.from_public_bytes(data[:_MLKEM_PUBLIC]),
+        x25519.X25519PublicKey.from_public_bytes(data[_MLKEM_PUBLIC:]),
+    )
+
+
+@cache
+def kems() -> dict[str, Kem]:
+    """Those of all kinds of key pairs."""
+    return {
+        X25519: Kem(
+            hpke.Suite(hpke.KEM.X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.AES_256_GCM),
+            32,
+            x25519.X25519PrivateKey.from_private_bytes,
+            x25519.X25519PublicKey.from_public_bytes,
+            lambda seed: x25519.X25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw(),
+        ),
+        HYBRID: Kem(
+            hpke.Suite(hpke.KEM.MLKEM768_X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.AES_256_GCM),
+            _MLKEM_PUBLIC + 32,
+            lambda seed: hpke.MLKEM768X25519PrivateKey(*_expand(seed)),
+            _hybrid_public,
+            lambda seed: b"".join(key.public_key().public_bytes_raw() for key in _expand(seed)),
+        ),
+    }

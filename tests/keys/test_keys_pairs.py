@@ -4,7 +4,7 @@ import pytest
 from cryptography.exceptions import UnsupportedAlgorithm
 
 from streamxf.errors import AuthenticationError, ParameterError, UnsupportedError, WrongKeyError
-from streamxf.keys import Key, KeyRing, PrivateKey, PublicKey, SigningKey, VerifyKey, kem
+from streamxf.keys import Key, KeyRing, PrivateKey, PublicKey, SigningKey, VerifyKey
 from streamxf.keys.envelope import DataKey, Entry, Envelope
 from streamxf.keys.key import HYBRID, X25519, decode_b64url
 from tests import sealing
@@ -116,7 +116,7 @@ def test_where_ml_kem_is_missing(monkeypatch):
         from_seed_bytes = from_public_bytes = staticmethod(fail)
 
     for name in ("MLKEM768PrivateKey", "MLKEM768PublicKey"):
-        monkeypatch.setattr(kem, name, Missing)
+        monkeypatch.setattr(f"streamxf.lazy.mlkem.{name}", Missing)
     for make in (lambda: PrivateKey(SECRET), lambda: PublicKey(public), PrivateKey.generate):
         with pytest.raises(UnsupportedError, match=r"no ML-KEM.*use the kind hpke-x25519"):
             make()

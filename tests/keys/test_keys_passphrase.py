@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf.errors import KeyMissingError, ParameterError, UnsupportedError, WrongKeyError
-from streamxf.keys import Key, PrivateKey, SigningKey, passphrase
-from streamxf.keys.file import read_line
+from streamxf.keys import Key, PrivateKey, SigningKey
+from streamxf.keys.file import DEFAULT_COST, PassphraseCost, normalise, open_protected, protect_key, read_line
 from streamxf.keys.key import encode_b64url
 from streamxf.keys.location import format_key
-from streamxf.keys.passphrase import DEFAULT_COST, PassphraseCost, normalise, open_protected, protect_key
+from streamxf.lazy import aead, argon2
 from tests.failing import fails_with
 from tests.keys.frozen import PROTECTED_LINE
 
@@ -45,7 +45,7 @@ def test_what_was_protected_once_opens_for_ever():
 
 def test_where_argon2id_is_missing(monkeypatch):
     monkeypatch.setattr(
-        passphrase, "Argon2id", fails_with(UnsupportedAlgorithm, "This version of OpenSSL does not support argon2id")
+        argon2, "Argon2id", fails_with(UnsupportedAlgorithm, "This version of OpenSSL does not support argon2id")
     )
     for use in (lambda: protect_key(KEY, "correct horse"), lambda: open_protected(LINE, "correct horse")):
         with pytest.raises(UnsupportedError, match="no Argon2id"):
@@ -104,7 +104,7 @@ def change(part: int, value: str) -> str:
     ],
 )
 def test_costs_out_of_range_are_refused_before_anything_is_computed(cost, monkeypatch):
-    monkeypatch.setattr(passphrase, "Argon2id", fails_with(AssertionError, "Argon2id was called"))
+    monkeypatch.setattr(argon2, "Argon2id", fails_with(AssertionError, "Argon2id was called"))
     with pytest.raises(ParameterError, match="cost"):
         open_protected(change(4, cost), "correct horse")
     with pytest.raises(AssertionError, match="was called"):
@@ -156,6 +156,6 @@ def test_what_is_sealed_must_be_the_key_that_the_line_names():
     """Somebody who knows the passphrase could seal another key; its id would not fit."""
     cost, salt = CHEAP, bytes(16)
     begin = f"streamxf-protected:aeskw:{'0' * 16}:argon2id:{cost}:{encode_b64url(salt)}:"
-    sealed = passphrase.AESGCM(cost.stretch("x", salt)).encrypt(bytes(12), SECRET, begin.encode())
+    sealed = aead.AESGCM(cost.stretch("x", salt)).encrypt(bytes(12), SECRET, begin.encode())
     with pytest.raises(ParameterError, match=f"its id is {KEY.id}"):
         open_protected(begin + encode_b64url(sealed), "x")

@@ -24,8 +24,8 @@ from streamxf.codec import StreamInfo
 from streamxf.errors import KeyServiceError, StreamxfError
 from streamxf.keys import AwsKms, KeyRing, PrivateKey, SigningKey, aws, read_environment, read_key, write_key
 from streamxf.keys.envelope import DataKey
+from streamxf.keys.file import PassphraseCost, protect_key
 from streamxf.keys.location import format_key, parse_key
-from streamxf.keys.passphrase import PassphraseCost, protect_key
 from tests.keys.endpoints import Kms, answering
 from tests.samples import encode
 
