@@ -8,23 +8,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
+from streamxf import errors
 from streamxf.budget import Budget
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.elements import Elements, framed_elements, itemsize_of
 from streamxf.checkpoint.metadata import Metadata
 from streamxf.descriptor import ENCRYPT, Descriptor
-from streamxf.errors import (
-    ContainerError,
-    IdentityError,
-    KeyMissingError,
-    MetadataError,
-    PolicyError,
-    StreamxfError,
-    UnknownCodecError,
-    UnsupportedError,
-    is_exhausted,
-    shorten,
-)
 from streamxf.format.header import Header, Identity, Kind
 from streamxf.format.index import File
 from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Place, TensorItem, elements_size
@@ -74,11 +63,15 @@ class ItemPart:
     def check(self, found: Identity, writer_id: bytes) -> None:
         wanted = self.identity(writer_id)
         if found.writer_id != writer_id:
-            raise IdentityError("the container was written by another process or save than its file: it was swapped")
+            raise errors.IdentityError(
+                "the container was written by another process or save than its file: it was swapped"
+            )
         # an index ties its items to containers by number, so that they can be renamed there alone
         known = found._replace(number=0) if self.place.number is None else found._replace(name=wanted.name)
         if known != wanted:
-            raise IdentityError(f"the container holds {_shown(found)}, where {_shown(wanted)} belongs: it was swapped")
+            raise errors.IdentityError(
+                f"the container holds {_shown(found)}, where {_shown(wanted)} belongs: it was swapped"
+            )
 
     def elements(self, blocks: Blocks) -> Elements:
         """A tensor's elements. Raises MetadataError if they are another's, UnsupportedError if torch must make it."""
@@ -182,7 +175,7 @@ class ItemOpener:
         known = self.metadata.files.get(place.file)
         if known is not None and known.size != file.size:
             text = f"the file has {file.size} bytes, the metadata says {known.size}: it was truncated or appended to"
-            raise ContainerError(text, file=file.name)
+            raise errors.ContainerError(text, file=file.name)
         return file.slice(place.at, place.size)
 
     def _undo(self, transforms: Sequence[str], blocks: Blocks, wanted: ItemPart, meter: Meter | None) -> Blocks:
@@ -191,10 +184,10 @@ class ItemOpener:
             stream = self._access.transform(descriptor, stream)
             if stream is None:
                 missing = what_to_install(descriptor.partition("/")[0], providers_in(self.metadata.modules))
-                raise UnknownCodecError(f"{missing}. If it is a torch extension, pass a registry that knows it")
+                raise errors.UnknownCodecError(f"{missing}. If it is a torch extension, pass a registry that knows it")
             if not hasattr(stream, "read"):
-                raise UnsupportedError(
-                    f"the stream transform {shorten(descriptor)!r} does not return a readable stream"
+                raise errors.UnsupportedError(
+                    f"the stream transform {errors.shorten(descriptor)!r} does not return a readable stream"
                 )
         limit = wanted.max_size(self._access.objects.limit)
         data = _read_capped(stream, MAX_TRANSFORMED if limit is None else limit, self.budget)
@@ -204,7 +197,7 @@ class ItemOpener:
         limit = wanted.max_size(self._access.objects.limit)
         if limit is not None and size > limit:
             hint = "; weights_only=False lifts the limit for objects" if wanted.kind is Kind.OBJECT else ""
-            raise ContainerError(f"the item decodes to {size} bytes, of which it can have {limit}{hint}")
+            raise errors.ContainerError(f"the item decodes to {size} bytes, of which it can have {limit}{hint}")
 
     def _stored_header(self, source: FileSlice, place: Place) -> Header | None:
         """The header of an item's container; None if the metadata or, without an index, its bytes show none."""
@@ -215,10 +208,10 @@ class ItemOpener:
             contained = source.read_at(0, min(source.length, len(CONTAINER_MAGIC))) == CONTAINER_MAGIC
             if contained and not place.descriptors:
                 text = "the item is stored in a container, and the metadata gives it no codecs"
-                raise MetadataError(f"{text}: its descriptors were removed")
+                raise errors.MetadataError(f"{text}: its descriptors were removed")
             if not contained and any(text.startswith("streamxf.") for text in place.descriptors):
                 text = "the metadata gives the item codecs, and it is not stored in a container: it was damaged"
-                raise ContainerError(text)
+                raise errors.ContainerError(text)
         if not contained and self._access.require is not None:
             raise self._access.not_encrypted("the item")
         return read_header(source) if contained else None
@@ -229,7 +222,7 @@ class ItemOpener:
         found = header.chain if file is not None else tuple(text.removeprefix("!") for text in header.chain)
         recorded = _bound(wanted.place.descriptors)
         if found != recorded:
-            raise IdentityError(
+            raise errors.IdentityError(
                 f"the stored chain is {' > '.join(header.chain)}, the metadata says {' > '.join(recorded)}: "
                 "one of them was altered"
             )
@@ -245,18 +238,22 @@ class ItemOpener:
     def _check_published(self, header: Header, wanted: ItemPart, writer: bytes) -> None:
         identity = header.identity
         if identity is None or not header.published:
-            raise IdentityError(
+            raise errors.IdentityError(
                 "the container is not bound to a place in a checkpoint, though streamxf's writer made this one: it "
                 "comes from elsewhere"
             )
         wanted.check(identity, writer)
         if header.hashed != (wanted.place.sha256 is not None):
-            raise IdentityError("the container contradicts the metadata about hashes of its blocks: it was altered")
+            raise errors.IdentityError(
+                "the container contradicts the metadata about hashes of its blocks: it was altered"
+            )
 
     def _check_unpublished(self, header: Header, wanted: ItemPart) -> None:
         require, identity = self._access.require, header.identity
         if header.published and self.metadata.name:
-            raise MetadataError("the item was published with an index, and the metadata has none: it was removed")
+            raise errors.MetadataError(
+                "the item was published with an index, and the metadata has none: it was removed"
+            )
         if identity is not None:
             wanted.check(identity, identity.writer_id)
         if require is None:
@@ -264,7 +261,7 @@ class ItemOpener:
         if not header.keyed:
             raise self._access.not_encrypted("the item")
         if require != "encrypted" and identity is None:
-            raise PolicyError(
+            raise errors.PolicyError(
                 "the item is encrypted but not bound to its place (torch's own writer cannot do that), so items "
                 "could be swapped; require='encrypted' accepts it"
             )
@@ -273,7 +270,7 @@ class ItemOpener:
         keys = self._access.keys
         if key is not None:
             if not len(keys):
-                raise KeyMissingError("this checkpoint is encrypted, and no keys were given")
+                raise errors.KeyMissingError("this checkpoint is encrypted, and no keys were given")
             return partial(self.metadata.data_key, key, keys)
         fragment = next(descriptor.fragment for descriptor in descriptors if descriptor.name == ENCRYPT)
         return partial(keys.unwrap_unvouched, fragment)
@@ -299,18 +296,18 @@ def _read_capped(stream: Any, limit: int, budget: Budget | None) -> bytearray:
     while True:
         try:
             part = stream.read(min(2**20, limit + 1 - len(data)))
-        except (StreamxfError, MemoryError):
+        except (errors.StreamxfError, MemoryError):
             raise
         except Exception as error:  # whatever a third party's transform raises
-            if getattr(error, "errno", None) or is_exhausted(error):  # the file below it cannot be read
+            if getattr(error, "errno", None) or errors.is_exhausted(error):  # the file below it cannot be read
                 raise
             text = f"a stream transform cannot be undone: {type(error).__name__}: {error!s:.200}"
-            raise ContainerError(text) from error
+            raise errors.ContainerError(text) from error
         if not part:
             return data
         data += part
         if len(data) > limit:
             text = f"a stream transform makes more than {limit} bytes of the item, which is all that it can hold"
-            raise ContainerError(text)
+            raise errors.ContainerError(text)
         if budget is not None:
             budget.spend(len(part), "what a stream transform makes of the item")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
+from types import SimpleNamespace
 from typing import IO, Any, Literal, Self
 from weakref import finalize
 
@@ -126,25 +127,14 @@ class Extensions:
 
     def open(self, raw: Writable, identity: Identity, **how: Any) -> tuple[Any, StreamWriter | None]:
         """Open an item's streams: for its bytes, and the container by which blocks leave; `how` as in `encoder`."""
-        container = None
+        container, nothing = None, lambda: None
         if len(self.chain):
             container = StreamWriter(raw, self.encoder(identity, **how), meter=how.get("meter"))
-        stream: Any = container if container is not None else _Unclosable(raw)
+        # without a container items share the file, which is closed once, at the end
+        stream: Any = container or SimpleNamespace(write=raw.write, flush=nothing, close=nothing)
         for extension in reversed(self.foreign):
             stream = extension.transform_to(stream)
         return stream, container
-
-
-class _Unclosable:
-    """What a foreign stream writes to without a container: items share the file, which is closed once, at the end."""
-
-    def __init__(self, raw: Writable) -> None:
-        self.write = raw.write
-
-    def flush(self) -> None:
-        """As the class says."""
-
-    close = flush
 
 
 @dataclass
