@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 import streamxf
 from streamxf.cli import demo
 from streamxf.keys.file import write_key
+from streamxf.tools.diff import difference
 from tests.cli import preloaded
 from tests.cli.command import Run
 from tests.cli.schema import check
@@ -54,7 +55,7 @@ def test_it_succeeds_and_says_what_it_did(run_small):
             {"file": "file", "item": "item", "byte": 0, "bit": 0, "found": False, "message": ""},
             "verify found nothing",
         ),
-        (demo, "difference_of", "other values", "every load of every writer gave the saved tensors back"),
+        (difference, "difference_of", "other values", "every load of every writer gave the saved tensors back"),
     ],
 )
 def test_it_fails_where_something_is_not_as_it_should_be(
@@ -95,9 +96,9 @@ def test_a_second_process_with_another_key_fails(saved: tuple[Path, streamxf.Key
 
 def test_bits_are_compared_not_values():
     zero = torch.tensor([0.0])
-    assert demo.difference_of(STATE["layer.bias"], STATE["layer.bias"].clone()) is None
-    assert demo.difference_of(zero, -zero)
-    assert demo.difference_of(zero, zero.to(torch.float64))
+    assert difference.difference_of(STATE["layer.bias"], STATE["layer.bias"].clone()) is None
+    assert difference.difference_of(zero, -zero)
+    assert difference.difference_of(zero, zero.to(torch.float64))
 
 
 def test_one_flipped_bit_is_flipped_and_found(saved: tuple[Path, streamxf.Key]):

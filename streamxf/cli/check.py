@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,6 @@ from streamxf.version import __version__
 from streamxf.wording import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from streamxf.registry import CodecRegistry
     from streamxf.tools.check import PlaceReport
 

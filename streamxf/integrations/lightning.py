@@ -13,6 +13,7 @@ from typing import Any
 from streamxf.checkpoint.access import chain_and_ring
 from streamxf.errors import ParameterError, StreamxfError
 from streamxf.format.limits import PLAIN_MAGIC
+from streamxf.lazy import torch
 from streamxf.places import open_storage
 from streamxf.reading import ChainLike, KeysLike
 from streamxf.stream.plain import decoded, encoded, reading
@@ -68,8 +69,6 @@ class ChainCheckpointIO:
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
     ) -> None:
         """Save under `path`, a folder's file or a URL, where the whole checkpoint appears or nothing does."""
-        import torch
-
         if storage_options is not None:
             raise ParameterError("ChainCheckpointIO takes no storage_options")
         with encoded(path, self._chain) as (file, digest):
@@ -80,8 +79,6 @@ class ChainCheckpointIO:
         self, path: str | os.PathLike[str], map_location: Any = "cpu", weights_only: bool | None = None
     ) -> Any:
         """Load what was saved under `path`; `map_location` and `weights_only` are those of ``torch.load``."""
-        import torch
-
         with reading(path) as raw, decoded(raw, self._chain, self._keys, os.fspath(path)) as file:
             return torch.load(file, map_location, weights_only=weights_only)
 

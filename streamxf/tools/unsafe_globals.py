@@ -36,10 +36,7 @@ class UnsafeGlobals:
 
 
 def unsafe_globals(
-    path: Location,
-    *,
-    storage_options: Mapping[str, Any] | None = None,
-    **options: Unpack[AccessOptions],
+    path: Location, *, storage_options: Mapping[str, Any] | None = None, **options: Unpack[AccessOptions]
 ) -> UnsafeGlobals:
     """List what the objects of a checkpoint need before they load. Their pickles are checked, and no class is imported.
 

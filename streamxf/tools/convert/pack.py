@@ -43,8 +43,7 @@ from streamxf.reading import (
 from streamxf.stream.encoder import Load, MemorySource
 from streamxf.stream.reader import BareBlocks, Blocks, MemoryBlocks, StreamReader
 from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Converted, check_same, convert, refuse_same
-from streamxf.tools.convert.manifest import FileTree
-from streamxf.tools.convert.packed import PackedReader, open_packed
+from streamxf.tools.convert.packed import FileTree, PackedReader, open_packed
 from streamxf.tools.fleet import Fleet
 from streamxf.torchsave.objects import find_framed
 from streamxf.torchsave.writing import saved

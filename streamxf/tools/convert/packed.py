@@ -1,4 +1,8 @@
-"""`PackedReader`: a file or a folder as `pack` stores it: all tensors, all objects, and all bytes around them.
+"""What `pack` makes of a file or a folder: all tensors, all objects, and all bytes around them (`PackedReader`), and a
+record of the files (`PackManifest`), so that `unpack` can write the same bytes again.
+
+A file is its tensors, each an item of its own, and the bytes around them, which are one more item. The manifest says
+where in the file each tensor belongs. It is stored as an object, `ITEM`, of dicts, lists, strings and numbers only.
 
 The tensors of the model in a Hugging Face folder have their own names, and those of any other file its path before
 them, as in ``optimizer.pt/state.0.exp_avg``. A file without readable tensors is stored as bytes.
@@ -7,27 +11,236 @@ them, as in ``optimizer.pt/state.0.exp_avg``. A file without readable tensors is
 from __future__ import annotations
 
 import bisect
+import hashlib
+import json
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from streamxf import errors
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.elements import Elements
+from streamxf.errors import MetadataError, UnsupportedError
 from streamxf.format.items import beyond_limits, contiguous_strides, elements_size
+from streamxf.format.limits import MAX_PATH
 from streamxf.formats import huggingface, torchfile
-from streamxf.formats.contents import SUFFIXES, Contents, FileReader, Format, Shard, whole_tensor
+from streamxf.formats.contents import FOLDERS, SUFFIXES, Contents, FileReader, Format, Shard, whole_tensor
 from streamxf.formats.opening import LOOKED_FOR, format_of, kind_of, open_layout, open_source
-from streamxf.reading import MAX_EXPANSION, Access, Chunk, Item, ObjectItem, Place, StoredFile, TensorItem
+from streamxf.places import Storage, StorageEntry
+from streamxf.reading import MAX_EXPANSION, Access, BoxReader, Chunk, Item, ObjectItem, Place, StoredFile, TensorItem
 from streamxf.storage.reading import FileSlice, PositionalFile
 from streamxf.stream.reader import BareBlocks, StreamReader
-from streamxf.tools.convert import manifest
 from streamxf.torchsave.objects import find_framed
 from streamxf.wording import many, printable, some
+
+ITEM = "streamxf.source"
+"""The item's name in the state dict."""
+
+_VERSION = 1
+
+
+def rest_of(path: str) -> str:
+    """The name of the item that holds a file's bytes around its tensors."""
+    return f"{ITEM}/{path}"
+
+
+def is_kept(name: str) -> bool:
+    """Whether an item is one that pack adds to the tensors and objects of the files."""
+    return name == ITEM or name.startswith(f"{ITEM}/")
+
+
+class Placed(NamedTuple):
+    """A tensor whose elements begin at `start` in a file, without gaps; `order` has its dimensions, the slowest in the
+    file first. With an `offset` it is a slice of the item from there on.
+    """
+
+    name: str
+    start: int
+    dtype: str
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+    offset: tuple[int, ...] = ()
+
+    def to_plain(self) -> list[Any]:
+        return [*self[:3], *map(list, self[3:5]), *filter(None, [list(self.offset)])]
+
+
+class PackedFile(NamedTuple):
+    """A file's tensors, in the order of their places, and items without bytes of their own: objects, shared tensors."""
+
+    tensors: tuple[Placed, ...]
+    others: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PackManifest:
+    """What was packed: `SAFETENSORS` or `TORCH`, one file, by its name; `HUGGING_FACE` or `FOLDER`, the files in a
+    folder, by relative paths. `left_out` is that of `FileTree`.
+    """
+
+    format: Format
+    files: Mapping[str, PackedFile]
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether a folder was packed."""
+        return self.format in FOLDERS
+
+    def items(self) -> Iterator[str]:
+        """The names of all items from which the files are made."""
+        yield ITEM
+        for path, file in self.files.items():
+            yield from (rest_of(path), *(tensor.name for tensor in file.tensors), *file.others)
+
+    def kept_as_bytes(self, stored: Collection[str]) -> list[str]:
+        """Objects that are only in the bytes of their files: they have no items among those that are `stored`."""
+        return [name for file in self.files.values() for name in file.others if name not in stored]
+
+    def to_plain(self) -> Any:
+        """The value that is stored."""
+        return {
+            "version": _VERSION,
+            "format": self.format.name,
+            "files": {
+                path: [[tensor.to_plain() for tensor in file.tensors], list(file.others)]
+                for path, file in self.files.items()
+            },
+            "left_out": list(self.left_out),
+        }
+
+    @classmethod
+    def from_plain(cls, value: Any) -> Self:
+        """Read a stored value; raises MetadataError if pack does not store such, or if it leads out of the folder."""
+        try:
+            if value["version"] != _VERSION:
+                raise MetadataError(
+                    f"the item has version {value['version']!r:.20}; this streamxf reads version {_VERSION}", item=ITEM
+                )
+            made = cls(
+                Format[value["format"]],
+                {_text(path): _file(*file) for path, file in value["files"].items()},
+                tuple(map(_text, value["left_out"])),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+            raise MetadataError(f"the item is not what pack stores: {error!r:.100}", item=ITEM) from None
+        whole = (tensor.name for file in made.files.values() for tensor in file.tensors if not tensor.offset)
+        names = [ITEM, *map(rest_of, made.files), *whole]
+        above = (path[:at] for path in made.files for at, char in enumerate(path) if char == "/")
+        if not (made.is_folder or (made.format in (Format.SAFETENSORS, Format.TORCH) and len(made.files) == 1)):
+            raise MetadataError("it does not describe a single file, as its format requires", item=ITEM)
+        if not all(map(is_inside, made.files)) or not made.files.keys().isdisjoint(above):
+            raise MetadataError("it has a path that is below a file, or outside of the folder", item=ITEM)
+        if len(set(names)) < len(names):
+            raise MetadataError("it has an item in two places", item=ITEM)
+        return made
+
+
+def manifest_of(reader: BoxReader) -> PackManifest | None:
+    """The manifest of a checkpoint; None if `pack` did not make it. Raises as `PackManifest.from_plain`."""
+    return PackManifest.from_plain(reader.load_object(ITEM)) if ITEM in reader.stored else None
+
+
+def _file(tensors: Any, others: Any) -> PackedFile:
+    made = tuple(
+        Placed(_text(name), _count(start), _text(dtype), *(tuple(map(_count, numbers)) for numbers in (shape, *rest)))
+        for name, start, dtype, shape, *rest in tensors
+    )
+    for tensor in made:
+        if len(tensor.offset) not in (0, len(tensor.shape)):
+            raise ValueError(f"{tensor.offset!r:.40} is not where a slice begins")
+        if sorted(tensor.order) != list(range(len(tensor.shape))):
+            raise ValueError(f"{tensor.order!r:.40} is not an order of dimensions")
+    return PackedFile(made, tuple(map(_text, others)))
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise TypeError(f"{value!r:.40} is not a size")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.40} is not a string")
+    return value
+
+
+_EMPTY = "an empty folder"
+_SPECIAL = "not a regular file of known size"
+_STRANGE = "a name that cannot be restored everywhere"
+
+
+@dataclass(frozen=True)
+class FileTree:
+    """A folder, or a single file.
+
+    - `files`: sizes by relative paths, sorted; a link to a regular file counts as that file.
+    - `left_out`: what else there is, each path with the reason why it is not packed.
+    """
+
+    storage: Storage
+    is_folder: bool
+    files: Mapping[str, int]
+    left_out: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, storage: Storage) -> FileTree:
+        """List a folder or a file."""
+        if not storage.is_folder():
+            with storage.open() as file:
+                return cls(storage, False, {storage.name: file.size})
+        found = {each.name: _what(storage, each) for each in storage.below(folders=True)}
+        full = {path.rpartition("/")[0] for path in found}
+        files: dict[str, int] = {}
+        left_out = []
+        for path, what in sorted(found.items()):
+            if isinstance(what, int) and path not in full:
+                files[path] = what
+            elif isinstance(what, int) or path not in full:  # an object may have a name that others have as a folder
+                if what == _EMPTY and storage.near and any(storage.entries(path)):  # or it may not be read
+                    raise UnsupportedError("the folder lies too deep to be packed", file=storage.label(path))
+                left_out.append(f"{printable(path, 200)} ({_STRANGE if isinstance(what, int) else what})")
+        return cls(storage, True, files, tuple(left_out))
+
+    def notes(self) -> tuple[str, ...]:
+        """What a report says of `left_out`, if there is any."""
+        return (f"only regular files are packed; left out: {some(self.left_out)}",) if self.left_out else ()
+
+    def place(self, path: str) -> Storage:
+        """Where a file is."""
+        return self.storage.child(path) if self.is_folder else self.storage
+
+    def identity(self) -> str:
+        """A digest of the paths, sizes and times of all files, to recognize them by."""
+        versions = [[path, self.place(path).version()] for path in self.files]
+        return hashlib.sha256(json.dumps([self.storage.real(), self.left_out, versions]).encode()).hexdigest()
+
+
+def _what(storage: Storage, entry: StorageEntry) -> int | str:
+    """The size of a file; of anything else what it is, if nothing is in it."""
+    if not is_inside(entry.name):
+        return _STRANGE
+    if entry.kind == "link":
+        with suppress(OSError):  # it leads nowhere, or in circles
+            entry = storage.child(entry.name).info()
+        if entry.kind != "file":
+            return "a link, but not to a regular file"
+    if entry.kind == "folder":
+        return _EMPTY
+    return _SPECIAL if entry.size is None else entry.size
+
+
+def is_inside(path: str) -> bool:
+    """Whether a relative path stays in its folder on every system, and is printable."""
+    if len(path) > MAX_PATH or not path.isprintable() or "\\" in path:
+        return False
+    return all(part not in ("", ".", "..") for part in path.split("/"))
+
 
 _METADATA = "/.metadata"
 _REASONS = 3  # that are told
@@ -37,7 +250,7 @@ Gaps = Sequence[tuple[int, int]]
 
 
 class PackedReader(FileReader):
-    """Everything that is packed; the item `ITEM` is the `manifest` as an object, and that of `rest_of` a file's bytes
+    """Everything that is packed; the item `ITEM` is the manifest as an object, and that of `rest_of` a file's bytes
     around its tensors, its `gaps`. What `beside` has loaded is used again. Other arguments are `FileReader`'s.
     """
 
@@ -46,13 +259,13 @@ class PackedReader(FileReader):
     ) -> None:
         super().__init__(*files, **how)
         self._loaded = beside._loaded if beside is not None else None
-        self.manifest: manifest.PackManifest = described
+        self.manifest: PackManifest = described
         self._gaps = gaps
 
     def part(self, items: Mapping[str, Item]) -> Callable[[Access], PackedReader]:
         gaps = {item.name: self._gaps[item.name] for item in items.values() if item.name in self._gaps}
         made: Any = super().part(items)
-        return partial(made, gaps=gaps, described=self.manifest if manifest.ITEM in items else None)
+        return partial(made, gaps=gaps, described=self.manifest if ITEM in items else None)
 
     def elements(self, item: TensorItem, chunk: Chunk) -> Elements:
         if item.name not in self._gaps:
@@ -62,7 +275,7 @@ class PackedReader(FileReader):
 
     def load_object(self, name: str) -> Any:
         """An object, which is written by itself, with what it shares with others."""
-        if name == manifest.ITEM:
+        if name == ITEM:
             return self.manifest.to_plain()
         for place in self.stored[name].places:
             weight = self.shards[place.file].weights.get(name, 0)
@@ -95,7 +308,7 @@ class _Pieces:
         """What is between the gaps is small."""
 
 
-def open_packed(tree: manifest.FileTree, max_expansion: int = MAX_EXPANSION) -> PackedReader:
+def open_packed(tree: FileTree, max_expansion: int = MAX_EXPANSION) -> PackedReader:
     """Open a file or a folder that is not a DCP checkpoint; raises as `pack`."""
     storage = tree.storage
     notes = [*tree.notes()]
@@ -106,7 +319,7 @@ def open_packed(tree: manifest.FileTree, max_expansion: int = MAX_EXPANSION) -> 
     else:
         opened = open_source(storage)
         assert isinstance(opened, FileReader)  # a DCP checkpoint is a folder
-        if not manifest.is_inside(storage.name):
+        if not is_inside(storage.name):
             raise errors.UnsupportedError("the name of the file could not be restored: rename it", file=storage.label())
         main, kind = opened, opened.contents.format
     refused = _refused(main) if main is not None else {}
@@ -123,22 +336,22 @@ def open_packed(tree: manifest.FileTree, max_expansion: int = MAX_EXPANSION) -> 
     if packing.unread:
         files = many(len(packing.unread), "file")
         notes.append(f"no tensors could be read from {files}, packed as bytes: {some(packing.unread)}")
-    packed: dict[str, manifest.PackedFile] = {}
+    packed: dict[str, PackedFile] = {}
     rests: dict[str, Item] = {}
     gaps: dict[str, Gaps] = {}
     joined = {name for name, item in packing.items.items() if len(item.places) > 1}
     for path, size in tree.files.items():
-        shard, rest = packing.shards[path], manifest.rest_of(path)
+        shard, rest = packing.shards[path], rest_of(path)
         tensors = _placed(shard, joined)
         others = shard.items.keys() - {tensor.name for tensor in tensors}
-        packed[path] = manifest.PackedFile(tuple(tensors), tuple(filter(others.__contains__, shard.items)))
+        packed[path] = PackedFile(tuple(tensors), tuple(filter(others.__contains__, shard.items)))
         if around := _gaps(tensors, size):
             length = sum(stop - start for start, stop in around)
             rests[rest] = whole_tensor(rest, "uint8", (length,), path, around[0][0], length, (rest,))
             gaps[rest] = around
-    items = {manifest.ITEM: ObjectItem(manifest.ITEM, Place("", 0, 0, ()), (manifest.ITEM,)), **packing.items, **rests}
+    items = {ITEM: ObjectItem(ITEM, Place("", 0, 0, ()), (ITEM,)), **packing.items, **rests}
     contents = Contents(storage.label(), kind, items, tree.files, notes=tuple(notes))
-    described = manifest.PackManifest(kind, packed, tree.left_out)
+    described = PackManifest(kind, packed, tree.left_out)
     access = Access.of(max_expansion=max_expansion)
     whole = PackedReader(storage, contents, packing.shards, access, gaps=gaps, described=described, beside=main)
     for rest, (place,) in ((rest, item.places) for rest, item in rests.items()):  # a file may be one hole
@@ -146,7 +359,7 @@ def open_packed(tree: manifest.FileTree, max_expansion: int = MAX_EXPANSION) -> 
     return whole
 
 
-def _model(tree: manifest.FileTree, notes: list[str]) -> FileReader | None:
+def _model(tree: FileTree, notes: list[str]) -> FileReader | None:
     """The model of a Hugging Face folder, if it is one whose tensors can be read."""
     try:
         layout = huggingface.layout_of(name for name in tree.files if "/" not in name)
@@ -183,7 +396,7 @@ class _Packing:
     - `unread`: files that were expected to have tensors, and are packed as bytes.
     """
 
-    def __init__(self, tree: manifest.FileTree, main: FileReader | None, refused: Collection[str]) -> None:
+    def __init__(self, tree: FileTree, main: FileReader | None, refused: Collection[str]) -> None:
         self.items: dict[str, Item] = {}
         self.shards: dict[str, Shard] = dict(main.shards) if main is not None else {}
         self.of_checkpoint = main is not None
@@ -236,7 +449,7 @@ class _Packing:
 
     def _take(self, items: Mapping[str, Item]) -> None:
         for name in items:
-            if manifest.is_kept(name):
+            if is_kept(name):
                 raise errors.ParameterError(
                     f"the checkpoint has an item {printable(name)!r}, a name that is reserved for pack"
                 )
@@ -262,25 +475,25 @@ def _shards_in(file: StoredFile, path: str, stored: Iterable[tuple[TensorItem, C
     return Shard(items)
 
 
-def _placed(shard: Shard, joined: Collection[str]) -> list[manifest.Placed]:
+def _placed(shard: Shard, joined: Collection[str]) -> list[Placed]:
     """The tensors of a file that have bytes of their own, in order: one of those that overlap, and none whose elements
     have gaps between them. Those that are `joined` are slices.
     """
     every = (item for item in shard.items.values() if isinstance(item, TensorItem) and item.size)
     tensors = [item for item in every if not beyond_limits(item.shape)]
-    found: list[manifest.Placed] = []
+    found: list[Placed] = []
     stop = 0
     for item in sorted(tensors, key=lambda item: (item.chunks[0].place.at, -item.size)):
         start = item.chunks[0].place.at
         order = _dense_order(item.shape, shard.strides.get(item.name, contiguous_strides(item.shape)))
         if order is not None and start >= stop:
             offset = shard.offsets[item.name] if item.name in joined else ()
-            found.append(manifest.Placed(item.name, start, item.dtype, item.shape, order, offset))
+            found.append(Placed(item.name, start, item.dtype, item.shape, order, offset))
             stop = start + item.size
     return found
 
 
-def _gaps(tensors: Iterable[manifest.Placed], size: int) -> Gaps:
+def _gaps(tensors: Iterable[Placed], size: int) -> Gaps:
     """The bytes around tensors in a file of `size` bytes."""
     gaps, at = [], 0
     for start, stop in (*((each.start, each.start + elements_size(*each[2:4])) for each in tensors), (size, size)):

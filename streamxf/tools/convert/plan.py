@@ -22,8 +22,8 @@ from streamxf.format.extra import NESTING, in_saved_order, moved
 from streamxf.formats.contents import OF_TORCH, SUFFIXES, FileReader, Format, chosen
 from streamxf.formats.huggingface import DTYPES, INDEX, TWO_IN_ONE, is_text
 from streamxf.reading import Box, BoxReader, Item, Path, TensorItem, boxes_of
-from streamxf.tools.convert.manifest import ITEM, PackedFile, PackManifest, Placed, is_kept, rest_of
 from streamxf.tools.convert.model import model_in
+from streamxf.tools.convert.packed import ITEM, PackedFile, PackManifest, Placed, is_kept, rest_of
 from streamxf.tools.nesting import nested, restore_optimizers, say_lost
 from streamxf.torchsave.writing import Shell, Value, torch_file
 from streamxf.wording import many, some

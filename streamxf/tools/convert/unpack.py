@@ -24,9 +24,9 @@ from streamxf.reading import Access, AccessOptions, BoxReader, Chain, Progress, 
 from streamxf.storage.files import SyncedFile, aim, missing_folders, sync_folder, sync_names_of
 from streamxf.storage.local import LocalStorage
 from streamxf.tools.convert.conversion import Converted, refuse_same
-from streamxf.tools.convert.manifest import manifest_of
 from streamxf.tools.convert.model import open_model
 from streamxf.tools.convert.pack import copy
+from streamxf.tools.convert.packed import manifest_of
 from streamxf.tools.convert.plan import SHARD_SIZE, Plan, format_of_name, fresh, pieces, restored
 from streamxf.wording import listed, many, printable, size_text
 

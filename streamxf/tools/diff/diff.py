@@ -18,12 +18,11 @@ from streamxf.formats.huggingface import INDEX
 from streamxf.formats.opening import is_checkpoint, open_source
 from streamxf.places import Location, Storage, open_storage
 from streamxf.reading import Access, AccessOptions, BoxReader, Item, KeyRing, Progress, Share, TensorItem, boxes_of
-from streamxf.tools.convert.manifest import FileTree, PackManifest, is_kept, manifest_of
-from streamxf.tools.convert.packed import PackedReader, open_packed
+from streamxf.tools.convert.packed import FileTree, PackedReader, PackManifest, is_kept, manifest_of, open_packed
 from streamxf.tools.damage import CALLERS, Damage
 from streamxf.tools.diff.difference import Change, Difference, Distance, DistanceCounter, Incomparable, difference_of
 from streamxf.tools.fleet import Fleet, by_tensors, is_of_machine
-from streamxf.tools.values.numbers import is_number
+from streamxf.tools.values.statistics import is_number
 from streamxf.wording import many, some
 
 

@@ -21,8 +21,16 @@ import numpy as np
 
 from streamxf.errors import PolicyError
 from streamxf.reading import MAX_EXPANSION, Budget
-from streamxf.tools.values.numbers import INTEGERS, Array, floats, integers, is_number
-from streamxf.tools.values.statistics import SLICE, Statistics, ValueCounter
+from streamxf.tools.values.statistics import (
+    INTEGERS,
+    SLICE,
+    Array,
+    Statistics,
+    ValueCounter,
+    floats,
+    integers,
+    is_number,
+)
 from streamxf.wording import SHOWN, listed, many, printable
 
 _FEW = 8  # one element in so many: only where fewer differ does it pay to pick them out

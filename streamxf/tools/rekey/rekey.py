@@ -34,10 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 def recipients(
-    path: Location,
-    *,
-    storage_options: StorageOptions = None,
-    **options: Unpack[AccessOptions],
+    path: Location, *, storage_options: StorageOptions = None, **options: Unpack[AccessOptions]
 ) -> Recipients:
     """List who may read a checkpoint or a plain file. Nothing is unpickled, and no data file is touched.
 
@@ -175,11 +172,7 @@ def add_recipient(
 
 
 def remove_recipient(
-    path: Location,
-    *,
-    recipient: KeyLike,
-    storage_options: StorageOptions = None,
-    **options: Unpack[AccessOptions],
+    path: Location, *, recipient: KeyLike, storage_options: StorageOptions = None, **options: Unpack[AccessOptions]
 ) -> tuple[str, ...]:
     """Remove a recipient's wrapped data keys and voucher; those of the others stay.
 

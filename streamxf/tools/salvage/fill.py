@@ -16,12 +16,13 @@ from streamxf import errors
 from streamxf.checkpoint.checkpoint import as_torch
 from streamxf.checkpoint.elements import Array, unsigned
 from streamxf.checkpoint.opening import ItemPart
-from streamxf.checkpoint.reading import Box, run_jobs, shared_part
+from streamxf.checkpoint.reading import run_jobs, shared_part
 from streamxf.format.extra import NESTING, in_saved_order
-from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, TensorItem, check_limits
+from streamxf.format.items import ITEMSIZES, check_limits
 from streamxf.format.limits import MAX_NDIM
 from streamxf.format.tiling import check_tiles
-from streamxf.progress import Progress
+from streamxf.lazy import torch
+from streamxf.reading import Box, Chunk, Item, ObjectItem, Progress, TensorItem
 from streamxf.registry import NOT_AT_HAND
 from streamxf.stream.reader import read_all
 from streamxf.tools.damage import Damage
@@ -32,7 +33,6 @@ from streamxf.torchsave.objects import dtype_of, load_framed
 from streamxf.wording import ACCESS, listed, many, some
 
 if TYPE_CHECKING:
-    import torch
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 
@@ -213,7 +213,6 @@ class Filler:
         return self._checkpoint.access.objects.load(self._object(item), item.place.size, "cpu")
 
     def _load_into(self, item: TensorItem, target: Any, planner: DefaultLoadPlanner) -> None:
-        import torch
         from torch.distributed.checkpoint.metadata import MetadataIndex
         from torch.distributed.tensor import DTensor
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Unpack
 
 from streamxf.buffers import flat_view
-from streamxf.chain import ChainLike
-from streamxf.checkpoint.access import Access, AccessOptions
 from streamxf.checkpoint.notes import known_run
 from streamxf.checkpoint.opening import ItemPart
 from streamxf.checkpoint.saving import Save
@@ -17,11 +14,9 @@ from streamxf.checkpoint.sources import Content
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import MetadataError
 from streamxf.format.extra import NESTING, UNRECORDED, in_saved_order, with_order
-from streamxf.format.items import Chunk, Item, Place, TensorItem
 from streamxf.format.run import RunFacts
-from streamxf.keys import KeysLike, SignerLike
-from streamxf.progress import Progress
-from streamxf.storage.opening import Location, open_storage
+from streamxf.places import Location, open_storage
+from streamxf.reading import Access, AccessOptions, ChainLike, KeysLike, Progress, SignerLike
 from streamxf.stream.encoder import MemorySource
 from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Converted, convert, refuse_same
 from streamxf.tools.salvage.damaged import DamagedCheckpoint, open_damaged
@@ -181,7 +176,7 @@ def _conversion(
             )
         return Content(MemorySource(flat_view(data if isinstance(data, bytes) else data.data)), wanted.kind)
 
-    items = [_in_one_piece(checkpoint, name, opaque) for name in found.loaded]
+    items = [checkpoint.copy_of(name, name not in opaque) for name in found.loaded]
     extra = next((each.index.extra for each in checkpoint.metadata if each.index is not None), UNRECORDED)
     loaded = {*found.loaded}
     extra = with_order(extra, filter(loaded.__contains__, in_saved_order(checkpoint.stored, extra.get(NESTING))))
@@ -194,11 +189,3 @@ def _run_of(checkpoint: DamagedCheckpoint) -> RunFacts | None:
         return known_run(checkpoint.storage, index, checkpoint.access)[0]
     except (OSError, MetadataError):  # items are worth more than metrics
         return index.run if index is not None else None
-
-
-def _in_one_piece(checkpoint: DamagedCheckpoint, name: str, opaque: set[str]) -> Item:
-    item = replace(checkpoint.stored[name], path=checkpoint.paths.get(name))
-    if not isinstance(item, TensorItem) or name in opaque:
-        return item
-    first = item.places[0] if item.chunks else Place("", 0, 0, ())
-    return replace(item, chunks=(Chunk((0,) * len(item.shape), item.shape, first, False),))

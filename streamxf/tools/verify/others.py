@@ -10,14 +10,13 @@ from functools import reduce
 from typing import Any
 
 from streamxf import errors
-from streamxf.checkpoint.access import Access
-from streamxf.format.items import Item, TensorItem
 from streamxf.format.plain import PREFIX_START_BYTES, prefix_size
 from streamxf.formats import huggingface, torchfile
 from streamxf.formats.contents import MAX_RECORDS, PLAIN, SUFFIXES, Format
 from streamxf.formats.opening import format_of, no_checkpoint, open_layout
-from streamxf.storage.reading import NotFetched, StoredFile
-from streamxf.storage.storage import Storage
+from streamxf.places import Storage
+from streamxf.reading import Access, Item, StoredFile, TensorItem
+from streamxf.storage.reading import NotFetched
 from streamxf.stream.container import StoredStream, read_header
 from streamxf.stream.plain import PlainParts
 from streamxf.stream.reader import BareBlocks, StreamReader

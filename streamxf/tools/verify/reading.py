@@ -13,19 +13,16 @@ from typing import Any, NamedTuple
 
 from streamxf import errors
 from streamxf.budget import held_bytes
-from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.bare import LENGTH_BYTES
-from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.errors import is_damage, shorten
 from streamxf.format.bare import alignment
 from streamxf.format.container import Block, ContainerParser
 from streamxf.format.header import Kind
-from streamxf.format.items import ObjectItem, Place, TensorItem
 from streamxf.pipeline import Pipeline
-from streamxf.progress import Progress, Share
-from streamxf.storage.reading import Counted, FileSlice, PositionalFile, StoredFile
-from streamxf.storage.storage import Storage
+from streamxf.places import Storage
+from streamxf.reading import Access, Metadata, ObjectItem, Place, Progress, Share, StoredFile, TensorItem
+from streamxf.storage.reading import Counted, FileSlice, PositionalFile
 from streamxf.stream.container import StoredStream
 from streamxf.stream.reader import MemoryBlocks, StreamReader
 from streamxf.stream.scan import Found, Scan, walk

@@ -137,9 +137,10 @@ class Findings:
         reasons = [f"{type(each).__name__}: {each}" for each in (*self.missing, *self.refused)]
         return [*reasons, *self.damaged]
 
-    def damage(self, error: Exception, item: str | None = None) -> None:
-        """Note what is wrong with the file, or with an item of it."""
+    def damage(self, error: Exception, item: str | None = None) -> Findings:
+        """Note what is wrong with the file, or with an item of it; returns self."""
         Notes(self, item).error(error)
+        return self
 
     def disown(self) -> None:
         """Take what is damaged for not read, since what was read may be old."""

@@ -16,8 +16,8 @@ from typing import Any, Unpack
 
 from streamxf import errors
 from streamxf.buffers import collector_paused
-from streamxf.checkpoint.access import UNKNOWN_RANKS, Access, AccessOptions
-from streamxf.checkpoint.metadata import Metadata, read_metadata, unfinished
+from streamxf.checkpoint.access import UNKNOWN_RANKS
+from streamxf.checkpoint.metadata import unfinished
 from streamxf.checkpoint.opening import ItemPart, streams_of
 from streamxf.checkpoint.publish import HOUR, under_way
 from streamxf.engine import side_by_side
@@ -28,11 +28,11 @@ from streamxf.format.trailer import Trailer
 from streamxf.formats import huggingface
 from streamxf.formats.contents import Format
 from streamxf.formats.opening import is_checkpoint, kind_of, parts_of
-from streamxf.progress import Progress, Share
+from streamxf.places import Location, Storage, open_storage
+from streamxf.reading import Access, AccessOptions, Metadata, Progress, Share, read_metadata
 from streamxf.registry import NOT_AT_HAND
-from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.reading import NotFetched
-from streamxf.storage.storage import LOCK, Storage
+from streamxf.storage.storage import LOCK
 from streamxf.tools.fleet import Fleet
 from streamxf.tools.verify.others import plan_file, plan_folder
 from streamxf.tools.verify.reading import FileCheck, Plan, Verification, pieces_of
@@ -177,9 +177,9 @@ def _verify_parts(
         try:
             yield
         except NotFetched as error:
-            findings = Findings((error.file or places[part].name).rpartition("/")[2])
-            findings.damage(error)
-            found[part] = report_of([findings], begin)
+            found[part] = report_of(
+                [Findings((error.file or places[part].name).rpartition("/")[2]).damage(error)], begin
+            )
         except (errors.NoCheckpointError, errors.UnsupportedError, *NOT_AT_HAND) as error:
             found[part] = f"{part}: {error.message}"
             missing.extend([error] if isinstance(error, NOT_AT_HAND) else [])
@@ -188,9 +188,8 @@ def _verify_parts(
                 found[part] = f"{part}: {_CHANGED}"
                 return
             folders.discard(part)  # of which nothing is known but its name
-            findings = Findings(places[part].name)
-            findings.damage(places[part].doubted(error, missing=True))
-            found[part] = report_of([findings], begin)
+            doubted = places[part].doubted(error, missing=True)
+            found[part] = report_of([Findings(places[part].name).damage(doubted)], begin)
 
     def take(part: str, report: Callable[[], VerifyReport]) -> None:
         with noting(part):

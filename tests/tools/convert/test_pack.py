@@ -20,8 +20,8 @@ import streamxf
 from streamxf import engine
 from streamxf.errors import ContainerError, NoCheckpointError, ParameterError, UnsupportedError
 from streamxf.keys import Key
-from streamxf.tools.convert.manifest import ITEM
 from streamxf.tools.convert.pack import pack
+from streamxf.tools.convert.packed import ITEM
 from streamxf.tools.convert.unpack import unpack
 from tests.storage.stores import MemoryStorage
 from tests.tools.convert import states

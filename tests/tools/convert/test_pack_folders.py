@@ -20,8 +20,8 @@ from streamxf import engine
 from streamxf.errors import ContainerError, MetadataError, NoCheckpointError, ParameterError, UnsupportedError
 from streamxf.keys import Key
 from streamxf.storage.opening import open_storage
-from streamxf.tools.convert.manifest import FileTree
 from streamxf.tools.convert.pack import pack
+from streamxf.tools.convert.packed import FileTree
 from streamxf.tools.convert.unpack import unpack
 from tests.dcp.s3_server import storage
 from tests.dcp.shards import rows, save_shards

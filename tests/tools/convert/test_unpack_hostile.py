@@ -14,8 +14,8 @@ from torch.distributed.checkpoint import FileSystemWriter as StockWriter
 from torch.distributed.checkpoint import save as dcp_save
 
 from streamxf.errors import MetadataError
-from streamxf.tools.convert.manifest import PackManifest
 from streamxf.tools.convert.pack import pack
+from streamxf.tools.convert.packed import PackManifest
 from streamxf.tools.convert.unpack import unpack
 
 Forge = Callable[[dict[str, Any]], Any]

@@ -15,8 +15,8 @@ import streamxf
 from streamxf.errors import MetadataError
 from streamxf.formats.opening import open_source
 from streamxf.storage.opening import open_storage
-from streamxf.tools.convert.manifest import ITEM
 from streamxf.tools.convert.pack import pack
+from streamxf.tools.convert.packed import ITEM
 from streamxf.tools.convert.unpack import unpack
 from tests.tools.convert.states import loaded
 

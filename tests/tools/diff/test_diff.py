@@ -13,7 +13,7 @@ from torch.distributed.checkpoint._extension import ZStandard as StockZStandard
 import streamxf
 from streamxf.errors import KeyMissingError, MetadataError, NoCheckpointError, PolicyError
 from streamxf.keys.file import write_key
-from streamxf.tools.convert.manifest import ITEM
+from streamxf.tools.convert.packed import ITEM
 from streamxf.tools.diff.diff import diff
 from tests.dcp.shards import rows, save_shards
 

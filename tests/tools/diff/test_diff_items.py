@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf.errors import BlockError, ForeignError, ParameterError, PolicyError, UnknownCodecError
-from streamxf.tools.convert.manifest import ITEM
+from streamxf.tools.convert.packed import ITEM
 from streamxf.tools.diff.diff import Comparison
 from streamxf.tools.diff.difference import Difference
 from tests.progress.recorder import Recorder

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from streamxf.tools.diff import difference as distance_module
 from streamxf.tools.diff.difference import Distance, DistanceCounter, distance_text
-from streamxf.tools.values.numbers import is_number
+from streamxf.tools.values.statistics import is_number
 from tests.tools.elements import dtype_name, elements_of
 from tests.tools.values.test_statistics import COMPLEX, FLOATS, INTEGERS, of_bits
 

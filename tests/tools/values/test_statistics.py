@@ -12,8 +12,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from streamxf.tools.values.numbers import has_numbers
-from streamxf.tools.values.statistics import SHOWN, SLICE, Statistics, ValueCounter
+from streamxf.tools.values.statistics import SHOWN, SLICE, Statistics, ValueCounter, has_numbers
 from tests.tools.elements import dtype_name, elements_of
 
 INTEGERS = [torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32]
