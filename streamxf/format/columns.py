@@ -31,7 +31,7 @@ _ENTRY = struct.Struct("<BBHI")
 _WIDTHS = 1, 2, 4, 8
 _IGNORED = 128  # ids from here on
 
-Array = Any  # numpy's, which only those functions import that need it: not all that knows of an index reads one
+Array = Any  # numpy's
 
 
 @dataclass(frozen=True, slots=True)
