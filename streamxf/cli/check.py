@@ -158,4 +158,5 @@ def _word(value: bool | str | None) -> str:
 
 
 def _said(found: PlaceReport, names: list[str]) -> str:
-    return f"abilities={ {name: found.seen[name] for name in names} }"
+    late = ["fresh"] * (found.seen.get("fresh") is False)
+    return f"abilities={ {name: found.seen[name] for name in (*names, *late)} }"

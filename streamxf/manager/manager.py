@@ -223,7 +223,7 @@ class CheckpointManager:
             _log.warning(
                 "%s is not known to store what was written by the time that a save returns: what was saved last may be "
                 "lost with this machine, and rules keep more. Say abilities={'stored': True, 'in_order': True} if it "
-                "does. What another host saves may show here minutes later (rclone's --dir-cache-time)",
+                "does; that says nothing of what other hosts save, which may show here minutes later",
                 escaped(self._storage.label()),
             )
         _check_name(name, self._storage)

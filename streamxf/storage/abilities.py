@@ -25,9 +25,9 @@ class Abilities:
     in_order : bool
         Whether a removal never overtakes what was written before it.
     fresh : bool
-        Whether reads show what another process wrote before. Places that surely do not, such as fsspec's caches, are
-        refused where something old would do harm. Where it is not known of a mount, nor that it `keeps_older`, what
-        looks like damage raises `StaleError`.
+        Whether reads show what another process wrote before. URLs that surely do not, such as fsspec's caches, are
+        refused where something old would do harm. On a mount that does not, or of whose type it is not known to come
+        within seconds, what looks like damage raises `StaleError`, whatever is said of `stored` and `in_order`.
     copies : bool
         Whether streams that are written to keep no view of what they were given.
     threads : bool

@@ -117,10 +117,10 @@ class Storage(ABC):
         return self.own_abilities if self._said is _NOTHING else self._said.over(self.own_abilities)
 
     def check_fresh(self) -> None:
-        """Raise UnsupportedError if reads may surely return what has been replaced since: what goes by them would
+        """Raise UnsupportedError if a client surely remembers what has been replaced since: what goes by it would
         remove or replace the wrong files.
         """
-        if self.abilities.fresh is False:
+        if not self.near and self.abilities.fresh is False:
             raise UnsupportedError(
                 f"{STALE}; use the URL of the storage itself. Nothing was changed", file=self.label()
             )
@@ -137,7 +137,7 @@ class Storage(ABC):
         looks = errors.is_damage(error) and not isinstance(error, errors.NoCheckpointError)
         looks &= missing or not isinstance(error, FileNotFoundError)
         can, looks = self.abilities, looks or getattr(error, "errno", None) == errno.EIO
-        if not looks or can.fresh or (can.fresh is None and (can.keeps_older or not self.near)):
+        if not looks or can.fresh or (can.fresh is None and (self.own_abilities.keeps_older or not self.near)):
             return error
         text = error.message if isinstance(error, errors.StreamxfError) else errors.text_of(error)
         made = errors.StaleError(f"{type(error).__name__}: {text}. That may be no damage: {OLD}")

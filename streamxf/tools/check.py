@@ -422,6 +422,8 @@ class PlaceReport:
     def consequences(self) -> dict[str, str]:
         """What streamxf does for want of an ability, by its name."""
         can = self.abilities
+        late = can.fresh is False or (can.fresh is None and self.mount and not self.known.keeps_older)
+        of_late = "what looks like damage is a StaleError" if self.mount else "writers and the manager refuse it"
         of_locks = {
             None: "no file is locked here, so a job's signs of life alone tell of it, each minute",
             "none": "a job's signs of life alone tell of it, each minute",
@@ -431,7 +433,7 @@ class PlaceReport:
             "locks": of_locks.get(can.locks, ""),
             "stored": "" if can.stored else _LATER,
             "in_order": "" if can.in_order else _LATER,
-            "fresh": "writers and the manager refuse it" if can.fresh is False else "",
+            "fresh": of_late if late else "",
             "copies": "" if can.copies else "each write gets bytes of its own",
             "threads": "" if can.threads else "one request at a time",
             "replaces": "" if can.replaces or can.locks == "hosts" else _RACE,

@@ -20,13 +20,14 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from streamxf.errors import ParameterError
-from streamxf.storage.abilities import Abilities
+from streamxf.storage.abilities import MOUNTS, Abilities
 from streamxf.storage.conditions import ABSENT
+from streamxf.storage.disk import Mount
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
 from streamxf.testing import ConformanceError, check_storage
-from streamxf.tools.check import check_place, observe_abilities, weaker_than
+from streamxf.tools.check import PlaceReport, check_place, observe_abilities, weaker_than
 from tests.cli.command import Run
 from tests.storage.stores import MemoryStorage
 
@@ -461,3 +462,12 @@ def test_the_command(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("streamxf.tools.check._is_one_view", lambda storage, second: False)
     assert "--second does not tell of fresh: it may be late" in run("check", tmp_path, "--second", tmp_path).out
     assert done.json["seen"]["links"] is True
+
+
+def test_the_advice_has_what_was_seen_to_be_late(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {"stored": True, "in_order": True, "fresh": False}
+    report = PlaceReport(str(tmp_path), Mount("here", "fuse.rclone", "of:somewhere", 1), MOUNTS["fuse.rclone"], seen)
+    monkeypatch.setattr("streamxf.tools.check.check_place", lambda *_, **__: report)
+    assert f"tell streamxf: abilities={seen}" in run("check", tmp_path).out
+    assert report.consequences["fresh"] == "what looks like damage is a StaleError"
+    assert "fresh" not in replace(report, known=MOUNTS["fuse.sshfs"]).consequences

@@ -125,6 +125,24 @@ def test_who_knows_that_a_mount_is_fresh_says_so(run: Path, monkeypatch: pytest.
     assert streamxf.verify(place.child("step-2")).damaged
 
 
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("fuse.rclone", {"stored": True, "in_order": True}),
+        ("fuse.rclone", {"fresh": False}),
+        ("nfs4", {"fresh": False}),
+    ],
+)
+def test_what_is_said_of_storing_says_nothing_of_reading(
+    run: Path, kind: str, told: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mount(monkeypatch, kind)
+    for call in (streamxf.latest, resumed):
+        with pytest.raises(StaleError):
+            call(run, abilities=told)
+    assert not streamxf.verify(open_storage(run / "step-2", abilities=told)).damaged
+
+
 def test_a_mount_that_cannot_read_what_was_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved_run(tmp_path, 1, 2)
     mount(monkeypatch, "fuse.rclone")
