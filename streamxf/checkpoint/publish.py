@@ -304,7 +304,7 @@ def find_leftovers(
         return found
     replaced = files_of(storage, metadata_name(rank))
     doubtful = [name for name in found if name not in replaced and (OWN_FILE.fullmatch(name) or DRAFT.fullmatch(name))]
-    kept = set(doubtful) - settled(storage, doubtful, DAY)
+    kept = set(doubtful) - older_than(storage, doubtful, DAY)
     return [name for name in found if name not in kept]
 
 
@@ -348,7 +348,7 @@ def under_way(storage: Storage, names: Collection[str], age: float = HOUR) -> bo
     return any(at is not None and abs(time.time() - at) < age for at in written)
 
 
-def settled(storage: Storage, names: Collection[str], age: float) -> set[str]:
+def older_than(storage: Storage, names: Collection[str], age: float) -> set[str]:
     """Those of `names` last written at least `age` seconds ago; where the storage does not tell, only if `age` is 0."""
     if not age or not names:
         return set(names)

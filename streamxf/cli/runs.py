@@ -34,14 +34,14 @@ def list_(run: str = options.RUN, run_id: str | None = options.RUN_ID, *, out: s
     streamxf list /checkpoints/run-7
     streamxf list s3://bucket/run-7 --json
     """
-    from streamxf.manager.holds import held
+    from streamxf.manager.holds import active_holds
     from streamxf.manager.listing import list_checkpoints
     from streamxf.manager.record import is_numbered
     from streamxf.places import open_storage
 
     found = list_checkpoints(run, run_id=run_id)
     storage = open_storage(run)
-    readers = held(storage)
+    readers = active_holds(storage)
     alike = {name: name.encode(errors="replace").decode() for name in (storage.folders() if storage.near else ())}
     if odd := sorted(name for name, text in alike.items() if is_numbered(text) and not is_numbered(name)):
         text = f"{many(len(odd), 'folder')} left out: the names are not UTF-8; rename {some(odd)} to list what is there"

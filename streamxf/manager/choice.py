@@ -30,7 +30,7 @@ from streamxf.errors import (
 from streamxf.format.names import GLOBAL, is_metadata_name, metadata_among, rank_of
 from streamxf.formats.opening import contents_of
 from streamxf.manager.folder import Folder
-from streamxf.manager.holds import has_no_place, holding
+from streamxf.manager.holds import has_no_place, hold_checkpoint
 from streamxf.manager.listing import SKIP, Run, is_bare, named_to_skip
 from streamxf.manager.notes import FOLDER, Authority, is_framework_file
 from streamxf.manager.record import Record, numbers_in, order_of, series_of
@@ -137,7 +137,7 @@ def choose(
             if choice.check == "sample":
                 choice.check = "whole"  # frameworks load by themselves, and could not fall back
         try:
-            holds.enter_context(holding(run, choice.record.name))
+            holds.enter_context(hold_checkpoint(run, choice.record.name))
         except NoCheckpointError:
             continue  # it has been removed meanwhile
         except (OSError, ForeignError) as error:  # of Google Cloud Storage, say; loading shows whether all is lost

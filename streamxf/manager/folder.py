@@ -184,7 +184,7 @@ class Folder:
         except (StreamxfError, FileNotFoundError) as error:
             return self._doubted(replace(record, damaged=True), f"{type(error).__name__}: {error}")
         if (index := said[0].index) is not None:
-            record = self._told(record, index.save_id, index.run)
+            record = self._with_facts(record, index.save_id, index.run)
         counts = self.authority.has_published(record.save_id, self.place.name)
         return record if counts else self._doubted(record, next(filter(None, doubts), ""))
 
@@ -227,11 +227,11 @@ class Folder:
         if commit is not None:
             # which takes metadata away first
             going |= REMOVED in self.top and any(is_metadata_name(path) for path in commit.files.keys() - self.files)
-            record = self._told(record, commit.save_id, commit.run)
+            record = self._with_facts(record, commit.save_id, commit.run)
             record = replace(record, bytes=sum(each.size for each in commit.files.values()))
         return self._doubted(replace(record, kind="removing" if going else record.kind, damaged=commit is None), doubt)
 
-    def _told(self, record: Record, save_id: str, facts: RunFacts | None) -> Record:
+    def _with_facts(self, record: Record, save_id: str, facts: RunFacts | None) -> Record:
         record = replace(record, save_id=save_id)
         if facts is None:
             return record

@@ -18,12 +18,12 @@ from streamxf.format.limits import MAX_NOTE
 from streamxf.format.names import is_metadata_name, made_by_saves
 from streamxf.manager.choice import ABANDONED, Choice, Verify, check_later, check_verify, newest
 from streamxf.manager.folder import Folder
-from streamxf.manager.holds import going, has_no_place, held, is_over, removing
+from streamxf.manager.holds import active_holds, announce_removal, announced_removals, has_no_place, is_over
 from streamxf.manager.listing import Run, records_of
 from streamxf.manager.notes import remove_notes, written_since
 from streamxf.manager.record import Line, Record, lined, series_of
 from streamxf.manager.removal import Order, files_of_many, remove_tree, remove_trees
-from streamxf.manager.retention import Retention, settled
+from streamxf.manager.retention import Retention, with_plausible_times
 from streamxf.manager.sessions import is_held
 from streamxf.places import Entries, Location, locked, put_small, read_small
 from streamxf.reading import KeysLike, TrustLike
@@ -172,7 +172,7 @@ def forget_in(
         for record in records
         if record.complete and not record.counts
     }
-    readers, going = held(run.storage), []
+    readers, going = active_holds(run.storage), []
     in_use: dict[str, str] = {}
     counted = [record for record in records if record.counts]
     for each in sorted({record.series for record in counted}):
@@ -187,7 +187,7 @@ def forget_in(
         ranked = own
         if coming is not None and coming.series == each:
             ranked = [*(record for record in own if record.name != coming.name), coming]
-        decided = keep.decide(settled(ranked, time.time()))
+        decided = keep.decide(with_plausible_times(ranked, time.time()))
         for why in (protected or {}, {name: f"link {link}" for name, link in run.linked.items()}):
             decided |= {name: (*decided[name], why[name]) for name in why.keys() & decided.keys()}
         if not run.storage.abilities.keeps_older:
@@ -244,11 +244,11 @@ def remove_checkpoints(
         run.change(*part, known=True)
         with ExitStack() as stack:
             try:
-                stack.enter_context(removing(run, part))
+                stack.enter_context(announce_removal(run, part))
             except OSError as error:
                 if not has_no_place(error):
                     raise  # otherwise unannounced, or a full disk would stay full
-            readers = held(storage, tidies=True)
+            readers = active_holds(storage, tidies=True)
             in_use.update({name: readers[name] for name in part if name in readers})
             unread = [record for name, record in part.items() if name not in readers]
             if not storage.near:
@@ -326,7 +326,7 @@ def finish(run: Run, series: str, *, session: str = "", saves: bool = False, ext
     `remove_checkpoints`. If the job of this `session` `saves`, also folders in which there is nothing of one; to others
     a save that begins looks the same.
     """
-    announced = going(run)
+    announced = announced_removals(run)
     records = {each.name: each for each in run.records(series=series)}
     over = {file for file in announced.values() if is_over(file)}
     for name, record in records.items():

@@ -34,7 +34,7 @@ _HOLD = re.compile(
     re.DOTALL,
 )
 MAX_NAME_BYTES = 170  # of a checkpoint's folder, so that its holds have names, too
-_GOING = "going-[0-9]{1,15}-[0-9a-f]{16}"
+_REMOVALS = "going-[0-9]{1,15}-[0-9a-f]{16}"
 _PATIENCE = 60.0  # seconds
 _PAUSE = 0.05
 _log = logging.getLogger(__name__)
@@ -75,17 +75,17 @@ def hold(path: Location, *, storage_options: Mapping[str, Any] | None = None) ->
     run, name = run_of(place)
     if not name:
         raise ParameterError(f"{place.label()!r:.80} is not the folder of a checkpoint in a run's folder")
-    with holding(Run.at(run), name):
+    with hold_checkpoint(Run.at(run), name):
         yield
 
 
 @contextmanager
-def holding(run: Run, name: str) -> Iterator[None]:
+def hold_checkpoint(run: Run, name: str) -> Iterator[None]:
     """The same, of a checkpoint by its name in a run."""
     storage = run.storage
     with put_hold(storage, name):
         end = time.monotonic() + _PATIENCE
-        while time.monotonic() < end and (file := going(run).get(name)) is not None and not is_over(file):
+        while time.monotonic() < end and (file := announced_removals(run).get(name)) is not None and not is_over(file):
             time.sleep(_PAUSE)
         record = run.record(name)
         if record is None or not record.complete:
@@ -109,7 +109,7 @@ def put_hold(storage: Storage, name: str, session: str = "") -> Iterator[None]:
         remove_entry(storage, f"{_HOLDS}/{file}")
 
 
-def held(storage: Storage, *, tidies: bool = False) -> dict[str, str]:
+def active_holds(storage: Storage, *, tidies: bool = False) -> dict[str, str]:
     """The checkpoints of a run that someone reads, each with who. Who `tidies` removes the holds of killed readers."""
     now = time.time()
     found: dict[str, str] = {}
@@ -133,7 +133,7 @@ def held(storage: Storage, *, tidies: bool = False) -> dict[str, str]:
 
 
 @contextmanager
-def removing(run: Run, names: Collection[str]) -> Iterator[None]:
+def announce_removal(run: Run, names: Collection[str]) -> Iterator[None]:
     """Say that these are about to be removed."""
     file = f"going-{int(time.time())}-{secrets.token_hex(8)}"
     put_note(run.storage, run.authority, file, {"names": [*names]}, _names_of)
@@ -146,9 +146,9 @@ def is_over(file: str) -> bool:
     return abs(time.time() - int(file.split("-")[1])) > _PATIENCE
 
 
-def going(run: Run) -> dict[str, str]:
+def announced_removals(run: Run) -> dict[str, str]:
     """What somebody has said to be removing, and has not finished, each with the file that says so."""
-    files = notes_in(run.storage, run.authority, _GOING, _names_of)
+    files = notes_in(run.storage, run.authority, _REMOVALS, _names_of)
     return {name: file for file, names in files.items() for name in names}
 
 

@@ -212,7 +212,7 @@ class CheckpointManager:
         self._keep = Retention.of(keep)
         self._async, self._most, self._skips = mode, in_flight, when_busy == "skip"
         self._name = name
-        self._given = isinstance(run, Storage)
+        self._gives_storages = isinstance(run, Storage)
         place = run if isinstance(run, Storage) else path_text(run)
         # a relative path means what it means now, wherever the job changes to, and `..` what the system takes it for
         self._storage = open_storage(
@@ -250,7 +250,7 @@ class CheckpointManager:
         self._timer = SaveTimer(self._schedule, before)
         self._signals = StopSignals(self._schedule.signals)
         self._deaf = {*self._schedule.signals, signal.SIGINT}
-        self._told: Interval | None = None
+        self._logged: Interval | None = None
         self._announced: float | None = None  # when a framework's save began
         self._one_folder = False  # whether it is known that all ranks have the same
         self._closed = False
@@ -699,12 +699,12 @@ class CheckpointManager:
         """A save that `began` then lets training go on."""
         self._timer.blocked(time.monotonic() - began)
         found = self._timer.interval if self._agreement.rank == 0 else None
-        if found is not None and (self._told is None or not 0.8 < found.seconds / self._told.seconds < 1.25):
-            self._told = found
+        if found is not None and (self._logged is None or not 0.8 < found.seconds / self._logged.seconds < 1.25):
+            self._logged = found
             _log.info("%s", found)
 
     def _place(self, name: str) -> str | Storage:
-        return self._storage.child(name) if self._given else self._storage.location(name)
+        return self._storage.child(name) if self._gives_storages else self._storage.location(name)
 
     def _make_writer(self, name: str) -> FileSystemWriter:
         return FileSystemWriter(self._storage.child(name), chain=self._chain, **self._writer)

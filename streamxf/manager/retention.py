@@ -148,7 +148,7 @@ class Retention:
         """
         complete = sorted((each for each in records if each.complete), key=lambda each: each.order)
         reasons: dict[str, tuple[str, ...]] = {each.name: () for each in complete}
-        for reason, record in self._kept(complete[::-1]):
+        for reason, record in self._reasons(complete[::-1]):
             reasons[record.name] += (reason,)
         limited = self.max_age is not None or self.max_bytes is not None
         if complete and (not reasons[complete[-1].name] or (limited and reasons[complete[-1].name] == (_NO_RULE,))):
@@ -166,7 +166,7 @@ class Retention:
                 taken -= record.bytes or 0
         return reasons
 
-    def _kept(self, records: Sequence[Record]) -> Iterator[tuple[str, Record]]:
+    def _reasons(self, records: Sequence[Record]) -> Iterator[tuple[str, Record]]:
         """What each rule keeps, and the rule in words; the records are from the newest to the oldest."""
         if replace(self, max_bytes=None, max_age=None).keeps_all:
             yield from ((_NO_RULE, record) for record in records)
@@ -222,7 +222,7 @@ def _newest_of_each(
             yield f"oldest {word}", record
 
 
-def settled(records: Iterable[Record], now: float) -> list[Record]:
+def with_plausible_times(records: Iterable[Record], now: float) -> list[Record]:
     """The same records, without the times that cannot be right: more than a day ahead of `now`, or later than that of a
     later step. What is less ahead counts as saved now, or what was saved since the clock was set back would seem old.
     """

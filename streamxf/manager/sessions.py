@@ -23,7 +23,7 @@ from streamxf.wording import time_text
 
 _ALIVE = 600.0  # seconds since the last sign of life
 _SIGN = 60.0  # seconds from one to the next, where the lock alone is none
-_KEPT = 200  # the latest ones: they are for the rate of failures
+_MOST = 200  # the latest ones: they are for the rate of failures
 _PATIENCE, _PAUSE = 5.0, 0.05  # seconds
 
 _own: WeakValueDictionary[str, IO[bytes]] = WeakValueDictionary()
@@ -82,7 +82,7 @@ class Sessions:
         others = self._others()
         for other in others:
             self._check_over(other)
-        remove_notes(self._storage, [f"session-{each.id}{end}" for each in others[:-_KEPT] for end in ("", ".lock")])
+        remove_notes(self._storage, [f"session-{each.id}{end}" for each in others[:-_MOST] for end in ("", ".lock")])
         self._storage.make_folder(FOLDER, durable=False)
         # before its note, or it would seem to have ended
         self._lock = self._storage.lock_file(_lock_of(self.own.id), make=True)

@@ -19,7 +19,7 @@ class StopSignals:
     """
 
     def __init__(self, signals: tuple[int, ...]) -> None:
-        self._told = ""
+        self._name = ""
         self._logged = False
         self._process = os.getpid()
         self._before: dict[int, Any] = {}
@@ -39,10 +39,10 @@ class StopSignals:
     @property
     def requested(self) -> bool:
         """Whether it was told. Logs it, which a signal handler must not do."""
-        if self._told and not self._logged:
+        if self._name and not self._logged:
             self._logged = True
-            _log.warning("received %s: the job saves, and then ends", self._told)
-        return bool(self._told)
+            _log.warning("received %s: the job saves, and then ends", self._name)
+        return bool(self._name)
 
     def close(self) -> None:
         self._closed = True
@@ -56,7 +56,7 @@ class StopSignals:
         if self._closed or os.getpid() != self._process:
             self._pass_on(number, frame, before)
             return
-        self._told = signal.Signals(number).name
+        self._name = signal.Signals(number).name
         if callable(before) and before is not signal.default_int_handler:
             before(number, frame)
 

@@ -104,8 +104,9 @@ MOUNTS: dict[str, Abilities] = {
     **dict.fromkeys(("vfat", "msdos", "exfat"), _NO_LINKS.over(_DISK)),
     **dict.fromkeys(("nfs", "nfs4", "lustre", "ceph", "gpfs", "beegfs", "cifs", "smb3", "virtiofs", "9p"), _SERVER),
     **dict.fromkeys(("fuse.glusterfs", "fuse.ceph-fuse"), _SERVER),
-    # both send a file when it is closed, and remember for seconds what was there
-    "fuse.sshfs": Abilities(links=True, link_facts=False).over(_SERVER),
+    # Both send a file when it is closed, and remember for seconds what was there. To readers of a mount by sshfs a file
+    # that is replaced is missing for a moment, and by servers without posix-rename@openssh.com it really is.
+    "fuse.sshfs": replace(Abilities(links=True, link_facts=False).over(_SERVER), in_one_step=None),
     "fuse.s3fs": Abilities(in_one_step=False, links=False, link_facts=False).over(_SERVER),
     # with its option -writebackCache, of which no list of mounts tells, files go later, and others' are of the old size
     "fuse.seaweedfs": Abilities(in_one_step=False, links=True, link_facts=True).over(_MOUNTED),

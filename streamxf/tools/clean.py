@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.metadata import no_metadata, resumable
-from streamxf.checkpoint.publish import DAY, HOUR, RUN_FILE, leftovers, made_by_writers, settled, under_way
+from streamxf.checkpoint.publish import DAY, HOUR, RUN_FILE, leftovers, made_by_writers, older_than, under_way
 from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, PolicyError, UnsupportedError
 from streamxf.format.names import GLOBAL, rank_of
 from streamxf.formats.opening import contents_of
@@ -112,7 +112,7 @@ def clean(
         ranks = None if names == [GLOBAL] else {rank_of(name) for name in names}
         found = [name for name in leftovers(files, named, None) if ranks is None or rank_of(name) in ranks]
         kept = sorted(name for name in files.keys() - named - set(found) if not RUN_FILE.fullmatch(name))
-        old = set() if under_way(storage, found, HOUR if alone else 0) else settled(storage, found, age)
+        old = set() if under_way(storage, found, HOUR if alone else 0) else older_than(storage, found, age)
         if old and not alone and before is not None and _read(storage, access).metadata != before.metadata:
             raise MetadataError(
                 "the metadata was replaced meanwhile: another process saves to this folder. Nothing was removed; try "

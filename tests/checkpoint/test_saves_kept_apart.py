@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from streamxf.checkpoint import publish
-from streamxf.checkpoint.publish import DAY, settled
+from streamxf.checkpoint.publish import DAY, older_than
 from streamxf.errors import AbortedError
 from streamxf.format.names import made_by_saves, rank_of
 from streamxf.storage import disk, lock
@@ -324,7 +324,7 @@ def test_what_stores_tell_of_the_last_write(listed: Callable[[float], dict[str, 
     written = {"old": OLD, "new": time.time(), "tomorrow": time.time() + 86_400}
     asked: list[str] = []
     told = listed(OLD)
-    found = settled(storage, written, DAY)
+    found = older_than(storage, written, DAY)
     assert found == (set() if told.get("updated") == "some time ago" else {"old"})
     assert bool(asked) == (not told)
-    assert settled(storage, written, 0) == set(written)
+    assert older_than(storage, written, 0) == set(written)

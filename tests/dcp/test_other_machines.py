@@ -205,14 +205,14 @@ def test_clean_notices_a_save_that_was_published_meanwhile(monkeypatch: pytest.M
     url = "memory://meanwhile"
     dcp.save(state_of(0), storage_writer=streamxf.FsspecWriter(url), no_dist=True)
     clean_module = import_module("streamxf.tools.clean")
-    settled = clean_module.settled
+    older_than = clean_module.older_than
 
     def late(*arguments: Any) -> Any:
         dcp.save(state_of(1), storage_writer=streamxf.FsspecWriter(url), no_dist=True)
-        return settled(*arguments)
+        return older_than(*arguments)
 
     fsspec.filesystem("memory").pipe_file(f"/meanwhile/{LEFT}", b"left")
-    monkeypatch.setattr(clean_module, "settled", late)
+    monkeypatch.setattr(clean_module, "older_than", late)
     with pytest.raises(MetadataError, match="replaced meanwhile"):
         streamxf.clean(url, min_age=0)
     target = state_of(-1)

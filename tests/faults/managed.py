@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 import streamxf
 from streamxf.checkpoint.notes import SAVING, SUPPLEMENT
-from streamxf.manager.holds import held
+from streamxf.manager.holds import active_holds
 from streamxf.storage.opening import open_storage
 from tests.dcp.rank_scenarios import model_and_optimizer
 from tests.dcp.s3_server import serving, storage, weed
@@ -490,7 +490,7 @@ def what_is_wrong(run: str, options: dict[str, Any], tidies: bool) -> list[str]:
     if not any(record.metrics.get("loss", 99) <= best for record in records):
         wrong.append(f"the best one is lost: {[(record.name, dict(record.metrics)) for record in records]}")
     reasons = KEEP.decide(records)
-    readers = held(place)  # those of killed jobs count for a day
+    readers = active_holds(place)  # those of killed jobs count for a day
     wrong += [f"{name} is kept by no rule" for name, why in reasons.items() if not why and name not in readers]
     for record in records:
         report = streamxf.verify(place.label(record.name), storage_options=options or None)

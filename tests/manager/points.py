@@ -19,7 +19,7 @@ from streamxf.storage import local
 from tests.failing import fails_with
 
 # where removals look at what others may have changed, each by its module's own name
-LOOKS = ((forget, "held"), (forget, "remove_trees"), (forget, "newest"), (housekeeper, "put_hold"))
+LOOKS = ((forget, "active_holds"), (forget, "remove_trees"), (forget, "newest"), (housekeeper, "put_hold"))
 CHANGES = (
     *((os, name) for name in ("unlink", "rmdir", "rename", "replace", "link")),
     *((MemoryFileSystem, name) for name in ("rm_file", "pipe_file")),

@@ -16,7 +16,7 @@ from streamxf.errors import NoCheckpointError
 from streamxf.format.run import RunFacts
 from streamxf.manager import choice, housekeeper
 from streamxf.manager.forget import ForgetReport, forget_in
-from streamxf.manager.holds import holding
+from streamxf.manager.holds import hold_checkpoint
 from streamxf.manager.housekeeper import Housekeeper
 from streamxf.manager.listing import Run
 from streamxf.manager.notes import LineNotes
@@ -397,7 +397,7 @@ class RunOnDisk(RuleBasedStateMachine):
     def hold(self, name: str) -> bool:
         stack = ExitStack()
         try:
-            stack.enter_context(holding(self.seen(), name))
+            stack.enter_context(hold_checkpoint(self.seen(), name))
         except NoCheckpointError:
             return False
         self.holds[max(self.holds, default=0) + 1] = name, stack

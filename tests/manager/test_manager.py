@@ -19,7 +19,7 @@ from streamxf.errors import NoCheckpointError, ParameterError
 from streamxf.manager import housekeeper as module
 from streamxf.manager import notes
 from streamxf.manager.forget import forget
-from streamxf.manager.holds import going
+from streamxf.manager.holds import announced_removals
 from streamxf.manager.latest import is_complete
 from streamxf.manager.listing import Run, list_checkpoints
 from streamxf.manager.manager import CheckpointManager
@@ -59,7 +59,7 @@ def test_what_is_saved_is_listed_with_its_metrics_and_loads(tmp_path: Path) -> N
 def test_what_no_rule_keeps_is_removed_after_a_save(tmp_path: Path) -> None:
     saved_run(tmp_path, *range(1, 8), keep=Retention(last=2, every=3, best=1, metric="loss", mode="max"))
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [".streamxf", "step-1", "step-3", "step-6", "step-7"]
-    assert not going(Run(open_storage(tmp_path)))
+    assert not announced_removals(Run(open_storage(tmp_path)))
 
 
 def test_the_schedule_is_asked_once_a_step(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from streamxf.manager import forget as module_of_forget
 from streamxf.manager import holds as module_of_holds
 from streamxf.manager import manager as module
 from streamxf.manager.forget import forget
-from streamxf.manager.holds import held, hold
+from streamxf.manager.holds import active_holds, hold
 from streamxf.manager.listing import Run, list_checkpoints
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.retention import Retention
@@ -256,16 +256,16 @@ def test_what_is_being_loaded_is_not_removed(run: Path, monkeypatch: pytest.Monk
 
 def test_a_removal_that_has_begun_makes_it_choose_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its metadata goes after the choice and before the hold."""
-    holding = choice.holding
+    hold_checkpoint = choice.hold_checkpoint
     asked = []
 
     def removed_first(place: Run, name: str) -> Any:
         asked.append(name)
         if name == "step-3":
             (run / name / ".metadata").unlink()
-        return holding(place, name)
+        return hold_checkpoint(place, name)
 
-    monkeypatch.setattr(choice, "holding", removed_first)
+    monkeypatch.setattr(choice, "hold_checkpoint", removed_first)
     assert resumed(run) == 2
     assert asked == ["step-3", "step-2"]
     assert holds_of(run) == []
@@ -288,7 +288,7 @@ def test_a_save_that_is_replaced_at_that_moment_is_not_loaded_in_part(
 def test_a_removal_looks_for_holds_after_it_has_said_so(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that waited for it long enough keeps what is still there."""
     monkeypatch.setattr(module_of_holds, "_PATIENCE", 0.2)
-    place, looks_for_holds = Run(open_storage(run)), module_of_forget.held
+    place, looks_for_holds = Run(open_storage(run)), module_of_forget.active_holds
     with ExitStack() as stack:
 
         def looking(storage: Storage, **options: Any) -> dict[str, str]:
@@ -296,7 +296,7 @@ def test_a_removal_looks_for_holds_after_it_has_said_so(run: Path, monkeypatch: 
                 stack.enter_context(hold(run / "step-1"))
             return looks_for_holds(storage, **options)
 
-        monkeypatch.setattr(module_of_forget, "held", looking)
+        monkeypatch.setattr(module_of_forget, "active_holds", looking)
         in_use, failed = module_of_forget.remove_checkpoints(place, place.records()[:1])
         assert (list(in_use), failed) == (["step-1"], {})
     assert resumed(run) == 3
@@ -306,7 +306,7 @@ def test_a_removal_looks_for_holds_after_it_has_said_so(run: Path, monkeypatch: 
 def test_a_reader_waits_for_a_removal(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And is refused when it is over: it has put its hold too late."""
     here, results = threading.current_thread(), []
-    place, looks_for_holds = Run(open_storage(run)), module_of_forget.held
+    place, looks_for_holds = Run(open_storage(run)), module_of_forget.active_holds
 
     def read() -> None:
         try:
@@ -325,11 +325,11 @@ def test_a_reader_waits_for_a_removal(run: Path, monkeypatch: pytest.MonkeyPatch
                 pass
         return found
 
-    monkeypatch.setattr(module_of_forget, "held", looking)
+    monkeypatch.setattr(module_of_forget, "active_holds", looking)
     assert module_of_forget.remove_checkpoints(place, place.records()[:1]) == ({}, {})
     reader.join(60)
     assert results == ["refused"]
-    assert held(place.storage) == {}
+    assert active_holds(place.storage) == {}
 
 
 # -- runs that are not as they should be -------------------------------------------------------------------------------
@@ -362,7 +362,7 @@ def test_who_asks_for_readers_removes_nothing_and_who_removes_checkpoints_does(r
     killed = run / ".streamxf" / "holds" / f"step-1@{int(time.time()) - 100_000}@host-1-01234567"
     killed.parent.mkdir(exist_ok=True)
     killed.touch()
-    assert held(open_storage(run)) == {}
+    assert active_holds(open_storage(run)) == {}
     assert killed.exists()
     assert forget(run, 2).removed == ("step-1",)
     assert not killed.exists()

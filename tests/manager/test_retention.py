@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from streamxf.errors import ParameterError
 from streamxf.manager.record import Record, is_numbered
-from streamxf.manager.retention import Retention, settled
+from streamxf.manager.retention import Retention, with_plausible_times
 from tests.manager.model import Saved, believed, keep
 
 NOON = datetime(2026, 3, 2, 12, tzinfo=UTC)  # a Monday
@@ -230,13 +230,15 @@ def test_the_model_agrees(saved: list[Saved], rules: dict[str, Any], shuffler: r
 @given(SAVED, st.sampled_from([0.0, 1e8, 1.7e9]))
 def test_the_model_agrees_on_what_times_are_believed(saved: list[Saved], now: float):
     found = [Record(f"step-{one.step}", one.time, one.size, one.metrics) for one in saved]
-    assert {one.step: one.time for one in settled(found, now)} == {one.step: one.time for one in believed(saved, now)}
+    assert {one.step: one.time for one in with_plausible_times(found, now)} == {
+        one.step: one.time for one in believed(saved, now)
+    }
 
 
 def test_a_clock_that_was_ahead_for_one_save_makes_nothing_old():
     now = 1.7e9
     times = [now - 7200, now - 600, now + 72_000]
-    ranked = settled([Record(f"step-{step}", time) for step, time in enumerate(times)], now)
+    ranked = with_plausible_times([Record(f"step-{step}", time) for step, time in enumerate(times)], now)
     decided = Retention(last=3, max_age="1h").decide(ranked)
     assert [name for name, reasons in decided.items() if reasons] == ["step-1", "step-2"]
 

@@ -89,7 +89,7 @@ def test_nested_ones_are_all_told_and_close_in_any_order(order: tuple[int, ...])
     left = list(watches)
     for place in order:
         for watch in left:
-            watch._told = ""
+            watch._name = ""
         signal.raise_signal(USR1)
         assert [watch.requested for watch in left] == [True] * len(left)
         watches[place].close()
@@ -120,7 +120,7 @@ def test_copies_of_the_process(number: signal.Signals) -> None:
     try:
         if (child := os.fork()) == 0:
             signal.raise_signal(number)
-            os._exit(3 if watch._told else 0)
+            os._exit(3 if watch._name else 0)
         _, status = os.waitpid(child, 0)
     finally:
         watch.close()
