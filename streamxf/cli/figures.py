@@ -9,8 +9,7 @@ from streamxf.cli import show
 from streamxf.cli.show import say
 from streamxf.formats.contents import Format
 from streamxf.reading import Item, TensorItem
-from streamxf.tools.inspect.inspect import ItemTotals, chain_text, memory_of, ratio_of, ratio_text
-from streamxf.tools.inspect.tree import Module, walk
+from streamxf.tools.inspect.inspect import ItemTotals, Module, chain_text, memory_of, ratio_of, ratio_text, walk
 from streamxf.wording import ACCESS, SALVAGE_DATA, many, printable, size_text
 
 if TYPE_CHECKING:

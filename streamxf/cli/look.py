@@ -25,8 +25,7 @@ from streamxf.storage.files import open_regular
 from streamxf.wording import printable
 
 if TYPE_CHECKING:
-    from streamxf.tools.inspect.inspect import PlainSummary
-    from streamxf.tools.inspect.tree import Module
+    from streamxf.tools.inspect.inspect import Module, PlainSummary
 
 _PAGE = b"<!doctype html>"
 _FAILURES = ("nan", "inf", "zeros")
@@ -79,7 +78,7 @@ def inspect(
     streamxf inspect /checkpoints/step-1000 --fail-on nan,inf
     """
     from streamxf.cli import figures
-    from streamxf.tools.inspect.tree import tree_of
+    from streamxf.tools.inspect.inspect import tree_of
 
     if html is not None and os.path.isfile(html) and os.path.getsize(html):
         with open_regular(html) as old:

@@ -31,8 +31,9 @@ from streamxf.storage.opening import open_storage
 from streamxf.tools.convert.model import model_in
 from streamxf.tools.diff.diff import _prefix
 from streamxf.tools.diff.difference import Incomparable, difference_of
-from streamxf.tools.inspect.tree import MAX_DEPTH, Module, stacks_of, tree_of
-from streamxf.tools.inspect.tree import _grown as grown_from
+from streamxf.tools.inspect.inspect import MAX_DEPTH, Module, tree_of
+from streamxf.tools.inspect.inspect import _grown as grown_from
+from streamxf.tools.inspect.page.page import stacks_of
 from streamxf.torchsave.archive import NotSavedByTorch
 from streamxf.torchsave.check import Check, read_outline
 from streamxf.torchsave.stock import read_stock

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf.format.items import Item
-from streamxf.tools.inspect.inspect import ItemTotals
-from streamxf.tools.inspect.tree import MAX_DEPTH, Module, stacks_of, tree_of, walk
+from streamxf.tools.inspect.inspect import MAX_DEPTH, ItemTotals, Module, tree_of, walk
+from streamxf.tools.inspect.page.page import stacks_of
 from tests.tools.inspect.made import tensor, thing, transformer
 
 

@@ -12,7 +12,8 @@ import hashlib
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from heapq import nlargest
 from html import escape
 from importlib.resources import files
@@ -22,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamxf.buffers import collector_paused
 from streamxf.reading import Item, TensorItem
-from streamxf.tools.inspect.inspect import ItemTotals, chain_text, memory_of, ratio_of, ratio_text
-from streamxf.tools.inspect.tree import MAX_DEPTH, Stack, stacks_of
+from streamxf.tools.inspect.inspect import MAX_DEPTH, ItemTotals, chain_text, memory_of, number_of, ratio_of, ratio_text
 from streamxf.tools.values.statistics import Moments, Statistics
 from streamxf.version import __version__
 from streamxf.wording import many, printable, size_text
@@ -41,6 +41,7 @@ SMALL_ROLE = 0.002  # of the bytes of a stack in memory: several roles below it 
 _OUTLIERS = 0.01  # of the bytes, at either end of the scale
 _SLACK = 0.1  # of what is between these
 _LEAST = 5  # hundredths that a scale is wide: smaller differences would look like large ones
+_NUMBERS = 4  # in a name, that may be those of layers: what is before each is kept
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 Node = dict[str, Any]
@@ -127,6 +128,59 @@ class _Tree:
         found = [printable(name, MAX_NAME), *about, item.stored_bytes, len(item.places), chain]
         statistics = self._values.statistics.get(item.name) if self._values is not None else None
         return found if statistics is None else [*found, _numbers(statistics)]
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Layers on top of one another: what each part of a layer takes in each of them.
+
+    A role is a tensor's name in a layer, ``self_attn.q_proj.weight``; numbers in it are stars: all experts are one.
+    """
+
+    name: str  # of what holds them: ``model.layers``
+    layers: list[int]
+    roles: list[str]
+    cells: dict[tuple[int, str], list[TensorItem]]  # by layer and role
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(item.stored_bytes for items in self.cells.values() for item in items)
+
+
+def stacks_of(items: Iterable[Item]) -> list[Stack]:
+    """All stacks of at least two layers, the largest first; a tensor is in one of them or in none.
+
+    Of several numbers in a name, the first counts that has others beside it: that of the layer, not of an expert in it.
+    """
+    names = [(item, item.name.split(".", MAX_DEPTH - 1)) for item in items if isinstance(item, TensorItem)]
+    numbers: dict[str, set[int]] = {}
+    for item, parts in names:
+        for holder, _, number in _numbered(item.name, parts):
+            numbers.setdefault(holder, set()).add(number)
+    cells: dict[str, dict[tuple[int, str], list[TensorItem]]] = {}
+    for item, parts in names:
+        for holder, place, number in _numbered(item.name, parts):
+            if len(numbers[holder]) < 2:
+                continue
+            role = ".".join("*" if number_of(inner) is not None else inner for inner in parts[place + 1 :])
+            stack = cells.setdefault(holder, {})
+            stack.setdefault((number, role), []).append(item)
+            break
+    found = []
+    for holder, stack in cells.items():
+        roles = list(dict.fromkeys(role for _, role in stack))
+        found.append(Stack(holder[:-1], sorted({layer for layer, _ in stack}), roles, stack))
+    return sorted(found, key=lambda stack: stack.stored_bytes, reverse=True)
+
+
+def _numbered(name: str, parts: list[str]) -> Iterator[tuple[str, int, int]]:
+    """The first of a name's parts that are numbers: what is before each, with its dot, its place, and the number."""
+    at, left = 0, _NUMBERS
+    for place, part in enumerate(parts):
+        if left and (number := number_of(part)) is not None:
+            left -= 1
+            yield name[:at], place, number
+        at += len(part) + 1
 
 
 def _stack(stack: Stack, values: TensorStatistics | None) -> dict[str, Any]:
