@@ -28,7 +28,7 @@ from streamxf.format.tiling import check_apart, check_offsets, check_tiles, work
 from streamxf.formats.contents import FileReader
 from streamxf.formats.opening import open_source
 from streamxf.storage.opening import open_storage
-from streamxf.tools.convert.model import model_in
+from streamxf.tools.convert.plan import model_in
 from streamxf.tools.diff.diff import _prefix
 from streamxf.tools.diff.difference import Incomparable, difference_of
 from streamxf.tools.inspect.inspect import MAX_DEPTH, Module, tree_of

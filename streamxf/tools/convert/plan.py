@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,6 @@ from streamxf.format.extra import NESTING, in_saved_order, moved
 from streamxf.formats.contents import OF_TORCH, SUFFIXES, FileReader, Format, chosen
 from streamxf.formats.huggingface import DTYPES, INDEX, TWO_IN_ONE, is_text
 from streamxf.reading import Box, BoxReader, Item, Path, TensorItem, boxes_of
-from streamxf.tools.convert.model import model_in
 from streamxf.tools.convert.packed import ITEM, PackedFile, PackManifest, Placed, is_kept, rest_of
 from streamxf.tools.nesting import nested, restore_optimizers, say_lost
 from streamxf.torchsave.writing import Shell, Value, torch_file
@@ -110,6 +110,60 @@ def format_of_name(name: str) -> Format | None:
             file=name,
         )
     return SUFFIXES.get(suffix)
+
+
+# -- the model among items: its tensors, by its own names ------------------------------------------------------
+
+# How names begin of what jobs save beside a model: accelerate's, Lightning's, the Trainer's and torchtitan's.
+BESIDE = re.compile(
+    r"(optim|lr_|sched|scaler|rng|random|train(er|ing)?_|loops|callbacks|data_?load|sampler|metric|hparams|hyper_param)"
+)
+# What optimizers call their tensors, beside counters of steps.
+_MOMENTS = re.compile(
+    r"(.*\.)?(exp_avg|exp_avg_sq|max_exp_avg_sq|exp_inf|momentum_buffer|square_avg|grad_avg|acc_delta)"
+)
+# Modules in which torch.compile, FSDP and activation checkpointing wrap others.
+_WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+_PARALLEL = "module."  # of DistributedDataParallel
+
+
+def model_in(items: Mapping[str, Item]) -> tuple[dict[str, Item], tuple[str, ...], str]:
+    """The tensors of the model among items, by their names in it; what was left out, by its beginning; and what stood
+    before the names. Raises ParameterError if there is no model, or there may be several.
+
+    A state dict is a dict, so the steps of an item's path before the last say which one it is in.
+    """
+    tensors = {name: item for name, item in items.items() if isinstance(item, TensorItem)}
+    model = {name: path for name, item in tensors.items() if not _is_beside(path := item.path or (name,))}
+    deeper = {name: path for name, path in model.items() if len(path) > 1}
+    if deeper and not any(tensors[name].shape for name in model.keys() - deeper.keys()):
+        model = deeper  # a step or a loss beside a state dict is in none
+    depth = 0
+    while any(tensors[name].shape for name in model):
+        groups = {path[depth] if len(path) > depth + 1 else None for path in model.values()}
+        if len(groups) > 1 or None in groups:
+            break
+        depth += 1
+    else:
+        raise ParameterError("there are no tensors but those of optimizers and the like")
+    if depth == 0 and len(groups) > 1:
+        listed = some(sorted(repr("" if step is None else f"{step}.") for step in groups))
+        raise ParameterError(f"the model may be in {many(len(groups), 'state dict')}, {listed}: choose one (prefix)")
+    named = {name: _WRAPPERS.sub("", ".".join(map(str, path[depth:]))) for name, path in model.items()}
+    if all(text.startswith(_PARALLEL) for text in named.values()):
+        named = {name: text.removeprefix(_PARALLEL) for name, text in named.items()}
+    if len(set(named.values())) < len(named):
+        raise ParameterError("two tensors have the same name without those of what wraps the model: leave model out")
+    others = (str((item.path or (name,))[0]) for name, item in items.items() if name not in named)
+    left = Counter(first.partition(".")[0] for first in others)
+    beside = tuple(f"{first} ({many(count, 'item')})" for first, count in left.items())
+    prefix = "".join(f"{step}." for step in next(iter(model.values()))[:depth])
+    return {text: tensors[name] for name, text in named.items()}, beside, prefix
+
+
+def _is_beside(path: Path) -> bool:
+    steps = path[:-1] if len(path) > 1 else (str(path[0]).partition(".")[0],) if "." in str(path[0]) else ()
+    return any(BESIDE.match(str(step)) for step in steps) or _MOMENTS.fullmatch(str(path[-1])) is not None
 
 
 # -- new files -------------------------------------------------------------------------------------------------

@@ -11,24 +11,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal, Unpack
+from typing import IO, Any, Literal, Unpack, cast
 
 from streamxf.buffers import write_all
 from streamxf.checkpoint.saving import Extensions, Save, check_space
-from streamxf.errors import ParameterError
-from streamxf.formats.contents import Format
+from streamxf.errors import NoCheckpointError, ParameterError, located
+from streamxf.formats import torchfile
+from streamxf.formats.contents import Contents, FileReader, Format
 from streamxf.formats.huggingface import INDEX, layout_of
-from streamxf.formats.opening import OF_DCP, open_source
+from streamxf.formats.opening import OF_DCP, format_of, kind_of, open_source, parts_of
 from streamxf.places import Location, Storage, locked, open_storage
-from streamxf.reading import Access, AccessOptions, BoxReader, Chain, Progress, Shares, TensorItem
+from streamxf.reading import Access, AccessOptions, BoxReader, Chain, Progress, Shares, StoredFile, TensorItem
 from streamxf.storage.files import SyncedFile, aim, missing_folders, sync_folder, sync_names_of
 from streamxf.storage.local import LocalStorage
+from streamxf.storage.reading import access_to
+from streamxf.stream import open as open_plain
+from streamxf.stream.reader import StreamReader
 from streamxf.tools.convert.conversion import Converted, refuse_same
-from streamxf.tools.convert.model import open_model
 from streamxf.tools.convert.pack import copy
 from streamxf.tools.convert.packed import manifest_of
-from streamxf.tools.convert.plan import SHARD_SIZE, Plan, format_of_name, fresh, pieces, restored
-from streamxf.wording import listed, many, printable, size_text
+from streamxf.tools.convert.plan import BESIDE, SHARD_SIZE, Plan, format_of_name, fresh, pieces, restored
+from streamxf.wording import listed, many, printable, size_text, some
 
 FormatName = Literal["safetensors", "torch", "huggingface", "dcp"]
 FORMATS: dict[str, Format] = {
@@ -183,6 +186,38 @@ def unpack(
     counts = len(plan.files), size, tensors, len(plan.items) - tensors
     seconds = perf_counter() - begin
     return Unpacked(place.label(), str(wanted), *counts, plan.restored, plan.left_out, seconds, plan.notes)
+
+
+def open_model(storage: Storage, access: Access) -> BoxReader:
+    """Open the part of a folder that may hold the model, or a file, also one of `streamxf.open` with a ``torch.save``
+    file in it. Raises ParameterError if several parts may, and as `open_source`.
+    """
+    if storage.is_folder():
+        found = dict.fromkeys(parts_of(storage))  # files beside a checkpoint's own are no model
+        parts = [part for part in found if "/" not in part or part.rpartition("/")[0] not in found]
+        parts = [part for part in parts if not BESIDE.match(part.rpartition("/")[2])]
+        if len(parts) > 1 and "" not in parts:
+            raise ParameterError(
+                f"the model may be in {many(len(parts), 'place')}: {some(parts)}. Name one of them; of a training run, "
+                "`streamxf latest` prints the newest"
+            )
+        if parts and "" not in parts:
+            storage = storage.child(parts[0])
+    if storage.is_folder() or kind_of(storage) is not Format.PLAIN:
+        return open_source(storage, access)
+
+    @contextmanager
+    def opened(name: str) -> Iterator[StoredFile]:
+        with storage.open(random=True) as file, open_plain(file.raw, keys=access.keys) as stream:
+            assert isinstance(stream, StreamReader)  # the file is seekable
+            yield StoredFile(storage.label(), stream.size, cast("IO[bytes]", stream), access_to(stream))
+
+    with located(file=storage.label()), opened("") as file:
+        if format_of(file, storage.name) is not Format.TORCH:
+            raise NoCheckpointError("the file of streamxf.open holds no file of torch.save")
+        shard = torchfile.read(file, storage.name)
+        contents = Contents(storage.label(), Format.TORCH, shard.items, {storage.name: file.size})
+    return FileReader(storage, contents, {storage.name: shard}, access, opened)
 
 
 _WEIGHTS = (".safetensors", ".bin", INDEX)  # suffixes of files that hold tensors, or list those that do
