@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 _PAGE = b"<!doctype html>"
 _FAILURES = ("nan", "inf", "zeros")
+_STEP = 16 * 2**20  # bytes: as many blocks as keep the workers busy
+_TEXT_STEP = 2**20  # of elements, which take fifty times as much as text
+_NUMBER = r"\s*(?:-?\d{1,18})?\s*"
+_INDEX = re.compile(rf"\s*\.\.\.\s*|\s*-?\d{{1,18}}\s*|{_NUMBER}:{_NUMBER}(?::(?!\s*-?0){_NUMBER})?", re.ASCII)
 
 
 def _chosen(text: str | None) -> str | None:
@@ -208,12 +212,6 @@ def diff(
                 rows.row(name, *value_cells(statistics))
             rows.print()
     return FINE if found.same else FAILED if found.differs else USAGE
-
-
-_STEP = 16 * 2**20  # bytes: as many blocks as keep the workers busy
-_TEXT_STEP = 2**20  # of elements, which take fifty times as much as text
-_NUMBER = r"\s*(?:-?\d{1,18})?\s*"
-_INDEX = re.compile(rf"\s*\.\.\.\s*|\s*-?\d{{1,18}}\s*|{_NUMBER}:{_NUMBER}(?::(?!\s*-?0){_NUMBER})?", re.ASCII)
 
 
 def cat(

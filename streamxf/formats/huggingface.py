@@ -36,6 +36,11 @@ DTYPES = {
 """Torch's name for each dtype of a safetensors file."""
 
 TWO_IN_ONE = "F4"  # the dtype of which an element of torch's has two
+MAX_INDEX = 100_000_000  # bytes
+_MAX_OBJECTS = 2**20  # lists and objects in the index; each takes twenty times its text in memory
+SAFETENSORS, BIN = ".safetensors", ".bin"
+INDEX = ".index.json"
+_LONE_BIN = "pytorch_model.bin"
 
 
 def looks_like_one(beginning: bytes, size: int) -> bool:
@@ -143,14 +148,6 @@ def _check_cover(tensors: dict[str, TensorItem], start: int, size: int) -> None:
         raise ContainerError(
             f"{size - at} bytes follow the last tensor: data was appended to the file, or its header is wrong"
         )
-
-
-MAX_INDEX = 100_000_000  # bytes
-_MAX_OBJECTS = 2**20  # lists and objects in the index; each takes twenty times its text in memory
-
-SAFETENSORS, BIN = ".safetensors", ".bin"
-INDEX = ".index.json"
-_LONE_BIN = "pytorch_model.bin"
 
 
 @dataclass(frozen=True)

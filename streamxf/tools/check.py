@@ -24,6 +24,19 @@ _LARGE = 16 * _MEBIBYTE
 _LOCKS = [None, "none", "machine", "hosts"]
 _PAUSE = 0.05  # seconds
 
+FILES = {
+    "plain": bytes(range(256)) * 300,
+    "empty": b"",
+    "folder/inside": b"inside",
+    "folder/deeper/still": b"still",
+    "one*": b"a star",
+    "one two [3]": b"blanks and brackets",
+}
+"""What the suite writes, by path. A storage that is only read has to hold the like."""
+
+_LATER = "no save over a checkpoint; rules keep all that was saved within ten minutes, and two complete ones older"
+_RACE = "of two saves to one folder at the same moment, one may be lost"
+
 
 def observe_abilities(storage: Storage, second: Storage | None = None, patience: float = 60.0) -> dict[str, Any]:
     """Values of `Abilities` that a place is seen to have, by name: those that can be seen, of this process's view; None
@@ -246,17 +259,6 @@ def require(condition: bool, message: str | Callable[[], str]) -> None:
         raise ConformanceError(message if isinstance(message, str) else message())
 
 
-FILES = {
-    "plain": bytes(range(256)) * 300,
-    "empty": b"",
-    "folder/inside": b"inside",
-    "folder/deeper/still": b"still",
-    "one*": b"a star",
-    "one two [3]": b"blanks and brackets",
-}
-"""What the suite writes, by path. A storage that is only read has to hold the like."""
-
-
 def check_storage(storage: Storage, files: Mapping[str, bytes] | None = None) -> None:
     """Check that a storage behaves as streamxf requires. Raises ConformanceError, which says where it does not.
 
@@ -376,10 +378,6 @@ def _check_raises(act: Callable[[], object], what: str, error: type[OSError] = F
     except (error, *also):
         return
     raise ConformanceError(f"{what} does not raise {error.__name__}")
-
-
-_LATER = "no save over a checkpoint; rules keep all that was saved within ten minutes, and two complete ones older"
-_RACE = "of two saves to one folder at the same moment, one may be lost"
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,9 @@ from streamxf.wording import listed, many, size_text
 
 _NOT_THERE = "the target has not all that workers wrote, as it is seen here, for these recipients and by this signer"
 _ADDED_UP = ("save_ids", "items", "files", "kept_files", "discarded_files", "raw_bytes", "stored_bytes", "seconds")
+FILE_SIZE = 256 * 2**20
+"""Bytes of items, before the chain, in one data file: what is lost of the work when the process is killed."""
+MAX_FILES = 128
 
 
 @dataclass(frozen=True)
@@ -92,12 +95,6 @@ class Converted:
         for part in reversed(parts[:-1]):
             done = replace(done, **{name: getattr(part, name) + getattr(done, name) for name in _ADDED_UP})
         return done
-
-
-FILE_SIZE = 256 * 2**20
-"""Bytes of items, before the chain, in one data file: what is lost of the work when the process is killed."""
-
-MAX_FILES = 128
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,11 @@ ITEM = "streamxf.source"
 """The item's name in the state dict."""
 
 _VERSION = 1
+_EMPTY = "an empty folder"
+_SPECIAL = "not a regular file of known size"
+_STRANGE = "a name that cannot be restored everywhere"
+_METADATA = "/.metadata"
+_REASONS = 3  # that are told
 
 
 def rest_of(path: str) -> str:
@@ -170,11 +175,6 @@ def _text(value: Any) -> str:
     return value
 
 
-_EMPTY = "an empty folder"
-_SPECIAL = "not a regular file of known size"
-_STRANGE = "a name that cannot be restored everywhere"
-
-
 @dataclass(frozen=True)
 class FileTree:
     """A folder, or a single file.
@@ -241,9 +241,6 @@ def is_inside(path: str) -> bool:
         return False
     return all(part not in ("", ".", "..") for part in path.split("/"))
 
-
-_METADATA = "/.metadata"
-_REASONS = 3  # that are told
 
 Gaps = Sequence[tuple[int, int]]
 """Where bytes that belong to no tensor begin and end in a file."""

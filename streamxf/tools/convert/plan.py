@@ -44,6 +44,17 @@ _WIDE = ("U64", "I64", "F64", "C64", "F32", "U32", "I32", "BF16", "F16", "U16", 
 _NARROW = ("F8_E5M2FNUZ", "F8_E4M3FNUZ", "F8_E8M0", "F8_E4M3", "F8_E5M2", "I8", "U8", "F4", "BOOL")
 _RANKS = {name: rank for rank, name in enumerate(_WIDE + _NARROW)}
 _NAMES = {torch_name: name for name, torch_name in DTYPES.items()}
+# How names begin of what jobs save beside a model: accelerate's, Lightning's, the Trainer's and torchtitan's.
+BESIDE = re.compile(
+    r"(optim|lr_|sched|scaler|rng|random|train(er|ing)?_|loops|callbacks|data_?load|sampler|metric|hparams|hyper_param)"
+)
+# What optimizers call their tensors, beside counters of steps.
+_MOMENTS = re.compile(
+    r"(.*\.)?(exp_avg|exp_avg_sq|max_exp_avg_sq|exp_inf|momentum_buffer|square_avg|grad_avg|acc_delta)"
+)
+# Modules in which torch.compile, FSDP and activation checkpointing wrap others.
+_WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+_PARALLEL = "module."  # of DistributedDataParallel
 
 
 class Stretch(NamedTuple):
@@ -113,18 +124,6 @@ def format_of_name(name: str) -> Format | None:
 
 
 # -- the model among items: its tensors, by its own names ------------------------------------------------------
-
-# How names begin of what jobs save beside a model: accelerate's, Lightning's, the Trainer's and torchtitan's.
-BESIDE = re.compile(
-    r"(optim|lr_|sched|scaler|rng|random|train(er|ing)?_|loops|callbacks|data_?load|sampler|metric|hparams|hyper_param)"
-)
-# What optimizers call their tensors, beside counters of steps.
-_MOMENTS = re.compile(
-    r"(.*\.)?(exp_avg|exp_avg_sq|max_exp_avg_sq|exp_inf|momentum_buffer|square_avg|grad_avg|acc_delta)"
-)
-# Modules in which torch.compile, FSDP and activation checkpointing wrap others.
-_WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
-_PARALLEL = "module."  # of DistributedDataParallel
 
 
 def model_in(items: Mapping[str, Item]) -> tuple[dict[str, Item], tuple[str, ...], str]:

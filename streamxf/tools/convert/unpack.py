@@ -40,6 +40,8 @@ FORMATS: dict[str, Format] = {
     "huggingface": Format.HUGGING_FACE,
     "dcp": Format.DCP,
 }
+_WEIGHTS = (".safetensors", ".bin", INDEX)  # suffixes of files that hold tensors, or list those that do
+_EXISTS = "the target exists; name another one, or replace it (overwrite)"
 
 
 @dataclass(frozen=True)
@@ -218,10 +220,6 @@ def open_model(storage: Storage, access: Access) -> BoxReader:
         shard = torchfile.read(file, storage.name)
         contents = Contents(storage.label(), Format.TORCH, shard.items, {storage.name: file.size})
     return FileReader(storage, contents, {storage.name: shard}, access, opened)
-
-
-_WEIGHTS = (".safetensors", ".bin", INDEX)  # suffixes of files that hold tensors, or list those that do
-_EXISTS = "the target exists; name another one, or replace it (overwrite)"
 
 
 def refuse_existing(target: Storage) -> None:

@@ -34,6 +34,11 @@ from streamxf.tools.values.statistics import (
 from streamxf.wording import SHOWN, listed, many, printable
 
 _FEW = 8  # one element in so many: only where fewer differ does it pay to pick them out
+_SHOWN = 60
+_PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None), set, frozenset)
+_AGAIN = 256  # bytes that an element counts for that is compared once more
+_STEP = 32  # bytes of strings and tensors that are compared as quickly as an element
+_PIECE = 2**22  # elements of tensors that are compared at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,13 +315,6 @@ def _number(value: float | int | None) -> str:
     if value is None:
         return ""
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-
-
-_SHOWN = 60
-_PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None), set, frozenset)
-_AGAIN = 256  # bytes that an element counts for that is compared once more
-_STEP = 32  # bytes of strings and tensors that are compared as quickly as an element
-_PIECE = 2**22  # elements of tensors that are compared at once
 
 
 class Incomparable(Exception):

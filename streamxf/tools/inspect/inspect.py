@@ -41,6 +41,13 @@ LARGEST = 10
 
 _WIDTHS: dict[str, float] = {**dict.fromkeys(WITHOUT_ELEMENTS, 1), "qint32": 4, "bits16": 2, "bcomplex32": 4}
 _WIDTHS |= {"quint4x2": 0.5, "quint2x4": 0.25, **ITEMSIZES}  # several of these share a byte
+# Deeper than any model; the rest of a longer name is one piece. Without, a name of dots would exhaust the stack.
+MAX_DEPTH = 32
+_FREE_NODES, _NODES_EACH = 2**16, 2  # modules besides an item; a model's layers share most of theirs
+_MAX_RUNS = 5
+_MAX_DIGITS = 9
+_UNPROVED = "It is encrypted, and no key was given: what it says here is not authenticated."
+_UNSIGNED = "The signature was not checked."
 
 
 def memory_of(item: TensorItem, elements: int | None = None) -> int:
@@ -286,13 +293,6 @@ def _by_size(tallies: dict[_K, ItemTotals]) -> dict[_K, ItemTotals]:
     return dict(sorted(tallies.items(), key=lambda pair: pair[1].stored_bytes + pair[1].object_bytes, reverse=True))
 
 
-# Deeper than any model; the rest of a longer name is one piece. Without, a name of dots would exhaust the stack.
-MAX_DEPTH = 32
-_FREE_NODES, _NODES_EACH = 2**16, 2  # modules besides an item; a model's layers share most of theirs
-_MAX_RUNS = 5
-_MAX_DIGITS = 9
-
-
 @dataclass(slots=True)
 class Module:
     """A module, several that are built alike, or an item."""
@@ -445,10 +445,6 @@ def inspect(
 
         found = Summary.of(contents, TensorStatistics(*statistics_of(source, progress, fleet)))
         return replace(found, notes=(*found.notes, *fleet.notes)) if fleet else found
-
-
-_UNPROVED = "It is encrypted, and no key was given: what it says here is not authenticated."
-_UNSIGNED = "The signature was not checked."
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,12 @@ _WITHOUT = (
     "check, first"
 )
 _FOREIGN = "none of the data files that the metadata names is here: it is of another save, or its own files were lost"
+_NAMED = re.compile(rb"__[0-9]{1,10}_[0-9]{1,10}_[0-9a-f]{32}\.distcp")
+_LONGEST = 2**17  # bytes; a wrapped data key has at most 32 KiB
+_WINDOW = 2**20
+_MAX_REMAINS = 4 * 2**30
+_TRIED = 2**12
+_SHOWN = 64
 
 
 class DamagedCheckpoint:
@@ -335,14 +341,6 @@ def _nothing(
     made = type(failed)(f"{failed.message}. {advice}", file=failed.file, item=failed.item, block=failed.block)
     made.__cause__ = failed
     return made
-
-
-_NAMED = re.compile(rb"__[0-9]{1,10}_[0-9]{1,10}_[0-9a-f]{32}\.distcp")
-_LONGEST = 2**17  # bytes; a wrapped data key has at most 32 KiB
-_WINDOW = 2**20
-_MAX_REMAINS = 4 * 2**30
-_TRIED = 2**12
-_SHOWN = 64
 
 
 def rebuild(

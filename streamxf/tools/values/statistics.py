@@ -44,6 +44,19 @@ _SMALL = {
 }
 _PACKED = "float4_e2m1fn_x2"  # two numbers in a byte, E2M1; the sign is the highest of the four bits
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+SHOWN = 32  # the most bins of a result
+_FINE = 1024  # bins while counting; with so many, a result can zoom in on the numbers between outliers
+_MANTISSA = 53  # bits of a float64: finer bins could not distinguish the largest numbers
+_LEAST = -1074  # the exponent of the smallest float64
+_DIRECT = 1000  # 2.0 ** exponent, and a number times it, are float64 up to here and a little farther
+SLICE = 2**15  # elements that are processed at a time: few enough for several slices to fit into a cache
+_TABLE = 2**18  # elements that are counted by their bits at a time; each takes eight bytes
+_EASY = 400  # exponents of smaller magnitude need no unit
+_NOTHING = -1100  # the unit of zeros, below all others
+_BELOW_ONE = math.nextafter(1, 0)
+_WIDTH = 4  # standard deviations on either side of the mean that a histogram shows
+BOX_BYTES = 4 * 2**20  # small compared with the engine's budget, so that every worker has work
+_INLINE = 2**16  # bytes that are counted in the calling thread, because waking a worker takes longer
 
 
 def is_number(dtype: str) -> bool:
@@ -106,13 +119,6 @@ def numbers_by_code(dtype: str) -> Array:
         numbers[codes > 127] *= -1
     numbers[list(nan)] = np.nan
     return numbers
-
-
-SHOWN = 32  # the most bins of a result
-_FINE = 1024  # bins while counting; with so many, a result can zoom in on the numbers between outliers
-_MANTISSA = 53  # bits of a float64: finer bins could not distinguish the largest numbers
-_LEAST = -1074  # the exponent of the smallest float64
-_DIRECT = 1000  # 2.0 ** exponent, and a number times it, are float64 up to here and a little farther
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,14 +227,6 @@ def _coarser(bins: np.ndarray, by: int) -> np.ndarray:
 def _floor_of(number: float, exponent: int) -> int:
     scaled = math.ldexp(number, -exponent)
     return -1 if number < 0 and not scaled else math.floor(scaled)
-
-
-SLICE = 2**15  # elements that are processed at a time: few enough for several slices to fit into a cache
-_TABLE = 2**18  # elements that are counted by their bits at a time; each takes eight bytes
-_EASY = 400  # exponents of smaller magnitude need no unit
-_NOTHING = -1100  # the unit of zeros, below all others
-_BELOW_ONE = math.nextafter(1, 0)
-_WIDTH = 4  # standard deviations on either side of the mean that a histogram shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,9 +418,6 @@ def _unit_of(magnitude: float) -> int:
     exponent = math.frexp(magnitude)[1]
     return 0 if abs(exponent) <= _EASY else exponent
 
-
-BOX_BYTES = 4 * 2**20  # small compared with the engine's budget, so that every worker has work
-_INLINE = 2**16  # bytes that are counted in the calling thread, because waking a worker takes longer
 
 _Part = tuple[str, Box, ValueCounter]  # what was counted in a box of the tensor of that name
 _Result = Statistics | StreamxfError | OSError | None  # nothing of what only torch can make

@@ -15,6 +15,19 @@ from streamxf.tools.damage import Damage
 from streamxf.wording import ACCESS, OLD, listed, many, printable, size_text
 
 MAX_DAMAGED = 1000  # recorded for each file: a file full of zeros may hold a hundred thousand items
+RESTORE = "restore what is damaged from another copy"
+OR_SALVAGE = ", or save the rest with "
+# checks that could not be made: a noun for what they are skipped for, and what is not known then
+KEYED = ("encrypted item", "seals, tags and content of {}, which need a key")
+UNBOUND = ("item", "whether {} not bound to their places were exchanged")
+WITHOUT_CRC = ("item", "the bytes of {} saved without any checksum")
+TRANSFORMED = ("item", "the bytes of {} that passed a stream transform, except that they decode")
+OF_SAFETENSORS = ("tensor", "the bytes of {}, since .safetensors files have no checksums")
+_SKIPPED = (UNBOUND, KEYED, TRANSFORMED, WITHOUT_CRC, OF_SAFETENSORS)
+_MOST_REASONS = 20
+_OPAQUE = "that {} can be loaded here, which needs "
+_STALE = errors.StaleError.__name__
+_COUNTS = ("files", "items", "blocks", "bytes_read", "unlisted")
 
 
 @dataclass(frozen=True)
@@ -80,28 +93,9 @@ class VerifyReport:
         return "\n".join(lines)
 
 
-RESTORE = "restore what is damaged from another copy"
-OR_SALVAGE = ", or save the rest with "
-
-
-# checks that could not be made: a noun for what they are skipped for, and what is not known then
-KEYED = ("encrypted item", "seals, tags and content of {}, which need a key")
-UNBOUND = ("item", "whether {} not bound to their places were exchanged")
-WITHOUT_CRC = ("item", "the bytes of {} saved without any checksum")
-TRANSFORMED = ("item", "the bytes of {} that passed a stream transform, except that they decode")
-OF_SAFETENSORS = ("tensor", "the bytes of {}, since .safetensors files have no checksums")
-_SKIPPED = (UNBOUND, KEYED, TRANSFORMED, WITHOUT_CRC, OF_SAFETENSORS)
-_MOST_REASONS = 20
-_OPAQUE = "that {} can be loaded here, which needs "
-
-
 def opaque(reason: str) -> tuple[str, str]:
     """The check that torch makes the tensor that the metadata says, where it cannot be made here."""
     return "tensor", f"{_OPAQUE}{reason}"
-
-
-_STALE = errors.StaleError.__name__
-_COUNTS = ("files", "items", "blocks", "bytes_read", "unlisted")
 
 
 @dataclass

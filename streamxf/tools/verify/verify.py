@@ -49,6 +49,7 @@ _UNDER_WAY = (
 )
 _CHANGED = "it was removed, replaced or written to while it was checked: verify it again"
 _AT_ONCE = 4  # files that fsspec reads: each by one thread, which waits for each request
+_NOT_READ = (".npz", ".npy", ".keras", ".h5", ".gguf", ".msgpack")
 
 
 def verify(
@@ -125,9 +126,6 @@ def verify(
         return replace(report(), finished_here=fleet.lost if fleet else "")
     with located(file=storages[0].label() if len(storages) == 1 else None):
         return _verify_parts(places, storages, unchecked, access, progress, named, fleet)
-
-
-_NOT_READ = (".npz", ".npy", ".keras", ".h5", ".gguf", ".msgpack")
 
 
 def _places(storages: Sequence[Storage], named: bool) -> tuple[dict[str, Storage], list[str]]:

@@ -46,6 +46,9 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 Node = dict[str, Any]
 """A module: ``name``, ``children``, ``items`` (a list of facts each) and, where some were left out, ``rest``."""
+MAX_LINES = 40
+_MAX_FLAGGED = 20
+SCRIPTS = ("base.js", "colours.js", "layout.js", "labels.js", "treemap.js", "layers.js", "tensors.js")
 
 
 @collector_paused()
@@ -254,11 +257,6 @@ def _rounded(number: int | float | None) -> int | float | None:
     if number is None or (isinstance(number, int) and abs(number) < 10**7):
         return number
     return float(f"{number:.6g}")
-
-
-MAX_LINES = 40
-_MAX_FLAGGED = 20
-SCRIPTS = ("base.js", "colours.js", "layout.js", "labels.js", "treemap.js", "layers.js", "tensors.js")
 
 
 def html_page(summary: Summary, max_items: int = MAX_ITEMS) -> str:
