@@ -147,9 +147,10 @@ def flagged(values: TensorStatistics) -> None:
     for name in values.flagged[:_LISTED]:
         statistics = values.statistics[name]
         assert statistics is not None  # else it is not flagged
-        elements = "" if statistics.all_zero else f" of {many(statistics.elements, 'element')}"
-        line = f"  {flags(statistics)}{elements}  {printable(name)}"
-        say(line, _ODD if statistics.all_zero else _BAD, wrap=False)
+        failed = {"NaN": statistics.nan, "Inf": statistics.inf}
+        text = ", ".join(f"{count:,} {what}" for what, count in failed.items() if count)
+        text = "all zeros" if statistics.all_zero else f"{text} of {many(statistics.elements, 'element')}"
+        say(f"  {text}  {printable(name)}", _ODD if statistics.all_zero else _BAD, wrap=False)
     if len(values.flagged) > _LISTED:
         say(f"  {len(values.flagged) - _LISTED:,} more")
     if values.unreadable:
@@ -158,14 +159,6 @@ def flagged(values: TensorStatistics) -> None:
         say(f"next: {ACCESS}")
     if values.unknown:
         say(f"{many(len(values.unknown), 'tensor')} skipped: the elements are not numbers, or only torch can read them")
-
-
-def flags(statistics: Statistics) -> str:
-    """``5 NaN, 3 Inf``, ``all zeros``, or empty if there is nothing to flag."""
-    if statistics.all_zero:
-        return "all zeros"
-    counts = {"NaN": statistics.nan, "Inf": statistics.inf}
-    return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
 
 
 def value_table(title: str, *more: str) -> show.TextTable:

@@ -19,6 +19,9 @@ from streamxf.errors import ParameterError, escaped
 from streamxf.manager.record import Record
 from streamxf.wording import by_reason, listed, many, printable, size_text, some, time_text
 
+_COUNTED = ("last", "best", "hourly", "daily", "weekly", "monthly", "yearly")
+_RULES = {**dict.fromkeys(_COUNTED, options.count), "every": options.number, "step": options.number}
+
 
 def list_(run: str = options.RUN, run_id: str | None = options.RUN_ID, *, out: show.Output) -> int:
     """List the checkpoints of a training run, the oldest first.
@@ -151,10 +154,6 @@ def latest(
             text += f" with a value of {wanted[0]!r:.80}"
         print(show.wrapped(f"streamxf latest: {printable(run)}: {text}", sys.stderr), file=sys.stderr)
     return FINE if path is not None else FAILED
-
-
-_COUNTED = ("last", "best", "hourly", "daily", "weekly", "monthly", "yearly")
-_RULES = {**dict.fromkeys(_COUNTED, options.count), "every": options.number, "step": options.number}
 
 
 def _checked(texts: Sequence[str]) -> Sequence[str]:

@@ -252,7 +252,12 @@ def _add(
     strays = []
     for name, item in read.items.items():
         known = found.get(name)
-        alike = known is None or (name in slices and _are_alike(known, item))
+        alike = known is None or (
+            name in slices
+            and isinstance(known, TensorItem)
+            and isinstance(item, TensorItem)
+            and (known.dtype, len(known.shape)) == (item.dtype, len(item.shape))
+        )
         if alike and name in read.offsets and isinstance(item, TensorItem):
             slices.setdefault(name, []).append(item.chunks[0]._replace(offset=read.offsets[name]))
         elif known is not None:
@@ -270,11 +275,6 @@ def _add(
                 f"the tensor is in this file, and the index places it in {shorten(placed[name])}", item=shorten(name)
             )
     return strays
-
-
-def _are_alike(item: Item, other: Item) -> bool:
-    are_tensors = isinstance(item, TensorItem) and isinstance(other, TensorItem)
-    return are_tensors and (item.dtype, len(item.shape)) == (other.dtype, len(other.shape))  # type: ignore[union-attr]
 
 
 def _joined(item: Any, chunks: list[Chunk], work: Steps) -> TensorItem:

@@ -27,6 +27,7 @@ from streamxf.checkpoint.elements import Elements
 from streamxf.errors import MetadataError, UnsupportedError
 from streamxf.format.items import beyond_limits, contiguous_strides, elements_size
 from streamxf.format.limits import MAX_PATH
+from streamxf.format.names import GLOBAL
 from streamxf.formats import huggingface, torchfile
 from streamxf.formats.contents import FOLDERS, SUFFIXES, Contents, FileReader, Format, Shard, whole_tensor
 from streamxf.formats.opening import LOOKED_FOR, format_of, kind_of, open_layout, open_source
@@ -44,7 +45,6 @@ _VERSION = 1
 _EMPTY = "an empty folder"
 _SPECIAL = "not a regular file of known size"
 _STRANGE = "a name that cannot be restored everywhere"
-_METADATA = "/.metadata"
 _REASONS = 3  # that are told
 
 
@@ -402,7 +402,7 @@ class _Packing:
         self._stored: dict[str, list[tuple[TensorItem, Chunk]]] = {}  # of DCP checkpoints within the folder, as of FSDP
         stored = main.stored if main is not None else {}
         self._take({name: item for name, item in stored.items() if name not in refused})
-        for folder in (path.removesuffix(_METADATA) for path in tree.files if path.endswith(_METADATA)):
+        for folder in (path.removesuffix(f"/{GLOBAL}") for path in tree.files if path.endswith(f"/{GLOBAL}")):
             with suppress(errors.StreamxfError, OSError):  # then its files are packed as bytes
                 checkpoint = Checkpoint.at(tree.storage.child(folder), Access(), listing=True)
                 for item in checkpoint.stored.values():

@@ -41,7 +41,6 @@ FORMATS: dict[str, Format] = {
     "dcp": Format.DCP,
 }
 _WEIGHTS = (".safetensors", ".bin", INDEX)  # suffixes of files that hold tensors, or list those that do
-_EXISTS = "the target exists; name another one, or replace it (overwrite)"
 
 
 @dataclass(frozen=True)
@@ -230,7 +229,8 @@ def refuse_existing(target: Storage) -> None:
     else:
         found = target.exists() and not (target.is_folder() and not target.names())
     if found:
-        raise FileExistsError(errno.EEXIST, _EXISTS, target.label())
+        text = "the target exists; name another one, or replace it (overwrite)"
+        raise FileExistsError(errno.EEXIST, text, target.label())
 
 
 def _write_files(target: Storage, plan: Plan, reader: BoxReader, progress: Progress | None) -> None:

@@ -25,6 +25,8 @@ from streamxf.tools.fleet import Fleet, by_tensors, is_of_machine
 from streamxf.tools.values.statistics import is_number
 from streamxf.wording import many, some
 
+_TRIED = 20  # names and prefixes
+
 
 def diff(
     first: Location,
@@ -128,9 +130,6 @@ def _not_compared(storage: Storage, side: BoxReader, manifest: PackManifest | No
         other = next((path for path in others if not path.endswith(INDEX)), None)
         return f"{storage.label()}: what else is in the folder, such as {other}" if other else ""
     return ""
-
-
-_TRIED = 20  # names and prefixes
 
 
 def _measurable(item: TensorItem, beside: TensorItem) -> bool:

@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from heapq import nlargest
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from streamxf.buffers import collector_paused
 from streamxf.cached import cached_property
@@ -34,8 +34,6 @@ from streamxf.wording import many
 
 if TYPE_CHECKING:
     from streamxf.tools.values.statistics import Statistics
-
-_K = TypeVar("_K")
 
 LARGEST = 10
 
@@ -289,7 +287,7 @@ def _shared(contents: Contents) -> Iterator[str]:
         yield f"Stored bytes of {many(shared, 'tensor')} are shared with others; each counts in full."
 
 
-def _by_size(tallies: dict[_K, ItemTotals]) -> dict[_K, ItemTotals]:
+def _by_size(tallies: dict[Any, ItemTotals]) -> dict[Any, ItemTotals]:
     return dict(sorted(tallies.items(), key=lambda pair: pair[1].stored_bytes + pair[1].object_bytes, reverse=True))
 
 

@@ -16,8 +16,7 @@ from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import Names, Renaming, check_nesting, renamed
 from streamxf.codecs.encrypt import as_recipients
 from streamxf.errors import KeyMissingError, KeyServiceError, ParameterError, PolicyError, StreamxfError, escaped
-from streamxf.format.extra import NESTING, in_saved_order, with_order
-from streamxf.format.extra import moved as moved_record
+from streamxf.format.extra import NESTING, in_saved_order, moved, with_order
 from streamxf.keys import KeyLike, KeyProvider, SigningKey
 from streamxf.keys.envelope import DataKey, Entry, Envelope
 from streamxf.keys.key import is_key_id
@@ -307,17 +306,17 @@ def rename(
     def plan(file: MetadataFile) -> tuple[MetadataFile, bytes] | None:
         opened = file.open(access) if file.is_encrypted else None
         items = file.index.items if opened is not None else file.read(access).items
-        moved = {old: new for old, new in renaming.of(items).items() if old != new}
+        changes = {old: new for old, new in renaming.of(items).items() if old != new}
         renamed_items, extra = _renamed(items, renaming), {**file.index.extra}
         if record := extra.pop(NESTING, None):
             names_now = renaming.of(items)
             paths = ((items[old].path, renamed_items[moved_to].path) for old, moved_to in names_now.items())
-            extra[NESTING] = moved_record(record, ((old, new) for old, new in paths if old and new))
+            extra[NESTING] = moved(record, ((old, new) for old, new in paths if old and new))
             extra = with_order(extra, map(names_now.__getitem__, in_saved_order(items, record)))
         index = replace(file.index, items=renamed_items, extra=extra)
-        changed.update(moved)
+        changed.update(changes)
         seen.update(items)
-        if not moved:
+        if not changes:
             return None
         sections = file.sections.with_index(*index.pack())
         return file, file.pack(_vouched(opened, sections.digest, access, terms), sections, index)

@@ -36,6 +36,19 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 
+T = TypeVar("T")
+Ints = tuple[int, ...]
+Cuts = tuple[Any, ...]
+Frames = dict[Ints, bytes]  # what torch.save wrote of each shard of a tensor, by the shard's offset
+
+_INCOMPLETE = "a part of it is not in any metadata or file that could be read, or is there twice"
+_DIFFERING = (
+    "several ranks have it, each with another value: it is each rank's own, or they are of different saves; "
+    "choose one (rank)"
+)
+_REFUSED = (errors.NotAllowedError, errors.ObjectError, errors.UnsupportedError)
+
+
 def _line(alike: Sequence[Damage]) -> str:
     """What was lost for the same reason, of one file."""
     first = alike[0]
@@ -105,21 +118,6 @@ class Salvaged:
             *([f"next: {ACCESS}"] if self.unread else []),
         ]
         return "\n".join(lines)
-
-
-T = TypeVar("T")
-Ints = tuple[int, ...]
-Cuts = tuple[Any, ...]
-Frames = dict[Ints, bytes]  # what torch.save wrote of each shard of a tensor, by the shard's offset
-
-_INCOMPLETE = "a part of it is not in any metadata or file that could be read, or is there twice"
-_DIFFERING = (
-    "several ranks have it, each with another value: it is each rank's own, or they are of different saves; "
-    "choose one (rank)"
-)
-
-
-_REFUSED = (errors.NotAllowedError, errors.ObjectError, errors.UnsupportedError)
 
 
 class Opaque(Exception):

@@ -358,14 +358,14 @@ def _count(numbers: Array, weights: Array | None, chosen: Array | None = None) -
     return len(numbers) if chosen is None else int(np.count_nonzero(chosen))
 
 
+@dataclass(slots=True)
 class Moments:
     """Count, mean (0.0 of none) and spread of finite numbers."""
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.mean = 0.0
-        self._unit = _NOTHING
-        self._spread = 0.0  # the sum of squared deviations from the mean, in units
+    count: int = 0
+    mean: float = 0.0
+    _unit: int = _NOTHING
+    _spread: float = 0.0  # the sum of squared deviations from the mean, in units
 
     @classmethod
     def of(cls, count: int, mean: float, deviation: float) -> Moments:
