@@ -216,13 +216,13 @@ def test_clean_spares_what_is_locked_after_it_has_looked(tmp_path: Path, monkeyp
     for name in names:
         (tmp_path / name).touch()
     module = importlib.import_module("streamxf.tools.clean")
-    settled, held = module.settled, list[Any]()
+    older_than, held = module.older_than, list[Any]()
 
     def lock_before(storage: Storage, *given: Any) -> set[str]:
         held.append(storage.lock_file(names[0], make=True))
-        return settled(storage, *given)
+        return older_than(storage, *given)
 
-    monkeypatch.setattr(module, "settled", lock_before)
+    monkeypatch.setattr(module, "older_than", lock_before)
     report = streamxf.clean(tmp_path)
     assert (report.removed, report.recent, report.failed) == ((), tuple(names), {})
     held[0].close()
