@@ -41,13 +41,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _Save:
-    """One under way: what it is to say of itself, whether a framework makes it, which line was noted before and what
-    lay in its folder, and what keeps that from being removed.
+    """One under way: what it is to say of itself, whether a framework makes it, what lay in its folder before, of which
+    line that was, as noted, or whether nobody knew it, and what keeps it from being removed.
     """
 
     facts: RunFacts
     framework: bool
     line: Line | None = None
+    passed: bool = False
     before: Mapping[str, str] = field(default_factory=dict)
     hold: ExitStack = field(default_factory=ExitStack)
 
@@ -100,8 +101,8 @@ class Housekeeper:
         line = self.continues, self.line or ()
         facts = RunFacts(self._run.run_id, name, numbers_in(name)[-1], time.time(), rules, metrics, *line)
         facts.to_json()  # raises here what the index could not take, and not when all data is written
-        save = self._saves[name] = _Save(facts, framework, self._run.noted_line(name))
-        self._submit("the line could not be noted", self._run.note_lines, {name: self.line or ()}).result()
+        save = self._saves[name] = _Save(facts, framework)
+        self._submit("the line could not be noted", self._note_line, name, save).result()
         if framework:
             self._pool.submit(self._note, name, save).result()
         else:
@@ -222,6 +223,15 @@ class Housekeeper:
         _logging("older checkpoints could not be removed", self._forget, {})
         _logging("the listing could not be cached", self._run.remember)
 
+    def _note_line(self, name: str, save: _Save) -> None:
+        save.line, save.passed = self._run.noted_line(name), name in self._passed
+        self._passed = [each for each in self._passed if each != name]  # from now on it is this save that is there
+        self._run.note_lines({name: self.line or ()}, replaces=bool(files_of(self._storage, name)))
+
+    def _restore_line(self, name: str, save: _Save) -> None:
+        self._passed += [name] if save.passed else []
+        self._run.drop_lines([name]) if save.line is None else self._run.note_lines({name: save.line})
+
     def _note(self, name: str, save: _Save) -> None:
         storage, run = self._storage, self._run
         if storage.is_link(name):
@@ -278,13 +288,19 @@ class Housekeeper:
 
     def _take_back(self, name: str) -> None:
         """The note stays where files do, such as those of a rank that was killed: it says whose they are."""
-        folder, save = self._run.folder(name), self._saves.get(name)
-        holds_some = any(map(notes.is_framework_file, folder.files))
-        published = save is not None and not save.framework and (folder.metadata or COMMIT in folder.files)
-        record = self._run.record(name, folder) if published else None
-        if save is not None and (record is None or record.time != save.facts.time):  # what was there before stays
-            self._run.drop_lines([name]) if save.line is None else self._run.note_lines({name: save.line})
-        self._end(name, noted=holds_some and not published)
+        save, holds_some, published, is_own = self._saves.get(name), True, False, False
+        try:
+            folder = self._run.folder(name)
+            holds_some = any(map(notes.is_framework_file, folder.files))
+            published = save is not None and not save.framework and bool(folder.metadata or COMMIT in folder.files)
+            record = self._run.record(name, folder) if published else None
+            is_own = save is not None and record is not None and record.time == save.facts.time
+        finally:
+            try:
+                if save is not None and not is_own:  # what was there before stays, and may be unreadable
+                    self._restore_line(name, save)
+            finally:
+                self._end(name, noted=holds_some and not published)
         if not holds_some:
             remove_tree(self._storage, name, [], [])
 
@@ -353,10 +369,10 @@ class Housekeeper:
 
     def _published(self, name: str) -> None:
         self.resumed = None
+        self._end(name)
         if self._passed:  # not before: what of this line is there gives them up
             self._run.note_lines(dict.fromkeys(self._passed, (self.line or ())[:-1]))
             self._passed = []
-        self._end(name)
         if self._storage.near:  # where a folder may be empty, since it is not mounted
             _logging("the listing could not be cached", self._remember, name)
 

@@ -158,7 +158,7 @@ class Run:
 
     def noted_run(self, names: Iterable[str]) -> str | None:
         """The run that is noted of the last of these checkpoints of which something is."""
-        found = [noted[0] for name in names if (noted := self._line_notes.get(name)) is not None]
+        found = [noted.run for name in names if (noted := self._line_notes.get(name)) is not None]
         return found[-1] if found else None
 
     def reload(self) -> None:
@@ -194,19 +194,27 @@ class Run:
     def _noted(self, record: Record) -> Record:
         """With the line that is noted of it, if it says none itself."""
         run_id, noted = self.run_id or self.ids.get(record.series), self._line_notes.get(record.name)
-        if noted is None or run_id not in (None, noted[0]):
+        if noted is None or run_id not in (None, noted.run) or (noted.replaces and self._is_marked(record.name)):
             return record
-        return replace(record, line=noted[1], noted=True)
+        return replace(record, line=noted.line, noted=True)
 
-    def note_lines(self, lines: Mapping[str, Line]) -> None:
-        """Note of which lines these checkpoints are, by their names. Raises OSError."""
+    def _is_marked(self, name: str) -> bool:
+        """Whether a save was begun there, and has not ended."""
+        with suppress(OSError, ForeignError):
+            return SAVING in self.folder(name).top
+        return False
+
+    def note_lines(self, lines: Mapping[str, Line], *, replaces: bool = False) -> None:
+        """Note of which lines these checkpoints are, by their names; if it `replaces` what is there, the save that
+        begins. Raises OSError.
+        """
         assert self.run_id is not None
-        self._line_notes.put(self.run_id, lines)
+        self._line_notes.put(self.run_id, lines, replaces=replaces)
 
     def noted_line(self, name: str) -> Line | None:
         """The line that is noted of a checkpoint, if one is."""
         noted = self._line_notes.get(name)
-        return None if noted is None else noted[1]
+        return None if noted is None else noted.line
 
     def drop_lines(self, names: Iterable[str]) -> None:
         """Remove what is noted of these checkpoints. Raises OSError."""
@@ -220,7 +228,7 @@ class Run:
         there = {*self.names, *self._links}
         names = [name for name in self._line_notes.names if series_of(name) == series]
         noted = {name: self._line_notes.get(name) for name in names if name in own}
-        wrong = [name for name, each in noted.items() if each is not None and each[1] != own[name]]
+        wrong = [name for name, each in noted.items() if each is not None and each.line != own[name]]
         self._line_notes.drop([*(name for name in names if name not in there), *wrong])
 
     def remember(self, *, listed: bool = True) -> None:

@@ -14,7 +14,8 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from streamxf.checkpoint.notes import parse_note, seal_note
 from streamxf.checkpoint.publish import RUN_FILE
@@ -202,6 +203,14 @@ def written_since(files: Entries, before: Mapping[str, str], known: Iterable[str
     }
 
 
+class NotedLine(NamedTuple):
+    """Of which run and line a checkpoint is by a note; if its save `replaces` another, from the end of that on."""
+
+    run: str
+    line: Line
+    replaces: bool = False
+
+
 class LineNotes:
     """Of which line each checkpoint of a later line than the first is, in ``.streamxf/lines``, in a file for each name:
     for when its metadata cannot be read.
@@ -212,7 +221,7 @@ class LineNotes:
         self.unread: Exception | None = None
         """Why some could not be read, if so."""
         self._names: set[str] | None = None
-        self._found: dict[str, tuple[str, Line] | None] = {}
+        self._found: dict[str, NotedLine | None] = {}
 
     @property
     def names(self) -> set[str]:
@@ -225,12 +234,12 @@ class LineNotes:
                 self.unread = error
         return self._names
 
-    def get(self, name: str) -> tuple[str, Line] | None:
-        """The run and the line of a checkpoint; None if nothing is noted, or it cannot be read."""
+    def get(self, name: str) -> NotedLine | None:
+        """What is noted of a checkpoint; None if nothing is, or it cannot be read."""
         if name in self.names and name not in self._found:
             self._found[name] = None
             try:
-                noted, doubt = read(self._storage, f"{_LINES}/{name}", _line_of, self._authority)
+                noted, doubt = read(self._storage, f"{_LINES}/{name}", partial(_line_of, name), self._authority)
                 self._found[name] = None if doubt else noted
             except (OSError, ForeignError, KeyServiceError) as error:
                 if isinstance(error, OSError):
@@ -241,13 +250,19 @@ class LineNotes:
                 _log.debug("%s", escaped(f"{self._storage.label(_LINES)}: {type(error).__name__}: {error}"))
         return self._found.get(name)
 
-    def put(self, run: str, lines: Mapping[str, Line]) -> None:
+    def put(self, run: str, lines: Mapping[str, Line], *, replaces: bool = False) -> None:
         """Note lines, by names; the first only where another was noted. Raises OSError."""
         for name, line in lines.items():
             if self._authority.vouches and (line or name in self.names):
-                put_note(self._storage, self._authority, f"lines/{name}", {"run": run, "line": [*line]}, _line_of)
+                content = {"run": run, "name": name, "line": [*line], "replaces": replaces}
+                try:
+                    put_note(self._storage, self._authority, f"lines/{name}", content, partial(_line_of, name))
+                except BaseException:
+                    with suppress(Exception):  # or what was noted of an earlier save would count for this one
+                        self.drop([name])
+                    raise
                 self.names.add(name)
-                self._found[name] = run, line
+                self._found[name] = NotedLine(run, line, replaces)
 
     def drop(self, names: Collection[str]) -> None:
         """Remove what is noted of these. Raises OSError."""
@@ -260,10 +275,12 @@ class LineNotes:
         self.unread, self._names, self._found = None, None, {}
 
 
-def _line_of(content: Any) -> tuple[str, Line]:
-    run, line = content["run"], tuple(content["line"])
-    RunFacts(run, "-", 0, 0.0, line=line).to_json()  # raises where it could be none
-    return run, line
+def _line_of(name: str, content: Any) -> NotedLine:
+    if content["name"] != name:  # somebody has put it there
+        raise MetadataError("it is a note of another checkpoint")
+    noted = NotedLine(content["run"], tuple(content["line"]), content["replaces"] is not False)
+    RunFacts(noted.run, "-", 0, 0.0, line=noted.line).to_json()  # raises where it could be none
+    return noted
 
 
 class RowCache:

@@ -30,6 +30,7 @@ from streamxf.manager.retention import Retention
 from streamxf.manager.sessions import Sessions
 from streamxf.storage.opening import open_storage
 from streamxf.storage.small import put_small
+from tests.forked import status_of_child
 
 from .conftest import place
 from .runs import blank, complete, damage, is_at, resumed, saved_run, state_at
@@ -839,3 +840,97 @@ def test_an_older_folder_that_cannot_be_listed_stops_nobody(tmp_path: Path, monk
     assert resumed(tmp_path) == 600
     assert str(streamxf.latest(tmp_path)).endswith("step-600")
     assert not forget(tmp_path, 3).removed
+
+
+def zero_metadata(checkpoint: Path) -> None:
+    """Its times stay, as where a sector was lost."""
+    file = checkpoint / ".metadata"
+    times = file.stat()
+    file.write_bytes(bytes(times.st_size))
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def test_what_is_saved_in_place_of_what_was_passed_over_has_a_line_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved_run(tmp_path, 400, 500)
+    zero_metadata(tmp_path / "step-500")
+    goes_back(tmp_path, None, 500, resumes=400)
+    unreadable(monkeypatch, TROUBLE[0]).add("step-500")
+    with monkeypatch.context() as skipping:
+        skipping.setenv("STREAMXF_SKIP", "step-500")
+        goes_back(tmp_path, None, 410, 420, resumes=400)
+    monkeypatch.undo()
+    assert resumed(tmp_path) == 420
+
+
+def test_a_save_before_it_gives_it_no_other_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved_run(tmp_path, 400, 500)
+    zero_metadata(tmp_path / "step-500")
+    with CheckpointManager(tmp_path, async_save=True, in_flight=2) as manager:
+        assert manager.resume(blank()) == 400
+        for step in (410, 500):
+            manager.save(step, state_at(step))
+    unreadable(monkeypatch, TROUBLE[0]).add("step-500")
+    for call in (lambda: resumed(tmp_path), lambda: streamxf.latest(tmp_path)):
+        with pytest.raises(type(TROUBLE[0])):
+            call()
+
+
+def test_where_a_note_cannot_be_put_no_older_one_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved_run(tmp_path, 400, 500, 600)
+    goes_back(tmp_path, 400, 500)
+    put = notes.put_small
+
+    def full(storage: Any, path: str, *what: Any, **how: Any) -> Any:
+        if path.endswith("lines/step-500"):
+            raise OSError(28, "No space left on device")
+        return put(storage, path, *what, **how)
+
+    with monkeypatch.context() as filled, CheckpointManager(tmp_path) as manager:
+        assert manager.resume(blank(), step=400) == 400
+        manager.save(410, state_at(410))
+        filled.setattr(notes, "put_small", full)
+        manager.save(500, state_at(500))
+    unreadable(monkeypatch, TROUBLE[0]).add("step-500")
+    with pytest.raises(type(TROUBLE[0])):
+        resumed(tmp_path)
+
+
+def test_a_save_that_failed_over_what_cannot_be_read_leaves_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved_run(tmp_path, 400, 500, 600)
+    with CheckpointManager(tmp_path) as manager:
+        assert manager.resume(blank(), step=400) == 400
+        unreadable(monkeypatch, TROUBLE[0]).add("step-500")
+        with pytest.raises(CheckpointException):
+            manager.save(500, {"w": lambda: None})
+    assert not [*tmp_path.glob(".streamxf/lines/*"), *tmp_path.glob(".streamxf/holds/*")]
+    assert resumed(tmp_path) == 600
+
+
+def test_a_note_beside_a_killed_save_may_be_that_of_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved_run(tmp_path, 400, 500, 600)
+
+    def killed() -> None:
+        monkeypatch.setattr(streamxf.FileSystemWriter, "finish", lambda *_, **__: os._exit(9))
+        goes_back(tmp_path, 400, 500)
+
+    assert status_of_child(killed) == 9
+    zero_metadata(tmp_path / "step-500")
+    with pytest.raises(NoCheckpointError, match="step-500 was saved after step-600, and cannot be read"):
+        resumed(tmp_path)
+    monkeypatch.setenv("STREAMXF_SKIP", "step-500")
+    assert resumed(tmp_path) == 600
+
+
+def test_a_note_counts_for_its_own_checkpoint(tmp_path: Path) -> None:
+    saved_run(tmp_path, 400, 500, 600, **KEYED)
+    goes_back(tmp_path, 400, 610, **KEYED)
+    shutil.rmtree(tmp_path / "step-610")
+    (tmp_path / ".streamxf" / "lines" / "step-610").rename(tmp_path / ".streamxf" / "lines" / "step-500")
+    zero_metadata(tmp_path / "step-500")
+    assert resumed(tmp_path, **KEYED) == 600
