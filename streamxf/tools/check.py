@@ -64,7 +64,7 @@ def observe_abilities(storage: Storage, second: Storage | None = None, patience:
             found |= _seen_by(second, storage, patience)
         return found | _locks(storage, second)
     finally:
-        storage.remove_all()
+        _clear(storage)
 
 
 def weaker_than(seen: dict[str, Any], known: Abilities) -> list[str]:
@@ -293,7 +293,14 @@ def check_needs(storage: Storage, files: Mapping[str, bytes] | None = None) -> N
         _check_writing(storage)
     finally:
         with suppress(Exception):  # what went wrong before says more
-            storage.remove_all()
+            _clear(storage)
+
+
+def _clear(storage: Storage) -> None:
+    """Leave nothing at a place, but a link to it as it was, and the folder there."""
+    is_link = storage.near and os.path.islink(storage.path)
+    for each in map(storage.child, os.listdir(storage.path)) if is_link else [storage]:
+        each.remove_all()
 
 
 def _check_reading(storage: Storage, files: Mapping[str, bytes]) -> None:
@@ -467,6 +474,8 @@ def check_place(storage: Storage, second: Storage | None = None, *, look: bool =
     place, problem, seen = storage.child(name), None, {}
     try:
         storage.check_fresh()
+        with suppress(FileNotFoundError):
+            next(iter(storage.entries()), None)  # as a run's folder is listed
         check_needs(place)
         seen = observe_abilities(place, second and second.child(name))
     except (ConformanceError, UnsupportedError) as error:
@@ -482,6 +491,8 @@ def check_place(storage: Storage, second: Storage | None = None, *, look: bool =
 def _check_there(storage: Storage) -> None:
     """Whoever makes what is missing leaves it. Object stores have no empty folders, but their buckets are there."""
     place = storage
+    if storage.abilities.flat and "://" in storage.location() and not storage.path.strip("/"):
+        raise ParameterError(f"{storage.label()} has buckets alone: give one of them, or a place in it")
     with suppress(PermissionError):  # who writes is told
         while place.path.strip("/") and not place.exists():
             if not place.abilities.flat or "/" not in place.path.strip("/"):

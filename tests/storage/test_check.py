@@ -29,6 +29,7 @@ from streamxf.storage.storage import Storage
 from streamxf.testing import ConformanceError, check_storage
 from streamxf.tools.check import PlaceReport, check_place, observe_abilities, weaker_than
 from tests.cli.command import Run
+from tests.failing import fails_with
 from tests.storage.stores import MemoryStorage
 
 LATER = 0.4  # seconds
@@ -341,6 +342,28 @@ def test_one_mount_is_no_second_view(tmp_path: Path) -> None:
     MemoryFileSystem().pipe("/checked/there", b"1")
     with pytest.raises(ParameterError, match="are one mount"):
         check_place(open_storage("memory://checked"), open_storage("memory://checked/"))
+
+
+def test_a_link_stays_and_nothing_in_what_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    (tmp_path / "link").symlink_to("target")
+    check_storage(open_storage(tmp_path / "link"))
+    assert (tmp_path / "link").is_symlink()
+    assert not [*(tmp_path / "target").iterdir()]
+
+
+def test_a_place_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse = fails_with(PermissionError, errno.EACCES, os.strerror(errno.EACCES))
+    entries = LocalStorage.entries
+    monkeypatch.setattr(LocalStorage, "entries", lambda self: (refuse if self.path == str(tmp_path) else entries)(self))
+    with pytest.raises(PermissionError):
+        check_place(open_storage(tmp_path))
+    assert not [*tmp_path.iterdir()]
+
+
+def test_no_bucket_is_made() -> None:
+    with pytest.raises(ParameterError, match="has buckets alone: give one of them"):
+        check_place(open_storage("memory://"))
 
 
 def test_a_place_that_is_not_there_is_not_made(tmp_path: Path) -> None:
