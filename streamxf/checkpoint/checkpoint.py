@@ -190,16 +190,16 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
         item = self.stored[name]
         if not isinstance(item, ObjectItem):
             raise ParameterError("this item is a tensor", item=name)
-        blocks = self.blocks(item)
+        data = self.read_stored(item)
         with located(file=self.label(item.place.file), item=name), self.storage.doubting():
-            self.budget.spend_once(name, blocks.size, "the object")
-            return self.access.objects.load(read_all(blocks), item.place.size, "cpu")
+            return self.access.objects.load(data, item.place.size, "cpu")
 
-    def read_frame(self, item: TensorItem, chunk: Chunk) -> bytes:
-        """What torch.save wrote of a shard that only torch can make."""
-        blocks = self.blocks(item, chunk)
-        with located(file=self.label(chunk.place.file), item=item.name):
-            self.budget.spend_once((item.name, chunk.offset), blocks.size, "the tensor")
+    def read_stored(self, item: Item, chunk: Chunk | None = None) -> bytes:
+        """An object as it is stored, or what torch.save wrote of a shard that only torch can make."""
+        blocks, what = self.blocks(item, chunk), "the object" if chunk is None else "the tensor"
+        place = ItemPart(item, chunk).place
+        with located(file=self.label(place.file), item=item.name), self.storage.doubting():
+            self.budget.spend_once(place[:2], blocks.size, what)
             return read_all(blocks)
 
     def load_tensor(self, item: TensorItem) -> torch.Tensor:
@@ -210,7 +210,7 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
             text = f"it is stored in {len(item.chunks)} shards, which only its class can join: load it with dcp.load"
             raise UnsupportedError(text, item=item.name)
         (chunk,) = item.chunks
-        data = self.read_frame(item, chunk)
+        data = self.read_stored(item, chunk)
         with located(file=self.label(chunk.place.file), item=item.name):
             return load_framed(self.access.objects, io.BytesIO(data), len(data), item, chunk)
 

@@ -333,7 +333,7 @@ def metadata_files(storage: Storage) -> list[str]:
             "this is a file, and a DCP checkpoint is a folder", file=storage.label()
         ) from None
     if not (found := metadata_among(names)):
-        raise no_metadata(storage, names)
+        raise storage.doubted(no_metadata(storage, names))
     return found
 
 

@@ -36,6 +36,7 @@ _ASKED_WRONGLY = (
     errors.UnsupportedError,
     errors.NotAllowedError,
     errors.ObjectError,
+    errors.StaleError,
     *_FOUND_OUT,
     PermissionError,
 )

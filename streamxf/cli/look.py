@@ -262,7 +262,6 @@ def cat(
 def _item(checkpoint: streamxf.Checkpoint, wanted: str, text: bool) -> Iterator[Any]:
     """What `cat` writes of an item, or of a part of one, piece by piece."""
     from streamxf.checkpoint.checkpoint import ObjectHandle
-    from streamxf.stream.reader import read_all
     from streamxf.tools.values.statistics import is_number
 
     whole = wanted in checkpoint
@@ -273,9 +272,7 @@ def _item(checkpoint: streamxf.Checkpoint, wanted: str, text: bool) -> Iterator[
     if isinstance(handle, ObjectHandle):
         if bracket or text:
             raise ParameterError("this item is an object: leave --text and the part in brackets out", item=name)
-        blocks = checkpoint.blocks(checkpoint.stored[name])
-        checkpoint.budget.spend(blocks.size, "the object", item=name)
-        yield read_all(blocks)
+        yield checkpoint.read_stored(checkpoint.stored[name])
         return
     for part in indices.split(","):
         if _INDEX.fullmatch(part) is None:

@@ -6,9 +6,11 @@ import io
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem, SavePlan, WriteItem
@@ -31,6 +33,7 @@ from streamxf.format.items import ObjectItem, Place
 from streamxf.format.limits import WRITER_ID_BYTES
 from streamxf.keys import KeysLike
 from streamxf.registry import CodecRegistry
+from streamxf.storage.opening import open_storage
 from streamxf.storage.reading import FileSlice
 from streamxf.stream.reader import StreamReader
 from streamxf.torch_private import ExtensionRegistry, StorageReaderTransforms, StorageWriterTransforms
@@ -122,6 +125,7 @@ def attach(
         reader: Any = target
         reader.transforms = _ReaderTransforms(known, access, reader)
         reader.set_up_storage_reader = reader.transforms.set_up_storage_reader
+        reader.read_data = partial(_read_data, type(reader).read_data, reader)
     else:
         raise UnsupportedError(
             f"{type(target).__name__} does not derive from torch's FileSystemWriter or FileSystemReader, so it "
@@ -160,6 +164,12 @@ def _finish(stock: Callable[..., None], writer: Any, metadata: Any, results: lis
             f"{writer.path}. {REACH}"
         )
     stock(writer, metadata, results)
+
+
+def _read_data(stock: Callable[..., Any], reader: Any, *args: Any) -> Any:
+    """The reader's own, but for what looks like damage on a mount that may show what is old."""
+    with open_storage(reader.path).doubting(missing=True) if isinstance(reader.path, Path) else nullcontext():
+        return stock(reader, *args)
 
 
 class _WriterTransforms(StorageWriterTransforms):

@@ -289,9 +289,9 @@ def _fit(
         elif record.noted and record.abandoned and not abandoned:
             skipped[record.name] = f"{ABANDONED}{record.abandoned}"
         elif not ranked and (error := run.unread.get(record.name)) is not None:
-            raise _advised(error, record)
+            raise advised(error, record)
         elif record.newer:
-            raise _advised(UnsupportedError(record.note, file=run.storage.label(record.name)), record)
+            raise advised(UnsupportedError(record.note, file=run.storage.label(record.name)), record)
         elif not record.verified:
             skipped[record.name] = f"not verified: {record.note}"
         elif record.kind == "foreign" and not foreign:
@@ -326,7 +326,7 @@ def damage_of(run: Run, record: Record, check: Verify, part: Part = ALL, *, rank
                 _check_published(folder.place, run.authority, check, part)
     except Exception as error:
         if not is_damage(error):
-            _advised(error, record)
+            advised(error, record)
             with located(file=run.storage.label(record.name)):
                 raise
         text = str(error)
@@ -334,7 +334,7 @@ def damage_of(run: Run, record: Record, check: Verify, part: Part = ALL, *, rank
     return None
 
 
-def _advised(error: Exception, record: Record) -> Exception:
+def advised(error: Exception, record: Record) -> Exception:
     """An error of a place, or of a newer version, with what to do if nothing else helps."""
     text = escaped(f"next: if that stays so, {SKIP}={record.name} passes this checkpoint over")
     passing = isinstance(error, OSError | ForeignError | UnsupportedError) and not is_exhausted(error)

@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_async_save
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
+from streamxf import errors
 from streamxf.checkpoint.access import Names
 from streamxf.dcp.install import chain_and_access
 from streamxf.dcp.reader import FileSystemReader
@@ -37,7 +38,7 @@ from streamxf.dcp.writer import FileSystemWriter
 from streamxf.errors import AbortedError, MetadataError, ParameterError, UnsupportedError, escaped, is_damage
 from streamxf.format.run import RunFacts
 from streamxf.manager.agreement import Agreement, check_one_folder, give_back, gloo_group
-from streamxf.manager.choice import ALL, Choice, Verify, check_verify, choose, clear, damage_of
+from streamxf.manager.choice import ALL, Choice, Verify, advised, check_verify, choose, clear, damage_of
 from streamxf.manager.holds import MAX_NAME_BYTES
 from streamxf.manager.housekeeper import Housekeeper
 from streamxf.manager.listing import Run
@@ -502,6 +503,7 @@ class CheckpointManager:
                 dcp_load(state, storage_reader=reader, process_group=self._groups[0], no_dist=self._agreement.size == 1)
             except CheckpointException as error:
                 failures = [failure for failure, _ in error.failures.values()]
+                _ = [advised(failure, record) for failure in failures if isinstance(failure, errors.StaleError)]
                 if not all(map(is_damage, failures)):
                     raise
                 self._skip(skipped, {record.name: f"{type(failures[0]).__name__}: {failures[0]}"})

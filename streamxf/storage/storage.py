@@ -132,7 +132,7 @@ class Storage(ABC):
 
     def doubted(self, error: Exception, *, missing: bool = False) -> Exception:
         """The error, or a StaleError for what looks like damage where reads may show what another host has replaced,
-        for longer than a minute; also for a `missing` file.
+        for longer than a minute; also for a `missing` file. What the text has to say of damage is left out.
         """
         looks = errors.is_damage(error) and not isinstance(error, errors.NoCheckpointError)
         looks &= missing or not isinstance(error, FileNotFoundError)
@@ -140,7 +140,7 @@ class Storage(ABC):
         if not looks or can.fresh or (can.fresh is None and (self.own_abilities.keeps_older or not self.near)):
             return error
         text = error.message if isinstance(error, errors.StreamxfError) else errors.text_of(error)
-        made = errors.StaleError(f"{type(error).__name__}: {text}. That may be no damage: {OLD}")
+        made = errors.StaleError(f"{type(error).__name__}: {text.partition('. ')[0]}. That may be no damage: {OLD}")
         made.__cause__ = error
         return made.locate(**{name: getattr(error, name, None) for name in ("file", "item", "block")})
 

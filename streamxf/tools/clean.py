@@ -209,9 +209,9 @@ def _named_files(checkpoint: Checkpoint) -> set[str]:
         reason = f"it names {name}, which is missing"
         if size is not None:
             reason = f"{name} has {size} bytes, not the recorded size"
-        raise MetadataError(
+        text = (
             f"the checkpoint is incomplete, or its metadata is damaged: {reason}. Nothing was removed, since an "
-            "apparent leftover may belong to it. `streamxf verify` lists the damage, `streamxf salvage` saves the rest",
-            file=checkpoint.storage.label(),
+            "apparent leftover may belong to it. `streamxf verify` lists the damage, `streamxf salvage` saves the rest"
         )
+        raise checkpoint.storage.doubted(MetadataError(text, file=checkpoint.storage.label()))
     return {*contents.files}

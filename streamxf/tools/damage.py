@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from streamxf import errors
 from streamxf.errors import StreamxfError, escaped, shorten
+from streamxf.places import Storage
 from streamxf.registry import NOT_AT_HAND
 from streamxf.storage.reading import NotFetched
 
@@ -81,6 +83,17 @@ class Damage:
             return ""
         return f"block {self.block}" if self.block == self.last_block else f"blocks {self.block} to {self.last_block}"
 
+    def doubted(self) -> Damage:
+        """The same, of a place that may show what is old."""
+        return replace(self, error=errors.StaleError.__name__, message=self.message.partition(". ")[0], unread=True)
+
     def __str__(self) -> str:
         place = filter(None, (self.file, "" if self.item is None else f"item {self.part}", self.blocks))
         return escaped(": ".join(filter(None, (", ".join(place), self.error, self.message))))
+
+
+def doubt_of(storage: Storage, entries: Iterable[Damage]) -> errors.StaleError | None:
+    """What is raised instead of telling of damage, where that may be what another host has replaced."""
+    lost = [str(one) for one in entries if not one.unread]
+    error = storage.doubted(errors.ContainerError("".join(lost[:1]), file=storage.label()))
+    return error if lost and isinstance(error, errors.StaleError) else None

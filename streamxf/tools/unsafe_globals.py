@@ -9,7 +9,6 @@ from typing import Any, Unpack
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.places import Location, open_storage
 from streamxf.reading import Access, AccessOptions, ObjectItem
-from streamxf.stream.reader import read_all
 from streamxf.torchsave.check import needs_of
 from streamxf.wording import some
 
@@ -53,7 +52,7 @@ def unsafe_globals(
     with Checkpoint.at(open_storage(path, storage_options), access) as checkpoint:
         for name, item in sorted(checkpoint.stored.items()):
             if isinstance(item, ObjectItem):
-                needed, reason = needs_of(read_all(checkpoint.blocks(item)))
+                needed, reason = needs_of(checkpoint.read_stored(item))
                 for each in needed:
                     names.setdefault(each, []).append(name)
                 if reason:

@@ -13,10 +13,11 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
-from streamxf.errors import StaleError, StreamxfError
+from streamxf.errors import StaleError, StreamxfError, notes_of
 from streamxf.manager.latest import is_complete
 from streamxf.storage import disk
 from streamxf.storage.opening import open_storage
+from tests.cli.command import runner
 from tests.failing import fails_with
 from tests.manager.runs import blank, replace_by_larger, resumed, saved_run
 
@@ -104,6 +105,60 @@ def test_it_decides_nothing(run: Path, kind: str, monkeypatch: pytest.MonkeyPatc
     shutil.copytree(tmp_path / "new", step)  # which the mount shows in the end
     assert streamxf.verify(step).ok
     assert str(streamxf.latest(run)) == str(step)
+
+
+def test_tools_write_and_remove_nothing(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    step, target = run / "step-2", tmp_path / "target"
+    files = {file.name: file.read_bytes() for file in step.iterdir()}
+    mount(monkeypatch, "fuse.rclone")
+    calls: list[Callable[[], object]] = [
+        lambda: streamxf.salvage(step, target),
+        lambda: streamxf.salvage(step, target, without_metadata=True),
+        lambda: streamxf.load_intact(step),
+        lambda: streamxf.transcode(step, target, "zstd"),
+        lambda: streamxf.clean(step, min_age=0),
+    ]
+    for call in calls:
+        with pytest.raises(StaleError, match=MAY):
+            call()
+    assert not target.exists()
+    assert {file.name: file.read_bytes() for file in step.iterdir()} == files
+    assert "salvage" not in str(streamxf.verify(step))
+
+
+@pytest.fixture
+def spoiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run whose newest checkpoint has a bit of a tensor flipped, on a mount that may be late."""
+    saved_run(tmp_path / "spoiled", 1, 2)
+    (data,) = (tmp_path / "spoiled/step-2").glob("*.distcp")
+    place = streamxf.Checkpoint(data.parent).stored["weight"].places[0]
+    stored = bytearray(data.read_bytes())
+    stored[place.at + place.size // 2] ^= 1
+    data.write_bytes(stored)
+    mount(monkeypatch, "fuse.rclone")
+    return tmp_path / "spoiled"
+
+
+def test_a_block_that_may_be_old(spoiled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    step, target, command = spoiled / "step-2", tmp_path / "target", runner(capsys)
+    with pytest.raises(StaleError, match=MAY) as caught:
+        streamxf.transcode(step, target, "zstd")
+    assert (caught.value.item, caught.value.block) == ("weight", 0)
+    with pytest.raises(CheckpointException) as loaded:
+        dcp.load(blank(), storage_reader=streamxf.attach(dcp.FileSystemReader(step)), no_dist=True)
+    assert isinstance(causes(loaded.value)[0], StaleError)
+    for tool in (["salvage", step, target], ["inspect", step, "--values"], ["transcode", step, target]):
+        assert command(*tool).code == 2, tool
+    with pytest.raises(CheckpointException) as loaded:
+        resumed(spoiled, verify="none")
+    assert any("STREAMXF_SKIP=step-2 passes" in note for note in notes_of(causes(loaded.value)[0]))
+
+
+def test_metadata_that_is_not_listed_yet(spoiled: Path) -> None:
+    (spoiled / "step-2/.metadata").unlink()
+    for call in (streamxf.clean, streamxf.load_intact, streamxf.Checkpoint):
+        with pytest.raises(StaleError, match=f"no metadata.*{MAY}"):
+            call(spoiled / "step-2")
 
 
 @pytest.mark.parametrize("kind", DISKS)

@@ -31,6 +31,7 @@ from streamxf.places import Location, Storage, is_url, open_storage
 from streamxf.reading import (
     Access,
     AccessOptions,
+    BoxReader,
     ChainLike,
     KeyRing,
     KeysLike,
@@ -199,12 +200,13 @@ def _stored(checkpoint: Checkpoint, wanted: ItemPart) -> Content:
     checkpoint.budget.spend_once((name, chunk and chunk.offset), wanted.place.size, "the item", file=file, item=name)
     blocks = checkpoint.blocks(item, chunk)
     if wanted.kind is Kind.FRAMED and dtype in ITEMSIZES:
-        with suppress(UnsupportedError), located(file=file, item=name):  # refused is what only torch can make
+        # refused is what only torch can make
+        with suppress(UnsupportedError), located(file=file, item=name), checkpoint.storage.doubting():
             found = find_framed(StreamReader(blocks), blocks.size, dtype, shape)
             if found.tensor.is_row_major:
-                reads = RangeSource(blocks, file, name, found.start, elements_size(dtype, shape), found.crc)
+                reads = RangeSource(checkpoint, blocks, file, name, found.start, elements_size(dtype, shape), found.crc)
                 return Content(reads, Kind.TENSOR)
-    return Content(RangeSource(blocks, file, name), wanted.kind)
+    return Content(RangeSource(checkpoint, blocks, file, name), wanted.kind)
 
 
 def pack(
@@ -292,7 +294,7 @@ def _packed(whole: PackedReader, wanted: ItemPart) -> Content:
         return Content(MemorySource(memoryview(saved(whole.load_object(item.name)))), Kind.OBJECT)
     elements = whole.elements(item, chunk)
     size = elements_size(item.dtype, chunk.shape)
-    reads = RangeSource(elements.blocks, whole.label(chunk.place.file), item.name, elements.origin, size)
+    reads = RangeSource(whole, elements.blocks, whole.label(chunk.place.file), item.name, elements.origin, size)
     return Content(reads, Kind.TENSOR)
 
 
@@ -334,16 +336,16 @@ class RangeSource:
     """
 
     def __init__(
-        self, blocks: Blocks, file: str, item: str, start: int = 0, size: int | None = None, crc: int = 0
+        self, of: BoxReader, blocks: Blocks, file: str, item: str, start: int = 0, size: int | None = None, crc: int = 0
     ) -> None:
         self.size = blocks.size - start if size is None else size
         self._blocks, self._reader = blocks, StreamReader(blocks)
-        self._place = {"file": file, "item": item}
+        self._place, self._storage = {"file": file, "item": item}, of.storage
         self._start = start
         self._crc, self._found = crc, 0
 
     def load(self, start: int, stop: int) -> Load:
-        with located(**self._place):
+        with located(**self._place), self._storage.doubting():
             fill = self._fill(self._start + start, self._start + stop)
             if self._crc:
                 data = memoryview(bytearray(stop - start))
@@ -370,6 +372,6 @@ class RangeSource:
 
     def _take(self, fill: Fill, size: int, scratch: Callable[[int], memoryview]) -> memoryview:
         memory = scratch(size)
-        with located(**self._place):
+        with located(**self._place), self._storage.doubting():
             fill(memory)
         return memory

@@ -242,8 +242,8 @@ class Comparison:
         if not alike or not isinstance(first, Checkpoint) or not isinstance(second, Checkpoint):
             raise reason
         for chunk, other in zip(item.chunks, beside.chunks, strict=True):
-            one = _of_the("first", first.read_frame, item, chunk)
-            if one != _of_the("second", second.read_frame, beside, other):
+            one = _of_the("first", first.read_stored, item, chunk)
+            if one != _of_the("second", second.read_stored, beside, other):
                 raise Incomparable("only torch and its class can make it, and what is stored of it differs")
         self.found.elements += math.prod(item.shape)
 

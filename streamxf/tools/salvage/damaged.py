@@ -239,7 +239,8 @@ def open_damaged(
                 raise errors.MetadataError(_FOREIGN, file=storage.label(name))
             read.append(metadata)
         except (errors.StreamxfError, OSError) as error:
-            if errors.is_exhausted(error) or (is_unread(error) and not without_metadata):
+            stops = errors.is_exhausted(error) or isinstance(error, errors.StaleError)
+            if stops or (is_unread(error) and not without_metadata):
                 raise
             failures.append(error)
     if len(read) > 1 and not merge_ranks and access.expected_saves is None:
@@ -250,7 +251,7 @@ def open_damaged(
             file=storage.label(),
         )
     if not read and not (without_metadata and any(map(OWN_FILE.fullmatch, names))):
-        raise _nothing(storage, failures[0] if failures else None, names, bool(len(access.keys)))
+        raise storage.doubted(_nothing(storage, failures[0] if failures else None, names, bool(len(access.keys))))
     if read:
         used = {file for each in read for file in each.named()}
         checkpoint = DamagedCheckpoint(storage, access, read, access.budget(storage.held_by(used, names)))

@@ -25,7 +25,7 @@ from streamxf.lazy import torch
 from streamxf.reading import Box, Chunk, Item, ObjectItem, Progress, TensorItem
 from streamxf.registry import NOT_AT_HAND
 from streamxf.stream.reader import read_all
-from streamxf.tools.damage import Damage
+from streamxf.tools.damage import Damage, doubt_of
 from streamxf.tools.diff.difference import same_bits
 from streamxf.tools.nesting import nested
 from streamxf.tools.salvage.damaged import Copy, DamagedCheckpoint
@@ -418,6 +418,8 @@ class Filler:
         return {name: made[name] for name in names if name in made}
 
     def _result(self, state_dict: dict[str, Any], loaded: Iterable[str], missing: Iterable[str] = ()) -> Salvaged:
+        if doubt := doubt_of(self._checkpoint.storage, self.damaged):
+            raise doubt
         self._checkpoint.shares.finish()
         found = tuple(loaded)
         classes = {cls.__name__: cls for cls in NOT_AT_HAND}

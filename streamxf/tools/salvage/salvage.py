@@ -169,11 +169,11 @@ def _conversion(
         before = len(filler.damaged)
         data = filler.read(wanted)
         if data is None or not known.issuperset(filler.damaged[before:]):
-            raise MetadataError(
+            text = (
                 "the item verified a moment ago, and no longer does: the storage is failing, or another process writes "
-                "to it. Copy the files to a sound disk, and salvage the copy",
-                item=wanted.item.name,
+                "to it. Copy the files to a sound disk, and salvage the copy"
             )
+            raise checkpoint.storage.doubted(MetadataError(text, item=wanted.item.name))
         return Content(MemorySource(flat_view(data if isinstance(data, bytes) else data.data)), wanted.kind)
 
     items = [checkpoint.copy_of(name, name not in opaque) for name in found.loaded]

@@ -138,7 +138,7 @@ class Findings:
 
     def disown(self) -> None:
         """Take what is damaged for not read, since what was read may be old."""
-        self.damaged = [one if one.unread else replace(one, unread=True, error=_STALE) for one in self.damaged]
+        self.damaged = [one if one.unread else one.doubted() for one in self.damaged]
 
     def add(self, found: Findings) -> None:
         """Add what was found in the next part of the file."""

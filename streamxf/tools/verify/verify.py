@@ -33,6 +33,7 @@ from streamxf.reading import Access, AccessOptions, Metadata, Progress, Share, r
 from streamxf.registry import NOT_AT_HAND
 from streamxf.storage.reading import NotFetched
 from streamxf.storage.storage import LOCK
+from streamxf.tools.damage import doubt_of
 from streamxf.tools.fleet import Fleet
 from streamxf.tools.verify.others import plan_file, plan_folder
 from streamxf.tools.verify.reading import FileCheck, Plan, Verification, pieces_of
@@ -279,10 +280,8 @@ def _begin(
                 storage.forget_listings()  # jobs remove checkpoints, and save to them
                 if _try(look) not in (None, before):
                     raise errors.NoCheckpointError(_CHANGED, file=storage.label())
-        lost = [str(one) for each in call.found for one in each.damaged if not one.unread]
-        error = storage.doubted(errors.ContainerError("; ".join(lost[:1]), file=storage.label()))
-        if lost and isinstance(error, errors.StaleError):
-            call.unread.append(error)
+        if doubt := doubt_of(storage, (one for each in call.found for one in each.damaged)):
+            call.unread.append(doubt)
             for each in call.found:
                 each.disown()
         _note_missing(call)
