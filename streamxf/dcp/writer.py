@@ -45,6 +45,7 @@ from streamxf.format.names import GLOBAL, metadata_name
 from streamxf.format.run import RunFacts
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.report import SaveReport
+from streamxf.storage.fetch import finalize_apart
 from streamxf.storage.opening import Location
 from streamxf.stream.encoder import block_log2_of
 from streamxf.torchsave.writing import saved_plain
@@ -236,7 +237,8 @@ class ChainWriterMixin(StorageMixin):
                 save.compared, text = planning.compare_ranks(kept)
                 self._warn(text)
         save.names = planning.check_index(plans, bool(len(save.extensions.chain)))
-        save.unpublished = finalize(save, remove_unpublished, save.storage, own, others, rank, os.getpid())
+        given = save.storage, own, others, rank, os.getpid()
+        save.unpublished = finalize(save, finalize_apart, remove_unpublished, *given)
         return planning.share_room(plans)
 
     @errors_reach_all_ranks

@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import socket
+import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from streamxf.manager.notes import FOLDER, notes_in, put_note, remove_notes
 from streamxf.manager.removal import is_literal, remove_entry
 from streamxf.manager.sessions import is_held
 from streamxf.places import Location, Storage, open_storage, put_small, small_names
+from streamxf.storage.fetch import finalize_apart
 from streamxf.storage.files import MAX_COMPONENT, NOT_THERE, draft_of
 
 _HOLDS = f"{FOLDER}/holds"
@@ -106,7 +108,8 @@ def put_hold(storage: Storage, name: str, session: str = "") -> Iterator[None]:
     try:
         yield
     finally:
-        remove_entry(storage, f"{_HOLDS}/{file}")
+        if storage.near or not sys.is_finalizing():  # else it counts for a day
+            finalize_apart(remove_entry, storage, f"{_HOLDS}/{file}")
 
 
 def active_holds(storage: Storage, *, tidies: bool = False) -> dict[str, str]:

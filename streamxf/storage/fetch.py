@@ -12,6 +12,7 @@ import errno
 import inspect
 import os
 import random
+import sys
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -75,9 +76,18 @@ def fetches_ranges(filesystem: Any) -> bool:
     return any(each.name == "start" or each.kind is each.VAR_POSITIONAL for each in taken)
 
 
+def finalize_apart(call: Callable[..., object], *given: Any) -> None:
+    """Make a finalizer's call: in another thread if the collector runs in that of fsspec's loop, which it waits for."""
+    if threading.current_thread() in getattr(sys.modules.get("fsspec.asyn"), "iothread", ()):
+        in_thread(partial(call, *given), "streamxf_finalizer")
+    else:
+        call(*given)
+
+
 def begun(filesystem: Any, request: Callable[[], Awaitable[T]]) -> Future[T]:
     """Have a request made, and repeated after errors that may pass; any number may be under way. Raises AbortedError in
-    a forked child, which has none of the thread and the connections that the file system uses.
+    a forked child, which has none of the thread and the connections that the file system uses, and where a finalizer
+    would wait for ever.
     """
     import asyncio  # which takes as long as all of streamxf's own modules
 
@@ -85,6 +95,8 @@ def begun(filesystem: Any, request: Callable[[], Awaitable[T]]) -> Future[T]:
         loop = filesystem.loop
     except RuntimeError as error:
         raise AbortedError("what was opened before a fork cannot be read in a child process: open it there") from error
+    if sys.is_finalizing() or asyncio._get_running_loop() is loop:
+        raise AbortedError("the storage's own thread, and a process at its end, cannot wait for an answer")
     return asyncio.run_coroutine_threadsafe(_repeated(request), loop)
 
 

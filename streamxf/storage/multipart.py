@@ -15,7 +15,7 @@ from typing_extensions import Buffer
 
 from streamxf.buffers import flat_view
 from streamxf.errors import add_note
-from streamxf.storage.fetch import begun, is_asynchronous, made
+from streamxf.storage.fetch import begun, finalize_apart, is_asynchronous, made
 
 PART_BYTES = 8 * 2**20
 _UNDER_WAY = 4  # parts; each takes its bytes of memory, as does the one that is being filled
@@ -131,7 +131,7 @@ class Upload:
                 self._abort(reason)
                 raise
         else:
-            self._abort(error)
+            finalize_apart(self._abort, error)
 
     def expect(self, size: int) -> None:
         """Have all parts but the last of one length, as some stores want (R2), in a file of about so many bytes."""
