@@ -190,9 +190,8 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
         item = self.stored[name]
         if not isinstance(item, ObjectItem):
             raise ParameterError("this item is a tensor", item=name)
-        data = self.read_stored(item)
         with located(file=self.label(item.place.file), item=name), self.storage.doubting():
-            return self.access.objects.load(data, item.place.size, "cpu")
+            return self.access.objects.load(self.read_stored(item), item.place.size, "cpu")
 
     def read_stored(self, item: Item, chunk: Chunk | None = None) -> bytes:
         """An object as it is stored, or what torch.save wrote of a shard that only torch can make."""

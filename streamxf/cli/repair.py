@@ -102,9 +102,7 @@ def salvage(
         "written": None if copy is None else asdict(copy),
     }
     code = out.result(facts, text, not (found.damaged or found.unread), access["max_expansion"], path)
-    if found.unread and not found.damaged:
-        return USAGE
-    return code if copy is not None else FAILED
+    return USAGE if found.unread and not found.damaged else code if copy is not None else FAILED
 
 
 def clean(

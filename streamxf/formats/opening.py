@@ -53,7 +53,7 @@ def open_source(storage: Storage, access: Access = _NOTHING, *, listing: bool = 
             "or, on the terminal, streamxf cat",
             file=storage.label(),
         )
-    with located(file=storage.label()), storage.open() as file:
+    with located(file=storage.label()), storage.doubting(), storage.open() as file:
         shard = (torchfile.read if kind is Format.TORCH else huggingface.read_file)(file, storage.name)
         notes = (_SLICES,) if any(map(any, shard.offsets.values())) else ()
         sizes = {storage.name: file.size}
@@ -131,8 +131,8 @@ def parts_of(storage: Storage, depth: int = 2, links: list[str] | None = None) -
 
 def open_layout(storage: Storage, layout: huggingface.HubLayout, access: Access = _NOTHING) -> FileReader:
     """Open a Hugging Face folder whose layout is known; raises as `open_source`."""
-    contents, shards = huggingface.read_folder(storage, layout)
-    return FileReader(storage, contents, shards, access)
+    with storage.doubting():
+        return FileReader(storage, *huggingface.read_folder(storage, layout), access)
 
 
 def is_checkpoint(storage: Storage) -> bool:

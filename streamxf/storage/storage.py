@@ -117,9 +117,7 @@ class Storage(ABC):
         return self.own_abilities if self._said is _NOTHING else self._said.over(self.own_abilities)
 
     def check_fresh(self) -> None:
-        """Raise UnsupportedError if a client surely remembers what has been replaced since: what goes by it would
-        remove or replace the wrong files.
-        """
+        """Raise UnsupportedError if a client surely remembers what has been replaced: wrong files would go."""
         if not self.near and self.abilities.fresh is False:
             raise UnsupportedError(
                 f"{STALE}; use the URL of the storage itself. Nothing was changed", file=self.label()
@@ -131,8 +129,8 @@ class Storage(ABC):
             warnings.warn(f"{self.label()}: {STALE}. The storage's own URL shows what is there", stacklevel=3)
 
     def doubted(self, error: Exception, *, missing: bool = False) -> Exception:
-        """The error, or a StaleError for what looks like damage where reads may show what another host has replaced,
-        for longer than a minute; also for a `missing` file. What the text has to say of damage is left out.
+        """The error, or a StaleError, without advice, for what may be no damage: where reads may show for longer than a
+        minute what another host has replaced; also for a `missing` file.
         """
         looks = errors.is_damage(error) and not isinstance(error, errors.NoCheckpointError)
         looks &= missing or not isinstance(error, FileNotFoundError)

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import uuid4
@@ -226,13 +226,9 @@ def _refuse_full(error: Exception) -> None:
 
 
 def _is_busy(storage: Storage) -> bool:
-    try:
-        found = storage.lock_file("lock")
-    except BlockingIOError:
-        return True
-    if found is not None:
-        found.close()
-    return False
+    with suppress(BlockingIOError), storage.lock_file("lock") or nullcontext():
+        return False
+    return True
 
 
 def _waited(seen: Callable[[], bool], place: Storage, patience: float) -> bool:
@@ -379,12 +375,9 @@ def _check_writing(storage: Storage) -> None:
 
 
 def _check_raises(act: Callable[[], object], what: str, error: type[OSError] = FileNotFoundError) -> None:
-    also = (NotADirectoryError,) if error is FileNotFoundError else ()
-    try:
+    with suppress(error, *[NotADirectoryError] * (error is FileNotFoundError)):
         act()
-    except (error, *also):
-        return
-    raise ConformanceError(f"{what} does not raise {error.__name__}")
+        raise ConformanceError(f"{what} does not raise {error.__name__}")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from streamxf import errors
 from streamxf.errors import StreamxfError, escaped, shorten
@@ -82,10 +82,6 @@ class Damage:
         if self.block is None:
             return ""
         return f"block {self.block}" if self.block == self.last_block else f"blocks {self.block} to {self.last_block}"
-
-    def doubted(self) -> Damage:
-        """The same, of a place that may show what is old."""
-        return replace(self, error=errors.StaleError.__name__, message=self.message.partition(". ")[0], unread=True)
 
     def __str__(self) -> str:
         place = filter(None, (self.file, "" if self.item is None else f"item {self.part}", self.blocks))

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
 from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
@@ -159,6 +161,26 @@ def test_metadata_that_is_not_listed_yet(spoiled: Path) -> None:
     for call in (streamxf.clean, streamxf.load_intact, streamxf.Checkpoint):
         with pytest.raises(StaleError, match=f"no metadata.*{MAY}"):
             call(spoiled / "step-2")
+
+
+def test_other_formats_and_recipients(spoiled: Path, tmp_path: Path) -> None:
+    path = tmp_path / "hub/model.safetensors"
+    path.parent.mkdir()
+    save_file({"weight": torch.zeros(1000)}, path)
+    path.write_bytes(path.read_bytes()[:2000])
+    metadata = spoiled / "step-2/.metadata"
+    stored = bytearray(metadata.read_bytes())
+    stored[-200] ^= 1
+    metadata.write_bytes(stored)
+    calls: list[Callable[[], object]] = [
+        lambda: streamxf.inspect(path),
+        lambda: streamxf.inspect(path.parent),
+        lambda: streamxf.pack(path, tmp_path / "target"),
+        lambda: streamxf.rename(spoiled / "step-2", {"weight": "other"}),
+    ]
+    for call in calls:
+        with pytest.raises(StaleError, match=MAY):
+            call()
 
 
 @pytest.mark.parametrize("kind", DISKS)

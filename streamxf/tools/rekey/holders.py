@@ -205,7 +205,7 @@ def metadata_of(storage: Storage) -> Iterator[MetadataFile]:
             file=storage.label(),
         )
     for name in found:
-        with located(file=storage.label(name)):
+        with located(file=storage.label(name)), storage.doubting():
             made = MetadataFile(storage, name)
         yield made
         del made  # what nobody has vouched for yet is in memory one at a time

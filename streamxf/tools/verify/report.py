@@ -137,8 +137,11 @@ class Findings:
         return self
 
     def disown(self) -> None:
-        """Take what is damaged for not read, since what was read may be old."""
-        self.damaged = [one if one.unread else one.doubted() for one in self.damaged]
+        """Take what is damaged for not read, since what was read may be old; what to do about damage is left out."""
+        for at, one in enumerate(self.damaged):
+            if not one.unread:
+                text = one.message.partition(". ")[0]
+                self.damaged[at] = replace(one, unread=True, error=_STALE, message=text)
 
     def add(self, found: Findings) -> None:
         """Add what was found in the next part of the file."""
