@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -33,15 +34,18 @@ def known_errors(file: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if (known := known_error(error, file)) is not error:
+        if (known := known_error(error, file, disk=False)) is not error:
             raise known from error
         raise
 
 
-def known_error(error: Exception, file: str) -> Exception:
-    """The error, or what stands for another package's, such as botocore's ``ClientError``; without a URL's password."""
+def known_error(error: Exception, file: str, *, disk: bool = True) -> Exception:
+    """The error, or what stands for another package's, such as botocore's ``ClientError``; without a URL's password.
+    EIO is known of a disk: s3fs makes it of what it does not know.
+    """
     hide_passwords(error)
-    if isinstance(error, StreamxfError | OSError | MemoryError | ReplacedMeanwhile):
+    known = isinstance(error, StreamxfError | OSError | MemoryError | ReplacedMeanwhile)
+    if known and (disk or getattr(error, "errno", None) != errno.EIO):
         return error
     made = ForeignError(f"the storage failed: {type(error).__name__}: {text_of(error)}", file=file)
     made.__cause__ = error

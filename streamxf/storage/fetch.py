@@ -23,7 +23,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from streamxf.engine import ForkLock, in_thread
-from streamxf.errors import AbortedError, hide_passwords
+from streamxf.errors import AbortedError, ForeignError, hide_passwords
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -203,7 +203,7 @@ def requests_in_threads(read: Callable[[int, int], bytes], label: str) -> Reques
 
 def _exactly(size: int, data: bytes, label: str) -> bytes:
     if len(data) != size:
-        raise OSError(errno.EIO, f"{size} bytes were asked for, {len(data)} came", label)
+        raise ForeignError(f"the storage failed: {size} bytes were asked for, {len(data)} came", file=label)
     return data
 
 

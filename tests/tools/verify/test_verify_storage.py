@@ -1,5 +1,7 @@
 """`verify` over a storage that is slow, or fails in ways of its own: reads side by side, and everything is told."""
 
+import errno
+import io
 import signal
 import threading
 from collections import Counter
@@ -16,6 +18,7 @@ from streamxf.storage.local import LocalStorage
 from tests.altered import flip
 from tests.dcp.helpers import KEY, data_files, full_chain, save
 from tests.failing import fails_with
+from tests.storage.stores import Ranges, web_server
 
 from .remote import CONCURRENT, PROTOCOL, Meeting, Remote, StoreError, url_of
 
@@ -108,7 +111,8 @@ def test_files_that_the_storage_does_not_give(saved: tuple[Path, Any]) -> None:
     assert all("StoreError: SlowDown" in damage.message for damage in report.unread)
 
 
-def test_one_stretch_that_cannot_be_read(saved: tuple[Path, Any]) -> None:
+@pytest.mark.parametrize("error", [StoreError("InternalError"), OSError(errno.EIO, "InternalError, to s3fs")])
+def test_one_stretch_that_cannot_be_read(saved: tuple[Path, Any], error: Exception) -> None:
     folder, key = saved
     url = url_of(folder)
     bad = data_files(folder)[1]
@@ -116,12 +120,51 @@ def test_one_stretch_that_cannot_be_read(saved: tuple[Path, Any]) -> None:
 
     def fail_in_the_middle(name: str, start: int, end: int) -> None:
         if name == bad.name and start <= middle < end:
-            raise StoreError("InternalError")
+            raise error
 
     Remote.before = fail_in_the_middle
     report = streamxf.verify(url, keys=key)
+    assert not report.damaged
     assert {damage.file for damage in report.unread} == {bad.name}
     assert all(damage.item and "InternalError" in damage.message for damage in report.unread)
+
+
+class Longer(Ranges):
+    """Answers with other parts than those that were asked for."""
+
+    changed = staticmethod(lambda data: data + b"more")
+
+    def send_head(self) -> Any:
+        answer = super().send_head()
+        return io.BytesIO(self.changed(answer.read())) if "Range" in self.headers and ".distcp" in self.path else answer
+
+    def send_header(self, name: str, value: str) -> None:
+        if name == "Content-Length" and "Range" in self.headers and ".distcp" in self.path:
+            value = str(len(self.changed(bytes(int(value)))))
+        super().send_header(name, value)
+
+
+class Shorter(Longer):
+    changed = staticmethod(lambda data: data[: len(data) // 2])
+
+
+@pytest.mark.parametrize("kind", [Longer, Shorter])
+def test_a_server_that_answers_with_other_parts(
+    saved: tuple[Path, Any], kind: type[Longer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, key = saved
+    monkeypatch.setattr("streamxf.storage.fetch._PAUSE", 0.001)
+    with web_server(folder, kind) as url:
+        report = streamxf.verify(url, keys=key)
+        assert not report.damaged
+        assert {damage.file for damage in report.unread} == {file.name for file in data_files(folder)}
+        rest = streamxf.load_intact(url, keys=key)
+        assert not rest.damaged
+        assert {entry.item for entry in rest.unread} == {"o", *(f"w{number}" for number in range(8))}
+    file = data_files(folder)[0]
+    file.write_bytes(file.read_bytes()[:-1])
+    with web_server(folder) as url:
+        assert {damage.file for damage in streamxf.verify(url, keys=key).damaged} == {file.name}
 
 
 def test_a_folder_that_cannot_be_listed(saved: tuple[Path, Any]) -> None:
