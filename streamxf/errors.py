@@ -133,10 +133,10 @@ class located:
         if isinstance(error, OSError) and self._file and self._file.endswith(f"/{error.filename}"):
             error.filename = self._file  # of an open folder the system knows the name alone
         if self._doing and error is not None:
-            place = escaped(f"file {self._file}")
-            if not any(note.startswith("while ") and note.endswith(place) for note in notes_of(error)):
-                item = "" if self._item is None else escaped(f"item {self._item} of ")
-                add_note(error, f"while {self._doing} {item}{place}")
+            names = {"item": self._item, "file": self._file}
+            places = [escaped(f"{kind} {name}") for kind, name in names.items() if name is not None]
+            if not any(note.startswith("while ") and note.endswith(places[-1]) for note in notes_of(error)):
+                add_note(error, f"while {self._doing} {' of '.join(places)}")
 
 
 class ParameterError(StreamxfError, ValueError):

@@ -23,16 +23,8 @@ if TYPE_CHECKING:
     from torch.distributed._shard._utils import narrow_tensor_by_index
     from torch.distributed._shard.sharded_tensor.api import ShardedTensor
     from torch.distributed.checkpoint import _version as flattening
-    from torch.distributed.checkpoint._async_process_executor import (
-        _ProcessBasedAsyncCheckpointExecutor as ProcessBasedAsyncCheckpointExecutor,
-    )
-    from torch.distributed.checkpoint._async_thread_executor import (
-        _ThreadBasedAsyncCheckpointExecutor as ThreadBasedAsyncCheckpointExecutor,
-    )
     from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTransformExtension, ZStandard
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
-    from torch.distributed.checkpoint._storage_utils import _storage_setup as storage_setup
-    from torch.distributed.checkpoint.filesystem import _FileSystemWriter as AnyFileSystemWriter
     from torch.distributed.checkpoint.filesystem import _split_by_size_and_type as split_by_size_and_type
     from torch.distributed.checkpoint.filesystem import _StorageInfo as StorageInfo
     from torch.distributed.checkpoint.filesystem import _StoragePrefix as StoragePrefix

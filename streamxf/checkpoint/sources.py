@@ -119,7 +119,7 @@ def has_elements(tensor: torch.Tensor) -> bool:
 
 
 def check_storable(tensor: torch.Tensor) -> None:
-    """Raise UnsupportedError for a tensor that DCP cannot save, or that has no data."""
+    """Raise UnsupportedError for a tensor that DCP cannot save, or that has no data; raises as `check_memory`."""
     if tensor.device.type == "meta":
         raise UnsupportedError(
             "the tensor is on the device 'meta', so it has no data to save; allocate it first (to_empty), and fill it"
@@ -129,6 +129,8 @@ def check_storable(tensor: torch.Tensor) -> None:
             f"DCP cannot save a tensor of layout {tensor.layout}: a load would leave its target as it was. Save it as "
             "dense, or its indices and values"
         )
+    if type(tensor) is torch.Tensor:
+        check_memory(tensor)
 
 
 def check_memory(tensor: torch.Tensor) -> None:
@@ -145,13 +147,10 @@ def check_memory(tensor: torch.Tensor) -> None:
 
 
 def content_of(tensor: torch.Tensor, staging: Staging) -> Content:
-    """A tensor, or what torch saves of one with more than elements; raises as `check_storable`, `check_memory`."""
-    if has_elements(tensor) and not tensor.is_meta:
-        check_memory(tensor)
-        return Content(source_of(tensor, staging), Kind.TENSOR)
+    """A tensor, or what torch saves of one with more than elements; raises as `check_storable`."""
     check_storable(tensor)
-    if type(tensor) is torch.Tensor:
-        check_memory(tensor)
+    if has_elements(tensor):
+        return Content(source_of(tensor, staging), Kind.TENSOR)
     tensor = tensor.cpu()
     if type(tensor) is torch.Tensor and tensor.untyped_storage().size() != tensor.nbytes:
         tensor = tensor.clone()  # in a storage of its own size

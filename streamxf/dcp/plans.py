@@ -41,7 +41,7 @@ from streamxf.storage.disk import Volume
 from streamxf.storage.storage import Storage
 from streamxf.stream.encoder import MemorySource
 from streamxf.torch_private import StoragePrefix, counted_changes, planner_of_the_save
-from streamxf.torchsave.writing import saved_plain
+from streamxf.torchsave.writing import Saved, saved_plain
 from streamxf.wording import some
 
 
@@ -62,7 +62,7 @@ def part_of(item: WriteItem) -> Identity:
 def entries_of(items: Iterable[WriteItem], planner: SavePlanner, staging: Staging) -> Iterator[Entry]:
     """What is to be written to one file; each item's data is asked for in turn, in a thread that makes nothing else."""
     staging.adopt()
-    lookup = getattr(planner, "lookup_object", None) if _gives_data_again(planner) else None
+    lookup = getattr(planner, "lookup_object", None) if gives_data_again(planner) else None
     for item in items:
         yield part_of(item), partial(_content, item, planner, lookup, staging)
 
@@ -176,7 +176,7 @@ def note_room(plan: SavePlan, folder: Storage, save: bytes, nesting: Any = None)
         return plan
     values, planner = None, planner_of_the_save()
     if ranks_here() > 1 and is_usable(plan):
-        values = Values.of(plan, planner if _gives_data_again(planner) else None)
+        values = Values.of(plan, planner if gives_data_again(planner) else None)
     note = RoomNote(save, folder.volume() or _ENDLESS, nesting=nesting or {}, values=values)
     return replace(plan, storage_data=note)
 
@@ -270,7 +270,7 @@ def check_seen(plan: SavePlan, folder: Storage, planner: Any) -> None:
 
 def check_room(folder: Storage, plan: SavePlan, planner: SavePlanner, extensions: Extensions, save: bytes) -> None:
     """Refuse to begin what cannot fit; raises NoSpaceError."""
-    if extensions.may_shrink or not _gives_data_again(planner):
+    if extensions.may_shrink or not gives_data_again(planner):
         return
     note, planned = plan.storage_data, planned_bytes(plan.items)
     own = isinstance(note, RoomNote) and note.save == save
@@ -281,7 +281,7 @@ def check_room(folder: Storage, plan: SavePlan, planner: SavePlanner, extensions
 _OWN = {name: getattr(DefaultSavePlanner, name) for name in ("resolve_data", "lookup_object", "transform_object")}
 
 
-def _gives_data_again(planner: Any) -> bool:
+def gives_data_again(planner: Any) -> bool:
     """Whether the planner can be asked for an item once more."""
     return isinstance(planner, DefaultSavePlanner) and is_own(planner, _OWN)
 
@@ -295,7 +295,7 @@ def _size_of_tensors(plan: SavePlan, planner: SavePlanner) -> int:
 def is_flattened(value: list[Any]) -> bool:
     """Whether DCP makes items of a list's elements, and not an object of the whole."""
     return any(
-        isinstance(each, Mapping | torch.Tensor) or (isinstance(each, list) and is_flattened(each)) for each in value
+        isinstance(it, Mapping | torch.Tensor | Saved) or (isinstance(it, list) and is_flattened(it)) for it in value
     )
 
 

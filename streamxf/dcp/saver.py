@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Collection, Iterator
@@ -26,6 +27,9 @@ def settle_in(deaf: Collection[int]) -> None:
     one that waits for a CPU could hold the interpreter's lock. Be `deaf` to signals that come to every process of a
     job, of which training makes a last save, and end with the process that started this one.
     """
+    for value in vars(sys.modules["__main__"]).values():
+        if isinstance(value, type) and value.__module__ == "__mp_main__":
+            value.__module__ = "__main__"  # as pickles are to name it
     os.setpriority(os.PRIO_PROCESS, 0, max(NICE, os.getpriority(os.PRIO_PROCESS, 0)))
     for number in deaf:
         signal.signal(number, signal.SIG_IGN)

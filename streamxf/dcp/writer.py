@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-import io
 import logging
 import os
 import sys
 import threading
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent import futures
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from multiprocessing.resource_sharer import DupFd
@@ -19,11 +16,9 @@ from time import perf_counter
 from typing import Any
 from weakref import finalize, ref
 
-import torch
 from torch.distributed.checkpoint import CheckpointException, Metadata, SavePlan, SavePlanner, filesystem
 from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.planner import WriteItemType
-from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from streamxf import torch_private
@@ -37,7 +32,7 @@ from streamxf.dcp import plans as planning
 from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks, progress_on, rank_here, reset_names
 from streamxf.dcp.columns import StoredResults, complete, extra_of, items_of, paths_of
 from streamxf.dcp.saver import check_parent, settle_in
-from streamxf.dcp.targets import chunks_here, whole_size
+from streamxf.dcp.staged import check_sent, copied, make_objects
 from streamxf.errors import AbortedError, ChainError, ParameterError, UnsupportedError, escaped, notes_of, text_of
 from streamxf.format.extra import merged, nesting_of, with_order
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
@@ -48,7 +43,6 @@ from streamxf.report import SaveReport
 from streamxf.storage.fetch import finalize_apart
 from streamxf.storage.opening import Location
 from streamxf.stream.encoder import block_log2_of
-from streamxf.torchsave.writing import saved_plain
 
 _log = logging.getLogger(__name__)
 
@@ -92,6 +86,7 @@ class ChainWriterMixin(StorageMixin):
     run_facts: RunFacts | None
     #: Signals by which the process does not end that saves in the background.
     deaf: Collection[int] = ()
+    state_dict_cache: Any
     _save: _RankSave | None
     _coming: tuple[int, str] | None
     _background: ref[futures.Future[Any]] | None  # of the last save in the background that uses this writer
@@ -156,18 +151,18 @@ class ChainWriterMixin(StorageMixin):
         begin_sharing()
         for text in planning.texts_about(state_dict, for_torch=False):  # torch's copy may be a plain dictionary
             self._warn(text)
-        copies = dict(_own_copies(state_dict))
-        staged = super().stage(_replaced(state_dict, dict.fromkeys(copies)))  # type: ignore[misc]
-        staged = _replaced(staged, copies)
-        check_copies(state_dict, staged)
-        return staged
+        return copied(state_dict, self._stage)
+
+    def _stage(self, state_dict: Any) -> Any:
+        self.state_dict_cache = None  # torch would copy into it whatever has the same name
+        return super().stage(state_dict)  # type: ignore[misc]
 
     def storage_meta(self) -> StorageMeta:
         """What DCP tells planners: where the save goes, and the id that it has if this rank publishes it. As with
         torch's writers each rank has an id of its own. Once it has published, `save_id` has that, and this is the next.
         """
         self._note_background()
-        _make_objects(torch_private.state_of_the_save())
+        make_objects(torch_private.state_of_the_save(), torch_private.planner_of_the_save())
         reset_names()  # the planner is asked next
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._coming_id())
 
@@ -226,9 +221,7 @@ class ChainWriterMixin(StorageMixin):
         """
         save = self._under_way
         planning.check_all_noted(plans, save.writer_id)
-        notes = [plan.storage_data for plan in plans if isinstance(plan.storage_data, planning.RoomNote)]
-        others = {note.save.hex() for note in notes}
-        own, rank = save.writer_id.hex(), None if self.use_collectives else self.rank
+        others = {note.save.hex() for plan in plans if isinstance(note := plan.storage_data, planning.RoomNote)}
         save.alone = len(plans) == 1
         if self.use_collectives:
             kept = planning.all_notes(plans)
@@ -237,7 +230,7 @@ class ChainWriterMixin(StorageMixin):
                 save.compared, text = planning.compare_ranks(kept)
                 self._warn(text)
         save.names = planning.check_index(plans, bool(len(save.extensions.chain)))
-        given = save.storage, own, others, rank, os.getpid()
+        given = save.storage, save.writer_id.hex(), others, None if self.use_collectives else self.rank, os.getpid()
         save.unpublished = finalize(save, finalize_apart, remove_unpublished, *given)
         return planning.share_room(plans)
 
@@ -333,7 +326,7 @@ class ChainWriterMixin(StorageMixin):
     def __getstate__(self) -> dict[str, Any]:
         """A copy, in any process, begins its own saves; a `Progress`, which perhaps cannot be pickled, stays here."""
         self._note_background()  # this may be on the way to a process that saves
-        check_copies(torch_private.state_on_the_way())
+        check_sent(torch_private.state_on_the_way())
         own = {"_save": None, "_coming": None, "_background": None, "report": None}
         return {**self.__dict__, **own, "_progress": self._progress is True}
 
@@ -457,14 +450,10 @@ def extensions_of(extensions: Iterable[Any] | str | Codec) -> Extensions:
 
 
 def begin_sharing() -> None:
-    """Start the thread that passes the state's file descriptors to the process that torch starts for saves. CPython
-    3.12.0 to 3.12.2 can start none once the main thread has ended, and the last save of a script would be lost.
-    """
+    """Start the thread that passes descriptors: CPython 3.12.0 to 3.12.2 can start none once the main thread ended."""
     if (3, 12) <= sys.version_info < (3, 12, 3):
-        reading, writing = os.pipe()
-        os.close(DupFd(reading).detach())
-        os.close(reading)
-        os.close(writing)
+        with open(os.devnull, "rb") as file:
+            os.close(DupFd(file.fileno()).detach())
 
 
 def _log_failure(future: futures.Future[Any]) -> None:
@@ -473,116 +462,5 @@ def _log_failure(future: futures.Future[Any]) -> None:
     failures = {"": error}
     if isinstance(error, CheckpointException):
         failures = {f"rank {rank}: ": failure for rank, (failure, _) in error.failures.items()}
-    told = [
-        "; ".join([f"{where}{type(failure).__name__}: {text_of(failure)}", *notes_of(failure)])
-        for where, failure in failures.items()
-    ]
+    told = [f"{at}{type(one).__name__}: {'; '.join([text_of(one), *notes_of(one)])}" for at, one in failures.items()]
     _log.error("a save in the background failed: %s", escaped("; ".join(told)))
-
-
-_PLAIN = torch.Tensor, torch.nn.Parameter
-_CONSTANT = bool, int, float, complex, str, bytes, type(None)
-
-
-def check_copies(state: Any, copied: Any = None, name: str = "") -> None:
-    """Raise UnsupportedError for a tensor of a state that says by attributes, or by its class, more than the copy of it
-    does that is saved in its place: which part of another tensor it is, say. Without a copy it is pickled, which keeps
-    what classes of their own have.
-    """
-    if isinstance(copied, StagedObject):
-        return
-    if isinstance(state, Mapping | list | tuple):
-        for key, value in state.items() if isinstance(state, Mapping) else enumerate(state):
-            check_copies(value, None if copied is None else copied[key], f"{name}.{key}".lstrip("."))
-    elif isinstance(state, torch.Tensor) and _says_more(state.to_local() if isinstance(state, DTensor) else state):
-        copied = state.detach() if copied is None else copied
-        foreign = type(state) not in _PLAIN and type(state) is not type(copied) and vars(state)
-        alike = all(of(state) == of(copied) for of in (whole_size, chunks_here))
-        if foreign or not alike:  # also on ranks whose part is the first one: all raise, or others would wait for them
-            raise UnsupportedError(
-                f"{', '.join(vars(state)) or type(state).__name__} of this tensor would be lost: torch's copy for a "
-                "save in the background has its elements alone, and they would be stored as a whole tensor. Save it "
-                "in the foreground (dcp.save), or by a thread with a DefaultStager (async_stager)",
-                item=name,
-            )
-
-
-def _says_more(tensor: torch.Tensor) -> bool:
-    return bool(vars(tensor)) or type(tensor) not in _PLAIN
-
-
-def _own_copies(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Copies, by their places, of objects and quantized tensors, and of tensors of which torch makes none, or one that
-    says less, as of a DTensor of several shards.
-    """
-    if isinstance(state, Mapping) or (isinstance(state, list) and planning.is_flattened(state)):
-        for key, value in planning.flattened_entries(state):
-            yield from _own_copies(value, (*path, key))
-    elif isinstance(state, DTensor):
-        if not state.dim():
-            yield path, state.detach().clone()
-        elif _says_more(local := state.to_local()) and _is_copied_here(local):
-            shape, stride = state.size(), state.stride()
-            made = _copy_of(local)
-            yield path, DTensor.from_local(made, state.device_mesh, state.placements, shape=shape, stride=stride)
-    elif isinstance(state, torch.Tensor) and not state.is_quantized:
-        if _says_more(state) and _is_copied_here(state):
-            yield path, _copy_of(state)
-    elif type(state) not in _CONSTANT:
-        copied = state
-        with suppress(Exception):  # of pickling, by which the save will fail, too, on every rank
-            copied = StagedObject(state)
-        yield path, copied
-
-
-def _is_copied_here(local: torch.Tensor) -> bool:
-    if type(local) in _PLAIN:
-        return any(of(local) != of(local.detach()) for of in (whole_size, chunks_here))
-    torchs = isinstance(local, torch_private.ShardedTensor) or torch_private.is_traceable_wrapper_subclass(local)
-    return not torchs and (bool(vars(local)) or hasattr(local, "__create_chunk_list__"))
-
-
-def _copy_of(local: Any) -> Any:
-    """A copy on the CPU with what the tensor says by its class and attributes."""
-    if hasattr(local, "local_shards"):
-        return type(local)(
-            [shard.detach().to("cpu", copy=True) for shard in local.local_shards()], local.local_offsets()
-        )
-    made = local.detach().to("cpu", copy=True)
-    vars(made).update(copy.deepcopy(vars(local)))
-    return made
-
-
-def _replaced(node: Any, values: Mapping[tuple[Any, ...], Any]) -> Any:
-    """A nested state with other values at some places; what is on the way to these is made anew."""
-    if not values or () in values:
-        return values.get((), node)
-    below: dict[Any, dict[tuple[Any, ...], Any]] = {}
-    for (key, *rest), value in values.items():
-        below.setdefault(key, {})[tuple(rest)] = value
-    if isinstance(node, Mapping):
-        return {key: _replaced(value, below.get(key, {})) for key, value in node.items()}
-    return [_replaced(value, below.get(key, {})) for key, value in enumerate(node)]
-
-
-class StagedObject:
-    """An object as `torch.save` writes it, which neither training nor a way to another process changes."""
-
-    def __init__(self, value: Any) -> None:
-        if (data := saved_plain(value)) is None:
-            torch.save(value, sink := io.BytesIO())
-            data = sink.getvalue()
-        self._data = data
-
-    def made(self) -> Any:
-        where = "cpu" if torch_private.in_the_process_that_saves() else None
-        return torch.load(io.BytesIO(self._data), where, weights_only=False)
-
-
-def _make_objects(state: Any) -> None:
-    """Put the objects themselves into a state that was staged, before a planner sees it."""
-    for key, value in [*planning.flattened_entries(state)]:
-        if isinstance(value, StagedObject):
-            state[key] = value.made()
-        else:
-            _make_objects(value)

@@ -217,8 +217,17 @@ def saved(value: Any) -> bytes:
     return b"".join(part for part in torch_file(Value(value))[0] if isinstance(part, bytes))
 
 
+class Saved:
+    """Stands for an object: `saved` is what ``torch.save`` wrote, or None; `alike` what `alike_pickle` gave."""
+
+    saved: bytes | None = None
+    alike = b""
+
+
 def saved_plain(value: Any) -> bytes | None:
-    """As `saved`, of an object without tensors; None for any other."""
+    """As `saved`, of an object without tensors, or one that was saved; None for any other."""
+    if isinstance(value, Saved) and value.saved is not None:
+        return value.saved
     sink, records = io.BytesIO(), list[Any]()
     _Pickler(sink, records).dump(value)
     return None if records else archive(sink.getvalue())[0]
@@ -228,6 +237,8 @@ def alike_pickle(value: Any) -> bytes:
     """What is alike for equal objects, whichever of their parts are one object; b"" for what has sets, whose order
     differs by process, or tensors. Raises ValueError for cycles, and whatever the object's own code raises.
     """
+    if isinstance(value, Saved):
+        return value.alike
     sink, records = io.BytesIO(), list[Any]()
     pickler = _Pickler(sink, records)
     pickler.fast = True  # without a memo

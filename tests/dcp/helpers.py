@@ -412,11 +412,11 @@ def registry() -> streamxf.Registry:
     return made
 
 
-def run_as_main(function: Callable[[Path], None], folder: Path) -> None:
+def run_as_main(function: Callable[[Path], None], folder: Path, before: str = "") -> None:
     """Call a function of a module with a folder, in a process whose main module can be imported again, as a child that
-    DCP starts does.
+    DCP starts does. `before` is what the module begins with.
     """
-    code = f"if __name__ == '__main__':\n    from {function.__module__} import {function.__name__} as run"
+    code = f"{before}if __name__ == '__main__':\n    from {function.__module__} import {function.__name__} as run"
     script = folder / "script.py"
     script.write_text(f"{code}\n    from pathlib import Path\n    run(Path({str(folder)!r}))\n")
     path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])

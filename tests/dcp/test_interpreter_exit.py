@@ -37,8 +37,11 @@ if __name__ == "__main__":
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}.meeting", rank=0, world_size=1)
     state = {"weights": torch.arange(16 * 2**20, dtype=torch.int32)}
     writer = streamxf.FileSystemWriter(sys.argv[1], _extensions=[streamxf.ZStandard(), streamxf.Checksum()])
-    for saved in {"cannot be pickled": lambda: None}, state:
-        dcp.async_save(saved, storage_writer=writer, async_checkpointer_type=AsyncCheckpointerType.PROCESS)
+    for planner in dcp.DefaultSavePlanner(), None:
+        if planner is not None:
+            planner.cannot_be_pickled = lambda: None
+        kind = AsyncCheckpointerType.PROCESS
+        dcp.async_save(state, storage_writer=writer, planner=planner, async_checkpointer_type=kind)
 """
 
 LEFT = """

@@ -180,7 +180,7 @@ def test_what_torch_drops_in_the_background_is_copied_with_what_it_says(tmp_path
         assert [*staged["deep"][0]] == ["w", 0]
         pair = staged["pair"].made()
         assert (staged["deep"][1], type(pair), pair.name) == (5, Pair, "a")
-        for found in (staged["deep"][0]["w"], pair.tensor, staged["w"]):
+        for found in (staged["deep"][0]["w"].made(), pair.tensor, staged["w"].made()):
             assert type(found) is type(tensor)
             assert torch.equal(found, tensor)
             assert found.data_ptr() != tensor.data_ptr()
@@ -194,7 +194,7 @@ def test_nothing_goes_to_the_process_that_saves_without_its_attributes(tmp_path:
     process: Any = _AsyncCheckpointProcess.__new__(_AsyncCheckpointProcess)
     process._send, process._save_process = pickle.dumps, multiprocessing.Process()
     with refused(UnsupportedError, "would be lost", "[item w]"):
-        process.save({"w": rows(0)}, storage_writer=streamxf.FileSystemWriter(tmp_path))
+        process.save({"w": rows(0), "other": torch.ones(2)}, storage_writer=streamxf.FileSystemWriter(tmp_path))
 
 
 def test_attributes_that_say_nothing_to_dcp_do_not_matter(tmp_path: Path) -> None:

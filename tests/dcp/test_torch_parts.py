@@ -356,7 +356,10 @@ def test_type_checkers_see_the_parts_where_they_are_at_run_time():
     }
     parts = {name: part.split(":") for name, part in torch_private._PARTS.items()}
     earlier = torch_private._EARLIER
-    assert seen == {name: f"{earlier.get(home, home)}:{attribute}" for name, (home, attribute) in parts.items()}
+    for name, (home, attribute) in parts.items():
+        if name in seen or f'"{name}"' not in (PACKAGE / "dcp/install.py").read_text():  # where they are looked up
+            assert seen.pop(name) == f"{earlier.get(home, home)}:{attribute}"
+    assert not seen
 
 
 FUNCTIONS = [

@@ -1,0 +1,116 @@
+"""What a save in the background stores: copies of tensors, and what ``torch.save`` makes of all else at the call."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.tensor import DTensor
+
+from streamxf import torch_private
+from streamxf.checkpoint.sources import check_storable
+from streamxf.dcp.base import ranks_here, sendable
+from streamxf.dcp.differences import SMALL
+from streamxf.dcp.planner import SavePlanner
+from streamxf.dcp.plans import flattened_entries, gives_data_again, is_flattened
+from streamxf.dcp.targets import chunks_here, whole_size
+from streamxf.errors import UnsupportedError, located
+from streamxf.torchsave.writing import Saved, alike_pickle, saved_plain
+
+_PLAIN = torch.Tensor, torch.nn.Parameter
+_CONSTANT = bool, int, float, complex, str, bytes, type(None)
+
+
+def copied(value: Any, stage: Callable[[Any], Any], name: str = "") -> Any:
+    """A copy of a state, of tensors by torch's `stage` where that says no less. Raises as `check_storable`, and what
+    pickling raises; where there are other ranks, which would wait, the error stands in the place of its value.
+    """
+    if isinstance(value, Mapping) or (isinstance(value, list) and is_flattened(value)):
+        made = {key: copied(each, stage, f"{name}.{key}".removeprefix(".")) for key, each in flattened_entries(value)}
+        return made if isinstance(value, Mapping) else [*made.values()]
+    staged = StagedObject(name)
+    try:
+        with located(item=name, doing="copying"):
+            if isinstance(value, torch.Tensor):
+                return _copied(value, stage, staged)
+            return value if type(value) in _CONSTANT else staged.of(value)
+    except Exception as error:
+        if ranks_here() == 1:
+            raise
+        return StagedObject(name, sendable(error))
+
+
+def _copied(value: Any, stage: Callable[[Any], Any], staged: StagedObject) -> Any:
+    local: Any = value.to_local() if (is_sharded := isinstance(value, DTensor)) else value
+    for part in local.local_shards() if hasattr(local, "local_shards") else [local]:
+        check_storable(getattr(part, "tensor", part).detach())
+    if (value.dim() or not is_sharded) and not value.is_quantized and not _says_more(local, is_sharded):
+        return stage({"": value})[""]  # which copies no DTensor without dimensions
+    if not is_sharded:
+        return staged.of(value)
+    made = staged.of(local.detach()).made()
+    return DTensor.from_local(made, value.device_mesh, value.placements, shape=value.size(), stride=value.stride())
+
+
+def _says_more(local: torch.Tensor, is_part: bool = False) -> bool:
+    """Whether a tensor says by attributes, or by its class, more than torch's copy of it does."""
+    if type(local) in _PLAIN:
+        return bool(vars(local)) and any(of(local) != of(local.detach()) for of in (whole_size, chunks_here))
+    torchs = is_part and torch_private.is_traceable_wrapper_subclass(local)
+    return not torchs and not isinstance(local, torch_private.ShardedTensor)
+
+
+def check_sent(state: Any, name: str = "") -> None:
+    """Raise UnsupportedError for a tensor whose attributes, which pickling drops, say of which one it is a part."""
+    if isinstance(state, Mapping | list | tuple):
+        for key, value in state.items() if isinstance(state, Mapping) else enumerate(state):
+            check_sent(value, f"{name}.{key}".removeprefix("."))
+    elif type(state) in _PLAIN and _says_more(state):
+        raise UnsupportedError(
+            f"{', '.join(vars(state))} of this tensor would be lost on the way to the process that saves, which would "
+            "store its elements as a whole tensor: do without async_stager=, or save in the foreground (dcp.save)",
+            item=name,
+        )
+
+
+class StagedObject(Saved):
+    """An object as `torch.save` writes it at the call, or the error of that, which the save of every rank raises."""
+
+    def __init__(self, name: str, error: BaseException | None = None) -> None:
+        self._name, self._error = name, error
+
+    def of(self, value: Any) -> StagedObject:
+        if (data := saved_plain(value)) is None:
+            torch.save(value, sink := io.BytesIO())
+            data = sink.getvalue()
+        with suppress(Exception):  # for a comparison of ranks, which does without
+            self.alike = alike_pickle(value)[: SMALL + 1] if ranks_here() > 1 else b""
+        is_planned = isinstance(value, torch.Tensor) or hasattr(value, "__create_write_items__")
+        self._data, self.saved = data, None if is_planned else data
+        return self
+
+    def made(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        is_copy = self.saved is None or torch_private.in_the_process_that_saves()
+        return torch.load(io.BytesIO(self._data), "cpu" if is_copy else None, weights_only=False)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if torch_private.state_on_the_way() is None:
+            text = "one of streamxf's writers staged this for itself: pass it as storage_writer=, without async_stager="
+            raise UnsupportedError(text, item=self._name)
+        return super().__reduce_ex__(protocol)
+
+
+def make_objects(state: Any, planner: Any) -> None:
+    """Put objects themselves into a state that was staged, before this planner sees it; raises the errors in it."""
+    kept = type(planner) in (DefaultSavePlanner, SavePlanner) and gives_data_again(planner)
+    for key, value in [*flattened_entries(state)]:
+        if not isinstance(value, StagedObject):
+            make_objects(value, planner)
+        elif value.saved is None or not kept:
+            state[key] = value.made()
