@@ -99,9 +99,10 @@ def inspect(
         return out.result(plain.as_dict(), figures.plain(plain))
     found = summary.values
     asked = fail_on.split(",") if fail_on is not None else []
-    failed = bool(summary.contents.incomplete)
+    late = summary.contents.incomplete and open_storage(path).is_late
+    failed = bool(summary.contents.incomplete) and not late
     failed |= found is not None and any(getattr(found, what) for what in [*asked, "unreadable"])
-    code = FAILED if failed else USAGE if found is not None and found.unread else FINE
+    code = FAILED if failed else USAGE if late or (found is not None and found.unread) else FINE
     module = tree_of(summary.contents.items.values()) if tree or depth else None
     if html is not None:
         from streamxf.tools.inspect.page.page import html_page

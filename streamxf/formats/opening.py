@@ -19,7 +19,7 @@ from streamxf.formats.contents import PLAIN, SUFFIXES, Contents, FileReader, For
 from streamxf.keys.envelope import Envelope, Vouchers
 from streamxf.places import Storage
 from streamxf.reading import Access, Place, StoredFile
-from streamxf.wording import many, some
+from streamxf.wording import OLD, many, some
 
 LOOKED_FOR = (
     "a checkpoint of DCP (.metadata, or __0.metadata and so on), *.safetensors, model.safetensors.index.json, "
@@ -209,6 +209,8 @@ def _files(checkpoint: Checkpoint, places: Iterable[Place]) -> tuple[dict[str, i
         notes.append(f"Missing: {many(len(missing), 'file')} that the metadata names, such as {missing[0]}.")
     if wrong:
         notes.append(f"Not of the size in the metadata: {many(len(wrong), 'file')}, such as {wrong[0]}.")
+    if storage.is_late and notes:
+        notes.append(f"That may be no damage: {OLD}.")
     if beside:
         text = f"{many(len(beside), 'file')} of other saves, such as {min(beside)}; `streamxf clean` removes leftovers"
         notes.append(f"Not part of it: {text}.")

@@ -128,14 +128,18 @@ class Storage(ABC):
         if not self.near and self.abilities.fresh is False:
             warnings.warn(f"{self.label()}: {STALE}. The storage's own URL shows what is there", stacklevel=3)
 
+    @property
+    def is_late(self) -> bool:
+        """Whether reads may show for longer than a minute what another host has replaced."""
+        fresh = self.abilities.fresh
+        return fresh is False or (fresh is None and self.near and not self.own_abilities.keeps_older)
+
     def doubted(self, error: Exception, *, missing: bool = False) -> Exception:
-        """The error, or a StaleError, without advice, for what may be no damage: where reads may show for longer than a
-        minute what another host has replaced; also for a `missing` file.
-        """
+        """The error, or where the place `is_late` a StaleError, without advice, for damage, or a `missing` file."""
         looks = errors.is_damage(error) and not isinstance(error, errors.NoCheckpointError)
         looks &= missing or not isinstance(error, FileNotFoundError)
-        can, looks = self.abilities, looks or getattr(error, "errno", None) == errno.EIO
-        if not looks or can.fresh or (can.fresh is None and (self.own_abilities.keeps_older or not self.near)):
+        looks |= getattr(error, "errno", None) == errno.EIO
+        if not (looks and self.is_late):
             return error
         text = error.message if isinstance(error, errors.StreamxfError) else errors.text_of(error)
         made = errors.StaleError(f"{type(error).__name__}: {text.partition('. ')[0]}. That may be no damage: {OLD}")

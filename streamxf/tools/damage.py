@@ -88,8 +88,7 @@ class Damage:
         return escaped(": ".join(filter(None, (", ".join(place), self.error, self.message))))
 
 
-def doubt_of(storage: Storage, entries: Iterable[Damage]) -> errors.StaleError | None:
+def doubt_of(storage: Storage, entries: Iterable[Damage]) -> Exception | None:
     """What is raised instead of telling of damage, where that may be what another host has replaced."""
     lost = [str(one) for one in entries if not one.unread]
-    error = storage.doubted(errors.ContainerError("".join(lost[:1]), file=storage.label()))
-    return error if lost and isinstance(error, errors.StaleError) else None
+    return storage.doubted(errors.ContainerError(lost[0], file=storage.label())) if lost and storage.is_late else None

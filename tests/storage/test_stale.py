@@ -109,7 +109,9 @@ def test_it_decides_nothing(run: Path, kind: str, monkeypatch: pytest.MonkeyPatc
     assert str(streamxf.latest(run)) == str(step)
 
 
-def test_tools_write_and_remove_nothing(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_tools_write_and_remove_nothing(
+    run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     step, target = run / "step-2", tmp_path / "target"
     files = {file.name: file.read_bytes() for file in step.iterdir()}
     mount(monkeypatch, "fuse.rclone")
@@ -123,6 +125,9 @@ def test_tools_write_and_remove_nothing(run: Path, monkeypatch: pytest.MonkeyPat
     for call in calls:
         with pytest.raises(StaleError, match=MAY):
             call()
+    looked = runner(capsys)("inspect", step)
+    assert looked.code == 2
+    assert MAY in " ".join((looked.out + looked.err).split())
     assert not target.exists()
     assert {file.name: file.read_bytes() for file in step.iterdir()} == files
     assert "salvage" not in str(streamxf.verify(step))
@@ -172,7 +177,11 @@ def test_other_formats_and_recipients(spoiled: Path, tmp_path: Path) -> None:
     stored = bytearray(metadata.read_bytes())
     stored[-200] ^= 1
     metadata.write_bytes(stored)
+    shutil.copytree(spoiled / "step-1", tmp_path / "longer")
+    with (tmp_path / "longer/.metadata").open("ab") as file:
+        file.write(b"longer")
     calls: list[Callable[[], object]] = [
+        lambda: streamxf.rename(tmp_path / "longer", {"weight": "other"}),
         lambda: streamxf.inspect(path),
         lambda: streamxf.inspect(path.parent),
         lambda: streamxf.pack(path, tmp_path / "target"),

@@ -144,10 +144,12 @@ class MetadataFile:
                     return replace(sections, read=slices(file.read(0, size)))
         except FileNotFoundError as error:
             raise errors.MetadataError("the metadata has gone: is another process saving to this folder?") from error
-        raise errors.UnsupportedError(
+        text = (
             "the metadata has no index. If another writer saved this checkpoint, torch reads it as it is; for all "
             "else, transcode it. If streamxf's did, the file was cut or altered: restore it"
         )
+        late = self._storage.is_late
+        raise self._storage.doubted(errors.MetadataError(text)) if late else errors.UnsupportedError(text)
 
     def _pickled(self, index: Index, keys: KeySet | None) -> bytes:
         texts = {envelope.dek_id: str(envelope) for envelope in keys.envelopes} if keys is not None else {b"": ""}
