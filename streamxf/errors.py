@@ -130,8 +130,10 @@ class located:
         if isinstance(error, StreamxfError):
             error.locate(file=self._file, item=self._item)
             return
-        if isinstance(error, OSError) and self._file and self._file.endswith(f"/{error.filename}"):
-            error.filename = self._file  # of an open folder the system knows the name alone
+        if (isinstance(error, OSError) and error.errno and self._file) and (
+            error.filename is None or self._file.endswith(f"/{error.filename}")
+        ):
+            error.filename = self._file  # a read knows none, and of an open folder the system the name alone
         if self._doing and error is not None:
             names = {"item": self._item, "file": self._file}
             places = [escaped(f"{kind} {name}") for kind, name in names.items() if name is not None]

@@ -1,5 +1,6 @@
 """Commands that may not read or write, and commands on a disk that is full: one line, its exit code, nothing lost."""
 
+import errno
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from torch.distributed.checkpoint import save
 import streamxf
 from tests.altered import flip
 from tests.cli import several
-from tests.cli.command import Done
+from tests.cli.command import Done, Run
 from tests.cli.world import build, fingerprint
 
 FILLED = """
@@ -104,6 +106,32 @@ def test_what_may_not_be_read_has_its_whole_path(world: Path, name: str):
     for command, done in zip(commands, run_all(world, without_rights(), commands), strict=True):
         if name == ".metadata" or command.split()[0] not in ("list", "inspect"):
             assert f"{file}" in done.out + done.err, (command, done)
+
+
+def test_what_a_disk_cannot_read_has_its_path(world: Path, run: Run, monkeypatch: pytest.MonkeyPatch):
+    with streamxf.CheckpointManager(world / "failing") as manager:
+        manager.save(1, {"w": torch.ones(10)})
+    monkeypatch.chdir(world)
+    read, bad = os.preadv, ""
+
+    def fail(descriptor: int, *given: Any) -> int:
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith(bad):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(descriptor, *given)
+
+    monkeypatch.setattr(os, "preadv", fail)
+    of_both = ["latest failing", "unpack plain new.st", "diff plain stock", "transcode plain new --chain zstd"]
+    commands = {
+        ".metadata": [*of_both, "inspect plain", "recipients encrypted", "salvage plain new"],
+        ".distcp": [*of_both, "salvage plain new", "pack stock new --chain zstd"],
+        ".pt": ["inspect good.pt", "pack good.pt new --chain zstd", "diff good.pt plain"],
+        ".safetensors": ["inspect good.safetensors", "pack good.safetensors new", "verify good.safetensors"],
+    }
+    for bad in commands:
+        for command in commands[bad]:
+            done, name = run(*command.split()), Path(command.split()[1]).stem
+            assert done.code, (command, done)
+            assert re.search(rf"{name}\S*{re.escape(bad)}", done.out + done.err), (command, done)
 
 
 def test_without_permission(world: Path):
