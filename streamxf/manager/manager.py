@@ -503,7 +503,8 @@ class CheckpointManager:
                 dcp_load(state, storage_reader=reader, process_group=self._groups[0], no_dist=self._agreement.size == 1)
             except CheckpointException as error:
                 failures = [failure for failure, _ in error.failures.values()]
-                _ = [advised(failure, record) for failure in failures if isinstance(failure, errors.StaleError)]
+                for failure in (each for each in failures if isinstance(each, errors.StaleError)):
+                    advised(failure, record)
                 if not all(map(is_damage, failures)):
                     raise
                 self._skip(skipped, {record.name: f"{type(failures[0]).__name__}: {failures[0]}"})
