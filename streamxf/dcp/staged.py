@@ -25,34 +25,44 @@ _PLAIN = torch.Tensor, torch.nn.Parameter
 _CONSTANT = bool, int, float, complex, str, bytes, type(None)
 
 
-def copied(value: Any, stage: Callable[[Any], Any], name: str = "") -> Any:
-    """A copy of a state, of tensors by torch's `stage` where that says no less. Raises as `check_storable`, and what
-    pickling raises; where there are other ranks, which would wait, the error stands in the place of its value.
-    """
+def copied(state: Any, stage: Callable[[Any], Any]) -> Any:
+    """A copy of a state, of tensors by torch's `stage` if that says no less; of several ranks errors are in it, too."""
+    places: list[tuple[Any, Any]] = []
+    made = _copied(state, "", places)
+    for (node, key), tensor in zip(places, stage(dict(enumerate(n[k] for n, k in places))).values(), strict=True):
+        node[key] = tensor
+    return made
+
+
+def _copied(value: Any, name: str, places: list[tuple[Any, Any]]) -> Any:
+    """The same, but for tensors that torch is to copy, which `places` gets with their dicts or lists and keys."""
     if isinstance(value, Mapping) or (isinstance(value, list) and is_flattened(value)):
-        made = {key: copied(each, stage, f"{name}.{key}".removeprefix(".")) for key, each in flattened_entries(value)}
-        return made if isinstance(value, Mapping) else [*made.values()]
-    staged = StagedObject(name)
+        made: Any = {} if isinstance(value, Mapping) else [*value]
+        for key, each in flattened_entries(value):
+            made[key] = _copied(each, f"{name}.{key}".removeprefix("."), places)
+            if isinstance(made[key], torch.Tensor) and made[key] is each:
+                places.append((made, key))
+        return made
     try:
         with located(item=name, doing="copying"):
             if isinstance(value, torch.Tensor):
-                return _copied(value, stage, staged)
-            return value if type(value) in _CONSTANT else staged.of(value)
+                return _copy_of(value, name)
+            return value if type(value) in _CONSTANT else StagedObject(name).of(value)
     except Exception as error:
         if ranks_here() == 1:
             raise
         return StagedObject(name, sendable(error))
 
 
-def _copied(value: Any, stage: Callable[[Any], Any], staged: StagedObject) -> Any:
+def _copy_of(value: Any, name: str) -> Any:
     local: Any = value.to_local() if (is_sharded := isinstance(value, DTensor)) else value
     for part in local.local_shards() if hasattr(local, "local_shards") else [local]:
         check_storable(getattr(part, "tensor", part).detach())
     if (value.dim() or not is_sharded) and not value.is_quantized and not _says_more(local, is_sharded):
-        return stage({"": value})[""]  # which copies no DTensor without dimensions
+        return value  # torch copies no DTensor without dimensions
     if not is_sharded:
-        return staged.of(value)
-    made = staged.of(local.detach()).made()
+        return StagedObject(name).of(value)
+    made = StagedObject(name).of(local.detach()).made()
     return DTensor.from_local(made, value.device_mesh, value.placements, shape=value.size(), stride=value.stride())
 
 

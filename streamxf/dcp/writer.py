@@ -109,16 +109,9 @@ class ChainWriterMixin(StorageMixin):
         progress: ProgressLike = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            path,
-            progress,
-            kwargs,
-            single_file_per_rank=single_file_per_rank,
-            sync_files=sync_files,
-            thread_count=thread_count,
-            per_thread_copy_ahead=per_thread_copy_ahead,
-            overwrite=overwrite,
-        )
+        own = {"single_file_per_rank": single_file_per_rank, "sync_files": sync_files, "thread_count": thread_count}
+        own |= {"per_thread_copy_ahead": per_thread_copy_ahead, "overwrite": overwrite}
+        super().__init__(path, progress, kwargs, **own)
         if _extensions is None:
             _extensions = Chain.chosen(chain, keys=keys)
         elif chain is not None or len(KeyRing.of(keys)):
@@ -151,11 +144,8 @@ class ChainWriterMixin(StorageMixin):
         begin_sharing()
         for text in planning.texts_about(state_dict, for_torch=False):  # torch's copy may be a plain dictionary
             self._warn(text)
-        return copied(state_dict, self._stage)
-
-    def _stage(self, state_dict: Any) -> Any:
         self.state_dict_cache = None  # torch would copy into it whatever has the same name
-        return super().stage(state_dict)  # type: ignore[misc]
+        return copied(state_dict, super().stage)  # type: ignore[misc]
 
     def storage_meta(self) -> StorageMeta:
         """What DCP tells planners: where the save goes, and the id that it has if this rank publishes it. As with

@@ -17,7 +17,7 @@ from streamxf.storage.storage import Storage
 from tests.dcp.helpers import needs_gloo
 from tests.failing import fails_with
 
-from .runs import blank, complete, is_at, state_at, unsaveable
+from .runs import blank, complete, is_at, state_at
 
 LIMIT = 120
 
@@ -124,6 +124,11 @@ def test_a_step_that_is_saved_twice_is_saved_one_after_the_other(tmp_path: Path)
         assert is_at(found, 5)
     assert list_checkpoints(tmp_path)[0].metrics == {"loss": 5.0}
     assert len(list((tmp_path / "step-1").glob("*.distcp"))) == 1
+
+
+def unsaveable() -> dict[str, Any]:
+    """A state of which a copy can be made, and whose save fails."""
+    return {"deep": {"step": 0}, "deep.step": 1}
 
 
 def test_an_error_is_raised_once_and_training_goes_on(tmp_path: Path) -> None:
