@@ -37,8 +37,9 @@ def run(arguments: list[str]) -> int:
     output: Any = _Output(sys.stdout)
     with interrupts.watched(), warnings.catch_warnings(), redirect_stdout(output):
         warnings.showwarning = _warn
-        # DCP says it of every save and load in a single process
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        # DCP says it of every save and load in a single process, and torch of every quantized tensor
+        known = "torch.distributed is disabled, unavailable or uninitialized|TypedStorage is dep|torch.quantize_per_ten"
+        warnings.filterwarnings("ignore", message=known)
         return _run(arguments, interrupts)
 
 

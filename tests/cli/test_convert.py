@@ -2,6 +2,9 @@
 
 import os
 import re
+import subprocess
+import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -217,3 +220,12 @@ def test_a_folder_on_the_command_line(run: Run, file: Path, tmp_path: Path):
     assert found.code == 1
     assert "streamxf.source/1_Pooling/config.json" in found.out
     assert "not compared: " in found.out
+
+
+@pytest.mark.parametrize(("command", "code"), [("inspect q.pt", 0), ("pack q.pt packed", 0), ("diff q.pt q.pt", 2)])
+def test_what_torch_says_of_quantized_tensors_is_nothing_of_the_commands(tmp_path: Path, command: str, code: int):
+    with warnings.catch_warnings(action="ignore"):
+        torch.save({"q": torch.quantize_per_tensor(torch.randn(4), 0.1, 1, torch.qint8)}, tmp_path / "q.pt")
+    given = [sys.executable, "-m", "streamxf", *command.split()]  # torch says it once in a process
+    done = subprocess.run(given, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (code, "")
