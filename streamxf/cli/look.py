@@ -172,8 +172,9 @@ def diff(
 
     Tensors are the same if all their bits are. An element that became NaN, or is NaN with other bits, has no distance
     and is counted separately. A packed folder is compared with a folder, or with another packed one, file by file.
-    Otherwise only tensors and objects are compared, so a checkpoint equals the file that it was packed from; the report
-    lists anything not compared. An item that cannot be read is listed with the reason.
+    Otherwise only tensors and objects are compared, so a checkpoint equals the file that it was packed from, unless
+    that has objects which `pack` keeps as bytes alone; the report lists anything not compared. An item that cannot be
+    read is listed with the reason.
 
     Exit codes: 0 the same; 1 different; 2 no difference was found, but something could not be read, or the command
     could not start.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from streamxf import errors
 from streamxf.cached import cached_property
@@ -26,6 +26,7 @@ from streamxf.torchsave.check import absent
 from streamxf.torchsave.legacy import open_archive
 from streamxf.wording import some
 
+T = TypeVar("T")
 MAX_RECORDS = 2**20  # storages in a file of ``torch.save``, and a few records more
 
 OpenFile = Callable[[str], AbstractContextManager[StoredFile]]
@@ -162,7 +163,7 @@ def sizes_of(names: Iterable[str], listed: Mapping[str, int | None], open_file: 
     return sizes
 
 
-def chosen(items: Mapping[str, Item], only: Sequence[str], prefix: str) -> dict[str, Item]:
+def chosen(items: Mapping[str, T], only: Sequence[str], prefix: str) -> dict[str, T]:
     """Items with names that begin with `prefix` and then match a shell pattern in `only`; by the names without it."""
     behind = {name.removeprefix(prefix): item for name, item in items.items() if name.startswith(prefix)}
     if not only:

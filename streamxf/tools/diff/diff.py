@@ -26,6 +26,7 @@ from streamxf.tools.values.statistics import is_number
 from streamxf.wording import many, some
 
 _TRIED = 20  # names and prefixes
+_AS_BYTES = "it was packed as bytes of its file alone: compare the files that `streamxf unpack` writes"
 
 
 def diff(
@@ -97,9 +98,12 @@ def diff(
                     f"{storages[number].label()}: what else was packed, since this cannot be read: {error}"
                 )
         files = len(manifests) == 2 and all(manifest.is_folder for manifest in manifests.values())
-        beside = {name for number in manifests for name in manifests[number].kept_as_bytes(sides[number].stored)}
-        comparison = Comparison(sides[0], sides[1], values, progress, beside)
+        kept = {number: manifests[number].kept_as_bytes(sides[number].stored) for number in manifests}
+        comparison = Comparison(sides[0], sides[1], values, progress, set().union(*kept.values()))
         found = comparison.run((storages[0].label(), storages[1].label()), only, prefixes, files, fleet)
+        for number in () if files else kept:
+            unread = chosen(dict.fromkeys(kept[number], _AS_BYTES), only, prefixes[number])
+            found = replace(found, incomparable={**found.incomparable, **unread})
         left = [unknown.get(number, "") for number in (0, 1)]
         if not only and not any(prefixes):
             for number in {0, 1} - unknown.keys():
@@ -120,8 +124,6 @@ def _not_compared(storage: Storage, side: BoxReader, manifest: PackManifest | No
         if manifest.is_folder and not files:
             files_there = many(len(manifest.files), "file")
             return f"{storage.label()}: what {files_there} of the folder that was packed hold besides"
-        if beside := manifest.kept_as_bytes(side.stored):
-            return f"{storage.label()}: objects that were packed as bytes of their file, {some(beside)}"
         if manifest.left_out and not isinstance(side, PackedReader):
             return f"{storage.label()}: entries left out when it was packed, {some(manifest.left_out)}"
     elif isinstance(side, FileReader) and storage.is_folder():

@@ -92,6 +92,29 @@ def test_a_file_its_packed_copy_and_what_that_becomes_are_the_same(tmp_path):
         assert (found.same, found.equal) == (True, 4)
 
 
+class Config(dict[str, torch.Tensor]):
+    """Of which tensors are not found without its code."""
+
+
+def test_objects_that_are_kept_as_bytes_are_not_called_the_same(tmp_path, run):
+    for name, size in (("one", 4), ("other", 9)):
+        torch.save({"model": Config(w=torch.ones(size)), "n": torch.ones(2)}, tmp_path / f"{name}.pt")
+        pack(tmp_path / f"{name}.pt", tmp_path / name)
+    for first, second in (("one", "other"), ("one.pt", "other"), ("one", "one.pt")):
+        found = diff(tmp_path / first, tmp_path / second)
+        assert (found.same, found.differs, [*found.incomparable]) == (False, False, ["model"])
+        done = run("diff", tmp_path / first, tmp_path / second)
+        assert (done.code, done.err) == (2, "")
+        assert "NOT ALL COMPARED: 1 item not comparable" in done.out
+    assert diff(tmp_path / "one", tmp_path / "other", only=["n"]).same
+    for name in ("one", "other"):
+        (tmp_path / f"of {name}").mkdir()
+        (tmp_path / f"{name}.pt").rename(tmp_path / f"of {name}" / "model.pt")
+        pack(tmp_path / f"of {name}", tmp_path / name, overwrite=True)
+    assert diff(tmp_path / "one", tmp_path / "other").differs
+    assert diff(tmp_path / "one", tmp_path / "of one").same
+
+
 def damage(path: Path) -> None:
     """Flip a bit in the first data file."""
     file = path / data_files(path)[0]
