@@ -169,6 +169,13 @@ def future_of_async_save() -> Future[Any] | None:
     return next((value for value in found if isinstance(value, Future)), None)
 
 
+def path_of_async_save(stager: Any) -> Any:
+    """The `checkpoint_id` of the `async_save` that was given no writer, and made this stager; None in any other."""
+    found = _variables_in(_SAVER, "async_save")
+    is_own = found.get("owned_async_stager") is stager and found.get("storage_writer") is None
+    return found.get("checkpoint_id") if is_own else None
+
+
 def state_of_the_save() -> Any:
     """The state dict, nested as it was given, of the `save` whose local step this thread makes; None in any other."""
     return _variables_in(_SAVER, "local_step").get("state_dict")

@@ -21,6 +21,7 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple, NoReturn, Self
 
 import torch
+from torch.distributed.checkpoint import staging
 from torch.distributed.checkpoint.filesystem import FileSystemReader as ReaderOfTorch
 
 from streamxf.chain import Chain, ChainLike
@@ -33,7 +34,7 @@ from streamxf.dcp.reader import FileSystemReader
 from streamxf.dcp.writer import ChainWriterMixin, FileSystemWriter
 from streamxf.errors import ChainError, ParameterError, StreamxfError, UnsupportedError
 from streamxf.keys import KeyRing, KeysLike
-from streamxf.torch_private import part
+from streamxf.torch_private import part, path_of_async_save
 
 _MEGATRON = "megatron.core.dist_checkpointing.strategies"
 _ATTACHED = {
@@ -301,6 +302,8 @@ def _points() -> Iterator[tuple[type, str, Callable[..., Any]]]:
         owner = _part(name)
         original = _method(owner, "execute_save", ("self",), "checkpoint_id", "storage_writer")
         yield owner, "execute_save", _making_at_once(original, setup)
+    if (stager := getattr(staging, "DefaultStager", None)) is not None:  # from torch 2.9 on
+        yield stager, "stage", _staging(_method(stager, "stage", ("self", "state_dict")), setup)
     owner = _part("AnyFileSystemWriter")
     original = _method(owner, "set_up_storage_writer", ("self", "is_coordinator"))
     yield owner, "set_up_storage_writer", _warning(original)
@@ -356,6 +359,20 @@ def _making_at_once(original: Callable[..., Any], setup: Callable[..., Any]) -> 
         return original(self, *args, **kwargs)
 
     return execute_save
+
+
+def _staging(original: Callable[..., Any], setup: Callable[..., Any]) -> Callable[..., Any]:
+    """A ``stage`` that copies as the writer for ``checkpoint_id=`` does. Torch's stores other numbers for some tensors:
+    of 2.13.0 those of conjugate views, and unset memory for subclasses that hold others.
+    """
+
+    @wraps(original)
+    def stage(self: Any, state_dict: Any, **kwargs: Any) -> Any:
+        path = None if _for_writers() is None else path_of_async_save(self)
+        writer = None if path is None else setup(None, path, reader=False)
+        return original(self, state_dict, **kwargs) if writer is None else writer.stage(state_dict)
+
+    return stage
 
 
 def _warning(original: Callable[..., Any]) -> Callable[..., Any]:

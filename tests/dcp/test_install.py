@@ -51,6 +51,7 @@ CHANGED: list[tuple[type, str]] = [
     (torch_fsspec.FsspecReader, "__init__"),
     (_ThreadBasedAsyncCheckpointExecutor, "execute_save"),
     (_ProcessBasedAsyncCheckpointExecutor, "execute_save"),
+    (staging.DefaultStager, "stage"),
     (filesystem._FileSystemWriter, "set_up_storage_writer"),
 ]
 
@@ -536,7 +537,7 @@ def test_it_says_what_it_changed(caplog: pytest.LogCaptureFixture) -> None:
         told = repr(installation)
     assert told == (
         f"<streamxf installation: chain {CHAIN}, keys {KEY.id}; changed in torch {torch.__version__}: "
-        "FileSystemReader, FileSystemWriter, FsspecReader, FsspecWriter, _FileSystemWriter, "
+        "DefaultStager, FileSystemReader, FileSystemWriter, FsspecReader, FsspecWriter, _FileSystemWriter, "
         "_ProcessBasedAsyncCheckpointExecutor, _ThreadBasedAsyncCheckpointExecutor>"
     )
     assert repr(installation) == f"<streamxf installation, undone: chain {CHAIN}, keys {KEY.id}>"

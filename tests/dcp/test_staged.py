@@ -97,6 +97,22 @@ def test_it_is_what_a_save_in_the_foreground_stores(tmp_path: Path, planner: Any
     check_alike(tmp_path, objects, planner=planner and planner())
 
 
+def conjugates() -> dict[str, Any]:
+    return {"conjugate": torch.tensor([1j]).conj(), "imaginary": torch.tensor([1j]).conj().imag}
+
+
+def check_alike_by_path(folder: Path, make: Callable[[], dict[str, Any]], **options: Any) -> None:
+    with streamxf.install([]):
+        dcp.save(make(), checkpoint_id=folder / "front by path")
+        save(make(), folder, storage_writer=None, checkpoint_id=folder / "by path", **options)
+    assert stored(folder / "by path") == stored(folder / "front by path") != []
+
+
+def test_after_install_so_it_is_by_a_path(tmp_path: Path) -> None:
+    """torch copies before it makes the writer, with other numbers for some of these."""
+    check_alike_by_path(tmp_path, lambda: objects() | conjugates())
+
+
 class Looking(dcp.DefaultSavePlanner):
     """Stores how often what it is asked for was resumed."""
 
@@ -117,6 +133,7 @@ def main_states_by_process(folder: Path) -> None:
     import __main__
 
     check_alike(folder, __main__.state, async_checkpointer_type=AsyncCheckpointerType.PROCESS)
+    check_alike_by_path(folder, __main__.state, async_checkpointer_type=AsyncCheckpointerType.PROCESS)
     dist.destroy_process_group()
 
 
