@@ -188,16 +188,22 @@ def check_later(run: Run, records: Sequence[Record], choice: Choice, passed: Col
         # what nobody vouches for decides nothing
         decided = each.complete and not (each.damaged or each.unread or each.newer)
         if decided or each.name in (chosen.name, *named_to_skip(), *passed):
+            if run.is_ambiguous(each.name):
+                text = "%s is chosen, though training may have gone back to before it when a save over %s was killed"
+                _log.warning(text, chosen.name, escaped(run.storage.label(each.name)))
             continue
         others = [chosen] if each.order < chosen.order else []
         others += [one for one in known if one.abandoned and chosen.order < one.order < each.order]
         # of a folder that cannot be listed, nobody knows when; had training gone back before it, that would be noted
         known_time = each.order > chosen.order or when(each.name) < math.inf
-        if others and known_time and not each.noted and when(each.name) > max(when(chosen.name), when(others[0].name)):
+        late = others and known_time and not each.noted
+        late = late and when(each.name) > max(when(chosen.name), when(others[0].name))
+        if late or run.is_ambiguous(each.name):
+            what = f"was saved after {others[0].name}" if late else "may have been replaced by a save that was killed"
             raise NoCheckpointError(
-                f"{each.name} was saved after {others[0].name}, and cannot be read: {each.note}. Perhaps training had "
-                "gone back to an earlier step before it. Nothing was loaded or removed; say from where training goes "
-                f"on: resume(state, step=N), or {SKIP}={each.name}, which passes it over for {chosen.name}",
+                f"{each.name} {what}, and cannot be read: {each.note}. Perhaps training had gone back to an earlier "
+                "step before it. Nothing was loaded or removed; say from where training goes on: resume(state, step=N) "
+                f"or {SKIP}={each.name}, which passes it over for {chosen.name}",
                 file=run.storage.label(each.name),
             )
         maybe = each.order > chosen.order or not 0 < when(each.name) < when(chosen.name)

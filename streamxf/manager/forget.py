@@ -241,7 +241,7 @@ def remove_checkpoints(
     files = files_of_many(storage, [each.name for each in records])
     for at in range(0, len(records), _AT_ONCE):
         part = {each.name: each for each in records[at : at + _AT_ONCE]}
-        run.change(*part, known=True)
+        run.change(*part, known=True, goes=True)
         with ExitStack() as stack:
             try:
                 stack.enter_context(announce_removal(run, part))
@@ -262,7 +262,7 @@ def remove_checkpoints(
                         _remove_if_empty(run, record.name)
                 except (OSError, StreamxfError) as error:  # the others are removed all the same
                     failed[record.name] = reason_of(error, record.name)
-        run.change(*part)  # it was looked at meanwhile
+        run.change(*part, goes=True)  # it was looked at meanwhile
     return in_use, failed
 
 

@@ -25,6 +25,7 @@ from streamxf.manager.folder import checksum_of
 from streamxf.manager.forget import finish, forget_in, leftovers
 from streamxf.manager.holds import has_no_place, put_hold
 from streamxf.manager.listing import Run
+from streamxf.manager.notes import NotedLine
 from streamxf.manager.record import Line, Record, continued, lined, numbers_in
 from streamxf.manager.removal import files_of, remove_entry, remove_tree
 from streamxf.manager.retention import Retention
@@ -41,14 +42,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _Save:
-    """One under way: what it is to say of itself, whether a framework makes it, what lay in its folder before, of which
-    line that was, as noted, or whether nobody knew it, and what keeps it from being removed.
+    """One under way: what it is to say of itself, whether a framework makes it, what lay in its folder before, what was
+    noted of the line of that, or whether it was passed over without a note, or with one that may be of a killed save;
+    and what keeps it from being removed.
     """
 
     facts: RunFacts
     framework: bool
-    line: Line | None = None
+    line: NotedLine | None = None
     passed: bool = False
+    ambiguous: bool = False
     before: Mapping[str, str] = field(default_factory=dict)
     hold: ExitStack = field(default_factory=ExitStack)
 
@@ -95,6 +98,7 @@ class Housekeeper:
             self._pool.submit(self._settle_line).result()
         if files_of(self._storage, name):
             self.wait()  # something of it may be being removed
+        self._pool.submit(self._run.check_there, name).result()
         self.make_room(name)
         assert self._run.run_id is not None
         rules = self._keep.to_json()
@@ -225,12 +229,16 @@ class Housekeeper:
 
     def _note_line(self, name: str, save: _Save) -> None:
         save.line, save.passed = self._run.noted_line(name), name in self._passed
+        save.ambiguous = self._run.is_ambiguous(name)
         self._passed = [each for each in self._passed if each != name]  # from now on it is this save that is there
         self._run.note_lines({name: self.line or ()}, replaces=bool(files_of(self._storage, name)))
 
     def _restore_line(self, name: str, save: _Save) -> None:
         self._passed += [name] if save.passed else []
-        self._run.drop_lines([name]) if save.line is None else self._run.note_lines({name: save.line})
+        if save.line is None:
+            self._run.drop_lines([name])
+        else:
+            self._run.note_lines({name: save.line.line}, replaces=save.line.replaces)
 
     def _note(self, name: str, save: _Save) -> None:
         storage, run = self._storage, self._run
@@ -239,8 +247,7 @@ class Housekeeper:
             remove_tree(storage, name, [], [])
         folder = run.folder(name)
         files, ours = folder.files, folder.contents()
-        if files:
-            run.change(name)
+        run.change(name, goes=not files)
         left = {*leftovers(run, folder, self._sessions.own.id, again=True)} - {SAVING}
         # which would go on to tell of what is replaced; on a local disk also what is no file, and would be in the way
         gone = left | ({COMMIT, REMOVED} if storage.near else files.keys() & {COMMIT, REMOVED})
@@ -300,7 +307,9 @@ class Housekeeper:
                 if save is not None and not is_own:  # what was there before stays, and may be unreadable
                     self._restore_line(name, save)
             finally:
-                self._end(name, noted=holds_some and not published)
+                self._end(
+                    name, noted=(holds_some and not published) or (not is_own and save is not None and save.ambiguous)
+                )
         if not holds_some:
             remove_tree(self._storage, name, [], [])
 
@@ -369,6 +378,8 @@ class Housekeeper:
 
     def _published(self, name: str) -> None:
         self.resumed = None
+        if (noted := self._run.noted_line(name)) is not None and noted.replaces:
+            _logging("the line could not be noted", self._run.note_lines, {name: noted.line})
         self._end(name)
         if self._passed:  # not before: what of this line is there gives them up
             self._run.note_lines(dict.fromkeys(self._passed, (self.line or ())[:-1]))

@@ -18,7 +18,7 @@ from streamxf.errors import DAMAGE, ForeignError, NoCheckpointError, ParameterEr
 from streamxf.format.names import GLOBAL
 from streamxf.formats.opening import contents_of, open_source, parts_of
 from streamxf.manager.folder import Folder, checksum_of
-from streamxf.manager.notes import ANY, Authority, LineNotes, RowCache
+from streamxf.manager.notes import ANY, Authority, LineNotes, NotedLine, RowCache
 from streamxf.manager.record import Line, Record, is_numbered, last_line, lined, series_of
 from streamxf.manager.removal import files_of, files_of_many, is_literal
 from streamxf.places import Entries, Location, Storage, open_storage
@@ -30,6 +30,7 @@ _AT_ONCE = 16  # folders of an object store that are looked at
 _MARKED = (GLOBAL, COMMIT)  # the first of these that is there says which checkpoint a folder holds
 _UNREADABLE = frozenset({errno.EIO, errno.EACCES, errno.EPERM})
 _OUT = "a link that leads out of the run"
+AWAY = "a checkpoint was here, and the folder is empty: mount it, or remove the folder"
 
 
 SKIP = "STREAMXF_SKIP"
@@ -194,15 +195,20 @@ class Run:
     def _noted(self, record: Record) -> Record:
         """With the line that is noted of it, if it says none itself."""
         run_id, noted = self.run_id or self.ids.get(record.series), self._line_notes.get(record.name)
-        if noted is None or run_id not in (None, noted.run) or (noted.replaces and self._is_marked(record.name)):
+        if noted is None or run_id not in (None, noted.run) or self.is_ambiguous(record.name):
             return record
         return replace(record, line=noted.line, noted=True)
 
-    def _is_marked(self, name: str) -> bool:
-        """Whether a save was begun there, and has not ended."""
-        with suppress(OSError, ForeignError):
-            return SAVING in self.folder(name).top
-        return False
+    def is_ambiguous(self, name: str) -> bool:
+        """Whether what is noted may be the line of a save that was killed over what is there."""
+        noted = self._line_notes.get(name)
+        if noted is None or not noted.replaces:
+            return False
+        try:
+            folder = self.folder(name)
+            return not folder.files or SAVING in folder.top
+        except (OSError, ForeignError):
+            return True
 
     def note_lines(self, lines: Mapping[str, Line], *, replaces: bool = False) -> None:
         """Note of which lines these checkpoints are, by their names; if it `replaces` what is there, the save that
@@ -211,10 +217,9 @@ class Run:
         assert self.run_id is not None
         self._line_notes.put(self.run_id, lines, replaces=replaces)
 
-    def noted_line(self, name: str) -> Line | None:
-        """The line that is noted of a checkpoint, if one is."""
-        noted = self._line_notes.get(name)
-        return None if noted is None else noted.line
+    def noted_line(self, name: str) -> NotedLine | None:
+        """What is noted of a checkpoint, if anything is."""
+        return self._line_notes.get(name)
 
     def drop_lines(self, names: Iterable[str]) -> None:
         """Remove what is noted of these checkpoints. Raises OSError."""
@@ -227,20 +232,24 @@ class Run:
         own = {each.name: each.line for each in records if each.counts and not (each.noted or each.abandoned)}
         there = {*self.names, *self._links}
         names = [name for name in self._line_notes.names if series_of(name) == series]
-        noted = {name: self._line_notes.get(name) for name in names if name in own}
-        wrong = [name for name, each in noted.items() if each is not None and each.line != own[name]]
+        noted = {name: each for name in names if name in own and (each := self._line_notes.get(name)) is not None}
+        wrong = [name for name, each in noted.items() if each.line != own[name]]
         self._line_notes.drop([*(name for name in names if name not in there), *wrong])
+        self.note_lines({name: own[name] for name, each in noted.items() if each.replaces and each.line == own[name]})
 
     def remember(self, *, listed: bool = True) -> None:
         """Store what was found, for the next process; what is gone goes if all was just `listed`. Raises OSError."""
         self._rows.save([*self.names, *self._links] if listed else None)
 
-    def change(self, *names: str, known: bool = False) -> None:
-        """Say that checkpoints are about to change, where their folders have no mark that shows it; what is `known` of
-        them counts here for a while. Raises OSError.
+    def change(self, *names: str, known: bool = False, goes: bool = False) -> None:
+        """Say that checkpoints are about to change, where their folders have no mark that shows it, or to go; what is
+        `known` of them counts here for a while. Raises OSError.
         """
         if not self.storage.near:
             self._rows.drop(names, known=known)
+        elif goes:
+            with suppress(OSError):  # of a full disk; then a folder that stays, and is empty, seems to be away
+                self._rows.drop(names, known=known)
 
     def side_by_side(self, call: Callable[[Any], Any], each: Iterable[Any]) -> Iterator[Any]:
         """What `call` returns for each, in their order: in an object store some at a time."""
@@ -337,11 +346,12 @@ class Run:
                 error.filename = self.storage.label(name)
             self.unread[name] = error
             return Record(name, verified=False, note=f"{type(error).__name__}: {error}", unread=True)
+        if away and not folder.is_link:
+            self.unread[name] = UnsupportedError(AWAY, file=self.storage.label(name))
+            return Record(name, verified=False, note=AWAY, unread=True)
         if away:
-            link = folder.place.label() if folder.is_link else ""
-            note = f"a link to {link}, which is empty or not there: mount it, or remove the link"
-            note = note if link else "a checkpoint was here, and the folder is empty: mount it, or remove the folder"
-            return Record(name, kind="foreign", newer=True, link=link, note=note)
+            note = f"a link to {folder.place.label()}, which is empty or not there: mount it, or remove the link"
+            return Record(name, kind="foreign", newer=True, link=folder.place.label(), note=note)
         if not folder.is_link:
             self._rows.note(name, mark if self.storage.near else listing_mark(folder.files), record)
         if record is None or not folder.is_link:
@@ -349,6 +359,11 @@ class Run:
         record, base = replace(record, link=folder.place.label()), self.storage.real()
         trusted = self.authority.strict or os.path.commonpath([base, os.path.dirname(record.link)]) == base
         return record if trusted or not record.verified else replace(record, verified=False, note=record.note or _OUT)
+
+    def check_there(self, name: str) -> None:
+        """Raise UnsupportedError if a checkpoint was there, and nothing is; to be asked before anything changes."""
+        if self._is_away(name):
+            raise UnsupportedError(AWAY, file=self.storage.label(name))
 
     def _is_away(self, name: str) -> bool:
         """Whether a checkpoint was there, and nothing is: what removes one leaves a lock or a mark until the end."""

@@ -21,7 +21,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader as ReaderNamedBefore
 from torch.distributed.checkpoint import FileSystemWriter as WriterNamedBefore
-from torch.distributed.checkpoint import HuggingFaceStorageWriter, filesystem
+from torch.distributed.checkpoint import HuggingFaceStorageWriter, filesystem, staging
 from torch.distributed.checkpoint import _fsspec_filesystem as torch_fsspec
 from torch.distributed.checkpoint._async_process_executor import _ProcessBasedAsyncCheckpointExecutor
 from torch.distributed.checkpoint._async_thread_executor import _ThreadBasedAsyncCheckpointExecutor

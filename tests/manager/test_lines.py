@@ -6,8 +6,10 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.notes import seal_note
 from streamxf.errors import NoCheckpointError, ParameterError, UnsupportedError
-from streamxf.manager import choice, notes, record
+from streamxf.manager import choice, housekeeper, notes, record
 from streamxf.manager.folder import Folder
 from streamxf.manager.forget import forget
 from streamxf.manager.housekeeper import Housekeeper
@@ -850,6 +852,12 @@ def zero_metadata(checkpoint: Path) -> None:
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
+def put_away(checkpoint: Path) -> None:
+    """As where a disk is not mounted."""
+    checkpoint.rename(checkpoint.parent.parent / "away")
+    checkpoint.mkdir()
+
+
 def test_what_is_saved_in_place_of_what_was_passed_over_has_a_line_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -910,21 +918,107 @@ def test_a_save_that_failed_over_what_cannot_be_read_leaves_no_line(
     assert resumed(tmp_path) == 600
 
 
-def test_a_note_beside_a_killed_save_may_be_that_of_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved_run(tmp_path, 400, 500, 600)
+def killed_over_500(run: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+    saved_run(run, 400, 500, 600, **options)
 
     def killed() -> None:
         monkeypatch.setattr(streamxf.FileSystemWriter, "finish", lambda *_, **__: os._exit(9))
-        goes_back(tmp_path, 400, 500)
+        goes_back(run, 400, 500, **options)
 
     assert status_of_child(killed) == 9
+
+
+def check_asks(run: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+    with pytest.raises(NoCheckpointError, match=r"step-500 .* cannot be read: .*training had gone back"):
+        resumed(run, **options)
+    with monkeypatch.context() as skipping:
+        skipping.setenv("STREAMXF_SKIP", "step-500")
+        assert resumed(run, **options) == 600
+
+
+@pytest.mark.parametrize("trouble", [zero_metadata, put_away])
+def test_a_note_beside_a_killed_save_may_be_that_of_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: Callable[[Path], None]
+) -> None:
+    killed_over_500(tmp_path / "run", monkeypatch)
+    assert resumed(tmp_path / "run") == 600
+    trouble(tmp_path / "run" / "step-500")
+    check_asks(tmp_path / "run", monkeypatch)
+    assert str(streamxf.latest(tmp_path / "run", best="loss")).endswith("step-600")
+
+
+def test_a_failed_save_makes_no_more_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed_over_500(tmp_path, monkeypatch, **KEYED)
     zero_metadata(tmp_path / "step-500")
-    with pytest.raises(NoCheckpointError, match="step-500 was saved after step-600, and cannot be read"):
+    with CheckpointManager(tmp_path, **KEYED) as manager:
+        assert manager.resume(blank(), step=400) == 400
+        with pytest.raises(CheckpointException):
+            manager.save(500, {"w": lambda: None})
+    check_asks(tmp_path, monkeypatch, **KEYED)
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_job_that_was_killed_once_it_had_published_over_another(tmp_path: Path, goes_on: bool) -> None:
+    """In the background, before it has noted that."""
+    saved_run(tmp_path, 100, 200, 300)
+    metadata = tmp_path / "step-300" / ".metadata"
+    before = metadata.read_bytes()
+
+    def killed() -> None:
+        with CheckpointManager(tmp_path, async_save=True) as manager:
+            manager.resume(blank(), step=100)
+            manager.save(300, state_at(300))
+            while metadata.read_bytes() == before:
+                pass
+            os._exit(9)
+
+    assert status_of_child(killed) == 9
+    assert resumed(tmp_path) == 300
+    if goes_on:
+        goes_back(tmp_path, None, 310, resumes=300)
+        zero_metadata(tmp_path / "step-310")
+    zero_metadata(tmp_path / "step-300")
+    if goes_on:
+        assert resumed(tmp_path) == 100
+        return
+    with pytest.raises(NoCheckpointError, match="step-300 may have been replaced by a save that was killed"):
         resumed(tmp_path)
-    monkeypatch.setenv("STREAMXF_SKIP", "step-500")
-    assert resumed(tmp_path) == 600
+
+
+def test_no_save_goes_where_something_is_away(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    saved_run(run, 300, 400)
+    put_away(run / "step-400")
+    with CheckpointManager(run) as manager:
+        assert manager.resume(blank(), step=300) == 300
+        with pytest.raises(UnsupportedError, match="the folder is empty: mount it"):
+            manager.save(400, state_at(400))
+        assert manager.best() is None
+    with pytest.raises(UnsupportedError, match="the folder is empty: mount it"):
+        resumed(run)
+    assert str(streamxf.latest(run, best="loss", mode="max")).endswith("step-300")
+
+
+def test_an_emptied_folder_of_what_was_removed_is_not_away(tmp_path: Path) -> None:
+    saved_run(tmp_path, 100, 200, 300)
+    (tmp_path / "step-100" / "eval.json").write_text("{}")
+    saved_run(tmp_path, 400, keep=2)
+    (tmp_path / "step-100" / "eval.json").unlink()
+    assert not [*(tmp_path / "step-100").iterdir()]
+    for step in (300, 400):
+        zero_metadata(tmp_path / f"step-{step}")
+    with pytest.raises(NoCheckpointError, match="no checkpoint can be resumed from"):
+        resumed(tmp_path)
+    shutil.rmtree(tmp_path / "step-400")
+
+    def killed() -> None:
+        saved_run(tmp_path, 400)
+
+    with patch.object(housekeeper, "put_small", lambda *_, **__: os._exit(9)):
+        assert status_of_child(killed) == 9
+    (tmp_path / "step-400").mkdir(exist_ok=True)
+    with pytest.raises(NoCheckpointError, match="no checkpoint can be resumed from"):
+        resumed(tmp_path)
 
 
 def test_a_note_counts_for_its_own_checkpoint(tmp_path: Path) -> None:
