@@ -88,6 +88,7 @@ def demonstrate(dtype: str, state: State, folder: Path, runs: int, out: show.Out
     from safetensors.torch import save_file
     from torch.distributed.checkpoint import filesystem as stock
 
+    from streamxf.dcp.writer import FileSystemWriter  # says first if this torch is too old
     from streamxf.keys import write_key
     from streamxf.torch_private import ZStandard as StockZStandard
 
@@ -97,7 +98,7 @@ def demonstrate(dtype: str, state: State, folder: Path, runs: int, out: show.Out
     sides: Sides = {
         "stock DCP": (stock.FileSystemWriter, stock.FileSystemReader),
         "stock + zstd": (compressed, stock.FileSystemReader),
-        str(chain): (partial(streamxf.FileSystemWriter, chain=chain), partial(streamxf.FileSystemReader, keys=key)),
+        str(chain): (partial(FileSystemWriter, chain=chain), partial(streamxf.FileSystemReader, keys=key)),
     }
     with out.progress(f"Saving and loading {dtype}") as bar:
         timings = measure(state, sides, folder, runs, progress=bar)

@@ -442,8 +442,9 @@ def extensions_of(extensions: Iterable[Any] | str | Codec) -> Extensions:
 def begin_sharing() -> None:
     """Start the thread that passes descriptors: CPython 3.12.0 to 3.12.2 can start none once the main thread ended."""
     if (3, 12) <= sys.version_info < (3, 12, 3):
-        with open(os.devnull, "rb") as file:
-            os.close(DupFd(file.fileno()).detach())
+        anything = os.open(os.devnull, os.O_RDONLY)
+        os.close(DupFd(anything).detach())
+        os.close(anything)
 
 
 def _log_failure(future: futures.Future[Any]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from uuid import uuid4
 
 from streamxf.buffers import write_all
-from streamxf.errors import ParameterError, UnsupportedError
+from streamxf.errors import ForeignError, ParameterError, UnsupportedError
 from streamxf.places import Abilities, Mount, Storage
 from streamxf.storage.conditions import ABSENT, ReplacedMeanwhile
 
@@ -189,7 +189,7 @@ def _shown(storage: Storage) -> tuple[dict[str, int | None], dict[str, bytes]]:
     """What a place has of the files that the second changes, as it lists them, and as it reads them."""
     names, read = ("new", "same", "longer", "gone"), {}
     for name in names:
-        with suppress(OSError):
+        with suppress(OSError, ForeignError):
             read[name] = storage.read(name, 0, 99)
     return {name: size for name, size in storage.names().items() if name in names}, read
 

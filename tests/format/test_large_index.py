@@ -154,13 +154,13 @@ def test_two_threads_that_begin_with_different_parts_of_a_forged_band() -> None:
     columns[module.col.SHAPE.id] = [65, 6]
     forged = parts.with_part(2, pack_columns(columns, 1, 8)).stored()
     table = read(*forged)
-    taken, met = table.parts._check_chunks, threading.Barrier(2)
+    check_chunks, met = module.ItemRules.check_chunks, threading.Barrier(2)
 
-    def both(part: module.IndexPart) -> None:
+    def both(rules: module.ItemRules, part: module.IndexPart) -> None:
         met.wait(60)
-        taken(part)
+        check_chunks(rules, part)
 
-    with patch.object(table.parts, "_check_chunks", both), ThreadPoolExecutor(2) as pool:
+    with patch.object(module.ItemRules, "check_chunks", both), ThreadPoolExecutor(2) as pool:
         asked = [pool.submit(table.parts.part, 0, place) for place in range(2)]
         errors = [error for each in asked if (error := each.exception()) is not None]
     assert [type(error) for error in errors] == [MetadataError]
