@@ -96,17 +96,18 @@ class Housekeeper:
             self._began = True
         elif self.line is None:
             self._pool.submit(self._settle_line).result()
-        if files_of(self._storage, name):
+        if replaces := bool(files_of(self._storage, name)):
             self.wait()  # something of it may be being removed
         self._pool.submit(self._run.check_there, name).result()
         self.make_room(name)
+        replaces = replaces and bool(files_of(self._storage, name))
         assert self._run.run_id is not None
         rules = self._keep.to_json()
         line = self.continues, self.line or ()
         facts = RunFacts(self._run.run_id, name, numbers_in(name)[-1], time.time(), rules, metrics, *line)
         facts.to_json()  # raises here what the index could not take, and not when all data is written
         save = self._saves[name] = _Save(facts, framework)
-        self._submit("the line could not be noted", self._note_line, name, save).result()
+        self._submit("the line could not be noted", self._note_line, name, save, replaces).result()
         if framework:
             self._pool.submit(self._note, name, save).result()
         else:
@@ -227,11 +228,11 @@ class Housekeeper:
         _logging("older checkpoints could not be removed", self._forget, {})
         _logging("the listing could not be cached", self._run.remember)
 
-    def _note_line(self, name: str, save: _Save) -> None:
+    def _note_line(self, name: str, save: _Save, replaces: bool) -> None:
         save.line, save.passed = self._run.noted_line(name), name in self._passed
         save.ambiguous = self._run.is_ambiguous(name)
         self._passed = [each for each in self._passed if each != name]  # from now on it is this save that is there
-        self._run.note_lines({name: self.line or ()}, replaces=bool(files_of(self._storage, name)))
+        self._run.note_lines({name: self.line or ()}, replaces=replaces)
 
     def _restore_line(self, name: str, save: _Save) -> None:
         self._passed += [name] if save.passed else []
@@ -247,7 +248,8 @@ class Housekeeper:
             remove_tree(storage, name, [], [])
         folder = run.folder(name)
         files, ours = folder.files, folder.contents()
-        run.change(name, goes=not files)
+        if files or storage.near:
+            run.change(name, goes=not files)
         left = {*leftovers(run, folder, self._sessions.own.id, again=True)} - {SAVING}
         # which would go on to tell of what is replaced; on a local disk also what is no file, and would be in the way
         gone = left | ({COMMIT, REMOVED} if storage.near else files.keys() & {COMMIT, REMOVED})

@@ -245,10 +245,8 @@ class Run:
         """Say that checkpoints are about to change, where their folders have no mark that shows it, or to go; what is
         `known` of them counts here for a while. Raises OSError.
         """
-        if not self.storage.near:
-            self._rows.drop(names, known=known)
-        elif goes:
-            with suppress(OSError):  # of a full disk; then a folder that stays, and is empty, seems to be away
+        if goes or not self.storage.near:
+            with suppress(*[OSError] * self.storage.near):  # a full disk: an emptied folder that stays then seems away
                 self._rows.drop(names, known=known)
 
     def side_by_side(self, call: Callable[[Any], Any], each: Iterable[Any]) -> Iterator[Any]:
