@@ -25,7 +25,6 @@ from streamxf.manager.folder import checksum_of
 from streamxf.manager.forget import finish, forget_in, leftovers
 from streamxf.manager.holds import has_no_place, put_hold
 from streamxf.manager.listing import Run
-from streamxf.manager.notes import NotedLine
 from streamxf.manager.record import Line, Record, continued, lined, numbers_in
 from streamxf.manager.removal import files_of, remove_entry, remove_tree
 from streamxf.manager.retention import Retention
@@ -42,16 +41,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _Save:
-    """One under way: what it is to say of itself, whether a framework makes it, what lay in its folder before, what was
-    noted of the line of that, or whether it was passed over without a note, or with one that may be of a killed save;
-    and what keeps it from being removed.
+    """One under way: what it is to say of itself, whether a framework makes it, what lay in its folder before, which
+    `lines` were noted of that, and whether it was passed over without a note; and what keeps it from being removed.
     """
 
     facts: RunFacts
     framework: bool
-    line: NotedLine | None = None
+    lines: tuple[Line, ...] = ()
     passed: bool = False
-    ambiguous: bool = False
     before: Mapping[str, str] = field(default_factory=dict)
     hold: ExitStack = field(default_factory=ExitStack)
 
@@ -229,17 +226,18 @@ class Housekeeper:
         _logging("the listing could not be cached", self._run.remember)
 
     def _note_line(self, name: str, save: _Save, replaces: bool) -> None:
-        save.line, save.passed = self._run.noted_line(name), name in self._passed
-        save.ambiguous = self._run.is_ambiguous(name)
+        noted, save.passed = self._run.line_note(name), name in self._passed
         self._passed = [each for each in self._passed if each != name]  # from now on it is this save that is there
-        self._run.note_lines({name: self.line or ()}, replaces=replaces)
+        save.lines = noted.lines if noted is not None else ()
+        before = (save.lines or ((),)) if replaces else ()
+        self._run.note_lines({name: tuple(dict.fromkeys((*before, save.facts.line)))})
 
     def _restore_line(self, name: str, save: _Save) -> None:
         self._passed += [name] if save.passed else []
-        if save.line is None:
-            self._run.drop_lines([name])
+        if save.lines:
+            self._run.note_lines({name: save.lines})
         else:
-            self._run.note_lines({name: save.line.line}, replaces=save.line.replaces)
+            self._run.drop_lines([name])
 
     def _note(self, name: str, save: _Save) -> None:
         storage, run = self._storage, self._run
@@ -309,9 +307,7 @@ class Housekeeper:
                 if save is not None and not is_own:  # what was there before stays, and may be unreadable
                     self._restore_line(name, save)
             finally:
-                self._end(
-                    name, noted=(holds_some and not published) or (not is_own and save is not None and save.ambiguous)
-                )
+                self._end(name, noted=holds_some and not published)
         if not holds_some:
             remove_tree(self._storage, name, [], [])
 
@@ -380,11 +376,11 @@ class Housekeeper:
 
     def _published(self, name: str) -> None:
         self.resumed = None
-        if (noted := self._run.noted_line(name)) is not None and noted.replaces:
-            _logging("the line could not be noted", self._run.note_lines, {name: noted.line})
+        if (save := self._saves.get(name)) is not None and self._run.is_ambiguous(name):
+            _logging("the line could not be noted", self._run.note_lines, {name: (save.facts.line,)})
         self._end(name)
         if self._passed:  # not before: what of this line is there gives them up
-            self._run.note_lines(dict.fromkeys(self._passed, (self.line or ())[:-1]))
+            self._run.note_lines(dict.fromkeys(self._passed, ((self.line or ())[:-1],)))
             self._passed = []
         if self._storage.near:  # where a folder may be empty, since it is not mounted
             _logging("the listing could not be cached", self._remember, name)

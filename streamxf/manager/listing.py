@@ -18,7 +18,7 @@ from streamxf.errors import DAMAGE, ForeignError, NoCheckpointError, ParameterEr
 from streamxf.format.names import GLOBAL
 from streamxf.formats.opening import contents_of, open_source, parts_of
 from streamxf.manager.folder import Folder, checksum_of
-from streamxf.manager.notes import ANY, Authority, LineNotes, NotedLine, RowCache
+from streamxf.manager.notes import ANY, Authority, LineNote, LineNotes, RowCache
 from streamxf.manager.record import Line, Record, is_numbered, last_line, lined, series_of
 from streamxf.manager.removal import files_of, files_of_many, is_literal
 from streamxf.places import Entries, Location, Storage, open_storage
@@ -195,29 +195,21 @@ class Run:
     def _noted(self, record: Record) -> Record:
         """With the line that is noted of it, if it says none itself."""
         run_id, noted = self.run_id or self.ids.get(record.series), self._line_notes.get(record.name)
-        if noted is None or run_id not in (None, noted.run) or self.is_ambiguous(record.name):
+        if noted is None or run_id not in (None, noted.run) or len(noted.lines) > 1:
             return record
-        return replace(record, line=noted.line, noted=True)
+        return replace(record, line=noted.lines[0], noted=True)
 
     def is_ambiguous(self, name: str) -> bool:
-        """Whether what is noted may be the line of a save that was killed over what is there."""
+        """Whether what is there may be what a save that was killed was to replace."""
         noted = self._line_notes.get(name)
-        if noted is None or not noted.replaces:
-            return False
-        try:
-            folder = self.folder(name)
-            return not folder.files or SAVING in folder.top
-        except (OSError, ForeignError):
-            return True
+        return noted is not None and len(noted.lines) > 1
 
-    def note_lines(self, lines: Mapping[str, Line], *, replaces: bool = False) -> None:
-        """Note of which lines these checkpoints are, by their names; if it `replaces` what is there, the save that
-        begins. Raises OSError.
-        """
+    def note_lines(self, lines: Mapping[str, tuple[Line, ...]]) -> None:
+        """Note of which line each of these checkpoints is, by name, or of one of which. Raises OSError."""
         assert self.run_id is not None
-        self._line_notes.put(self.run_id, lines, replaces=replaces)
+        self._line_notes.put(self.run_id, lines)
 
-    def noted_line(self, name: str) -> NotedLine | None:
+    def line_note(self, name: str) -> LineNote | None:
         """What is noted of a checkpoint, if anything is."""
         return self._line_notes.get(name)
 
@@ -233,9 +225,9 @@ class Run:
         there = {*self.names, *self._links}
         names = [name for name in self._line_notes.names if series_of(name) == series]
         noted = {name: each for name in names if name in own and (each := self._line_notes.get(name)) is not None}
-        wrong = [name for name, each in noted.items() if each.line != own[name]]
+        wrong = [name for name, each in noted.items() if own[name] not in each.lines]
         self._line_notes.drop([*(name for name in names if name not in there), *wrong])
-        self.note_lines({name: own[name] for name, each in noted.items() if each.replaces and each.line == own[name]})
+        self.note_lines({name: (own[name],) for name in noted if name not in wrong and self.is_ambiguous(name)})
 
     def remember(self, *, listed: bool = True) -> None:
         """Store what was found, for the next process; what is gone goes if all was just `listed`. Raises OSError."""

@@ -203,12 +203,11 @@ def written_since(files: Entries, before: Mapping[str, str], known: Iterable[str
     }
 
 
-class NotedLine(NamedTuple):
-    """Of which run and line a checkpoint is by a note; if its save `replaces` another, from the end of that on."""
+class LineNote(NamedTuple):
+    """Of which run a checkpoint is by a note, and of which line: of one of several while a save may replace another."""
 
     run: str
-    line: Line
-    replaces: bool = False
+    lines: tuple[Line, ...]
 
 
 class LineNotes:
@@ -221,7 +220,7 @@ class LineNotes:
         self.unread: Exception | None = None
         """Why some could not be read, if so."""
         self._names: set[str] | None = None
-        self._found: dict[str, NotedLine | None] = {}
+        self._found: dict[str, LineNote | None] = {}
 
     @property
     def names(self) -> set[str]:
@@ -234,7 +233,7 @@ class LineNotes:
                 self.unread = error
         return self._names
 
-    def get(self, name: str) -> NotedLine | None:
+    def get(self, name: str) -> LineNote | None:
         """What is noted of a checkpoint; None if nothing is, or it cannot be read."""
         if name in self.names and name not in self._found:
             self._found[name] = None
@@ -250,11 +249,11 @@ class LineNotes:
                 _log.debug("%s", escaped(f"{self._storage.label(_LINES)}: {type(error).__name__}: {error}"))
         return self._found.get(name)
 
-    def put(self, run: str, lines: Mapping[str, Line], *, replaces: bool = False) -> None:
-        """Note lines, by names; the first only where another was noted. Raises OSError."""
-        for name, line in lines.items():
-            if self._authority.vouches and (line or name in self.names):
-                content = {"run": run, "name": name, "line": [*line], "replaces": replaces}
+    def put(self, run: str, lines: Mapping[str, tuple[Line, ...]]) -> None:
+        """Note lines, by names; the first alone only where another was noted. Raises OSError."""
+        for name, possible in lines.items():
+            if self._authority.vouches and (any(possible) or name in self.names):
+                content = {"run": run, "name": name, "lines": [[*line] for line in possible]}
                 try:
                     put_note(self._storage, self._authority, f"lines/{name}", content, partial(_line_of, name))
                 except BaseException:
@@ -262,7 +261,7 @@ class LineNotes:
                         self.drop([name])
                     raise
                 self.names.add(name)
-                self._found[name] = NotedLine(run, line, replaces)
+                self._found[name] = LineNote(run, possible)
 
     def drop(self, names: Collection[str]) -> None:
         """Remove what is noted of these. Raises OSError."""
@@ -275,11 +274,14 @@ class LineNotes:
         self.unread, self._names, self._found = None, None, {}
 
 
-def _line_of(name: str, content: Any) -> NotedLine:
+def _line_of(name: str, content: Any) -> LineNote:
     if content["name"] != name:  # somebody has put it there
         raise MetadataError("it is a note of another checkpoint")
-    noted = NotedLine(content["run"], tuple(content["line"]), content["replaces"] is not False)
-    RunFacts(noted.run, "-", 0, 0.0, line=noted.line).to_json()  # raises where it could be none
+    noted = LineNote(content["run"], tuple(map(tuple, content["lines"])))
+    for line in noted.lines:
+        RunFacts(noted.run, "-", 0, 0.0, line=line).to_json()  # raises where it could be none
+    if not noted.lines:
+        raise MetadataError("it names no line")
     return noted
 
 

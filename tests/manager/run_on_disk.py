@@ -261,10 +261,9 @@ class RunOnDisk(RuleBasedStateMachine):
     def learn_line(self) -> None:
         """What is noted now."""
         notes = LineNotes(open_storage(self.place.run), self.keying.authority())
-        noted = {name: notes.get(name) for name in (f"step-{step}" for step in range(100))}
-        self.model.noted = {
-            name: each[1] for name, each in noted.items() if each is not None and each[0] == self.run_id
-        }
+        noted = {f"step-{step}": notes.get(f"step-{step}") for step in range(100)}
+        own = {name: each.lines for name, each in noted.items() if each is not None and each.run == self.run_id}
+        self.model.noted = {name: lines[0] for name, lines in own.items() if len(lines) == 1}
 
     def forget(self, rules: dict[str, Any], check: str, dry_run: bool = False) -> ForgetReport:
         return forget_in(self.seen(), Retention(**rules), check, dry_run=dry_run)

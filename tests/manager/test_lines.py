@@ -448,12 +448,12 @@ def test_whoever_goes_back_to_what_was_given_up_has_its_history(tmp_path: Path) 
     assert resumed(tmp_path) == 600
 
 
-@pytest.mark.parametrize("line", ['"401"', "[]", "5", "[[1]]"])
-def test_a_note_of_a_line_that_is_none_counts_for_nothing(tmp_path: Path, line: str) -> None:
+@pytest.mark.parametrize("lines", ['["401"]', "[]", "[5]", "[[[1]]]", "5"])
+def test_a_note_of_a_line_that_is_none_counts_for_nothing(tmp_path: Path, lines: str) -> None:
     saved_run(tmp_path, 400, 500)
     run = list_checkpoints(tmp_path)[0].run
     for name in ("step-450", "step-500"):
-        note = seal_note({"run": run, "line": json.loads(line)}, None)
+        note = seal_note({"run": run, "name": name, "lines": json.loads(lines)}, None)
         put_small(open_storage(tmp_path), f".streamxf/lines/{name}", note)
     damage(tmp_path / "step-500")
     assert resumed(tmp_path) == 400
