@@ -5,7 +5,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import zstandard
 
@@ -22,11 +21,6 @@ RIGHT = "right"
 
 def state() -> dict[str, Any]:
     return {"w": torch.arange(12.0).reshape(4, 3), "obj": "a small object", "last": torch.ones(3)}
-
-
-@pytest.fixture(params=[True, False], ids=["keyed", "unkeyed"])
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> Checkpoint:
-    return Checkpoint(tmp_path / "checkpoint", state(), keyed=request.param)
 
 
 def flips(whole: bytes, but: set[int] = frozenset()) -> Iterator[tuple[int, bytes]]:
@@ -49,34 +43,6 @@ def salvaged(target: Checkpoint, *, judge: bool = True, **options: Any) -> str:
 def with_file(target: Checkpoint, file: Path, data: bytes, **options: Any) -> str:
     file.write_bytes(data)
     return salvaged(target, **options)
-
-
-@pytest.mark.parametrize("without_metadata", [False, True])
-def test_bits_of_data(row: Row, target: Checkpoint, without_metadata: bool) -> None:
-    """With a key, the CRCs are mended afterwards."""
-    if without_metadata:
-        damaged = target.metadata[:-20] + bytes(20)
-        target.metadata_file.write_bytes(damaged)
-    for container in target.containers():
-        start, stop = target.places[container.name]
-        for number, altered in row.share(
-            flips(container.intact, container.at.crcs if target.keys else frozenset()), 41
-        ):
-            mended = container.mended(altered) if target.keys else altered
-            data = target.data[:start] + mended + target.data[stop:]
-            case = f"{container.name}, bit {number}"
-            error = row.refuse_or_equal(
-                case, RIGHT, with_file, target, target.data_file, data, without_metadata=without_metadata
-            )
-            assert error is None, case
-
-
-@pytest.mark.parametrize("without_metadata", [False, True])
-def test_bits_of_metadata(row: Row, target: Checkpoint, without_metadata: bool) -> None:
-    for number, altered in row.share(flips(target.metadata), 6):
-        row.refuse_or_equal(
-            f"bit {number}", RIGHT, with_file, target, target.metadata_file, altered, without_metadata=without_metadata
-        )
 
 
 def test_forged_metadata(row: Row, tmp_path: Path) -> None:

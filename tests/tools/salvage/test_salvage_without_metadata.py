@@ -17,12 +17,10 @@ from tests.dcp.shards import Shard, rows, save_shards
 from tests.failing import fails_with
 from tests.keys.sealed import Service
 
-from .test_salvage import CHAINS, Chain, check, check_filled, flat, flip, keys_of, places
+from .test_salvage import CHAINS, Chain, check, flat, flip, keys_of, places
 
 CODED = {name: chain for name, chain in CHAINS.items() if name != "none"}
 each_chain = pytest.mark.parametrize("chain", CODED.values(), ids=CODED)
-PLAIN = {name: chain for name, chain in CODED.items() if chain is not helpers.full_chain}
-plain_chain = pytest.mark.parametrize("chain", PLAIN.values(), ids=PLAIN)
 
 
 def damage(path: Path, how: str) -> None:
@@ -30,40 +28,22 @@ def damage(path: Path, how: str) -> None:
     file = path / ".metadata"
     data = file.read_bytes()
     if how == "missing":
-        file.unlink()
-    elif how == "zeroed":
-        file.write_bytes(bytes(len(data)))
-    elif how == "empty":
-        file.write_bytes(b"")
-    elif how == "cut":
+        return file.unlink()
+    pickled = len(helpers.sections_of(path)[0])
+    if how == "cut":
         file.write_bytes(data[:-1])
     elif how == "index":  # the pickle is intact
-        pickled = len(helpers.sections_of(path)[0])
         file.write_bytes(data[:pickled] + bytes(len(data) - pickled))
-    elif how == "half":
-        file.write_bytes(data[: len(data) // 2])
-    elif how == "end zeroed":
-        file.write_bytes(data[: len(data) // 2] + bytes(len(data) - len(data) // 2))
-    elif how == "tag":
-        flip(file, len(data) - 20)
-    else:
-        # the frame's own beginning: further on, it might hit a file's name, which then counts as missing
-        flip(file, len(helpers.sections_of(path)[0]))
-
-
-GONE = ["missing", "zeroed", "empty"]
-HALF = ["half", "end zeroed"]  # what is left of the pickle has the wrapped data key, for torch's readers
-LEFT = ["cut", "index", "tag", "flipped"]
+    else:  # "flipped" is the frame's beginning: further on, it might hit a file's name, which then counts as missing
+        flip(file, len(data) - 20 if how == "tag" else pickled)
 
 
 # -- one process ---------------------------------------------------------------------------------
 
 
-@plain_chain
-@pytest.mark.parametrize("how", GONE + HALF + LEFT)
-def test_everything_is_found_again(checkpoint: Path, state: dict[str, Any], chain: Chain, how: str) -> None:
-    helpers.save(state, checkpoint, chain())
-    damage(checkpoint, how)
+def test_everything_is_found_again(checkpoint: Path, state: dict[str, Any]) -> None:
+    helpers.save(state, checkpoint, [Checksum()])
+    damage(checkpoint, "index")
     with helpers.refused(errors.StreamxfError, "--without-metadata"):
         load_intact(checkpoint)
     found = load_intact(checkpoint, without_metadata=True)
@@ -71,8 +51,7 @@ def test_everything_is_found_again(checkpoint: Path, state: dict[str, Any], chai
     assert "vouched" in str(found)
     assert found.save_ids == {}
     target = helpers.blank(state)
-    found = load_intact(checkpoint, target, without_metadata=True)
-    check_filled(found, target, state, set())
+    load_intact(checkpoint, target, without_metadata=True)
     helpers.assert_same(target, state)
 
 
@@ -85,20 +64,12 @@ def test_damage_to_the_pickle_alone_does_not_matter(checkpoint: Path, state: dic
     assert not found.unchecked
 
 
-@pytest.mark.parametrize("how", LEFT + HALF)
-def test_encrypted_items_need_what_is_left_of_a_wrapped_key(checkpoint: Path, state: dict[str, Any], how: str) -> None:
+def test_encrypted_items_need_what_is_left_of_a_wrapped_key(checkpoint: Path, state: dict[str, Any]) -> None:
     helpers.save(state, checkpoint)
-    damage(checkpoint, how)
-    check(load_intact(checkpoint, keys=helpers.KEY, without_metadata=True), flat(state), set())
     for keys in (None, helpers.OTHER_KEY):
         with helpers.refused(errors.KeyMissingError):
             load_intact(checkpoint, keys=keys, without_metadata=True)
-
-
-@pytest.mark.parametrize("how", GONE)
-def test_encrypted_items_without_one_are_lost(checkpoint: Path, state: dict[str, Any], how: str) -> None:
-    helpers.save(state, checkpoint)
-    damage(checkpoint, how)
+    damage(checkpoint, "missing")
     with helpers.refused(errors.MetadataError, "wrapped data key", "Restore .metadata"):
         load_intact(checkpoint, keys=helpers.KEY, without_metadata=True)
 
@@ -183,64 +154,20 @@ def test_metadata_that_lost_its_index_is_not_believed(checkpoint: Path, state: d
         load_intact(checkpoint)
 
 
-@each_chain
-def test_damage_to_both(checkpoint: Path, state: dict[str, Any], chain: Chain) -> None:
-    """An item whose header is whole is named; its value is not known, and all others are."""
-    helpers.save(state, checkpoint, chain())
-    where = places(checkpoint)
-    damage(checkpoint, "flipped")
-    for name, (file, _, end) in where.items():
-        flip(file, end - 60)
-        found = load_intact(checkpoint, keys=keys_of(chain), without_metadata=True)
-        check(found, flat(state), {name})
-        flip(file, end - 60)
-
-
-@each_chain
-def test_a_header_that_is_damaged(checkpoint: Path, state: dict[str, Any], chain: Chain) -> None:
+def test_a_header_that_is_damaged(checkpoint: Path, state: dict[str, Any]) -> None:
     """Nothing says what stood there. The others say how large they were, so they are known to be whole."""
-    helpers.save(state, checkpoint, chain())
+    helpers.save(state, checkpoint, [Checksum()])
     where = places(checkpoint)
     damage(checkpoint, "flipped")
     for number, (name, (file, begin, _)) in enumerate(where.items()):
         at = begin + (0, 20, 70)[number % 3]
         flip(file, at)
-        found = load_intact(checkpoint, keys=keys_of(chain), without_metadata=True)
+        found = load_intact(checkpoint, without_metadata=True)
         assert set(found.loaded) == set(flat(state)) - {name}
         assert found.lost == ()
         assert any(entry.item is None and "contents are unknown" in entry.message for entry in found.damaged)
-        target = helpers.blank(state)
-        found = load_intact(checkpoint, target, keys=keys_of(chain), without_metadata=True)
-        assert set(found.loaded) == set(flat(state)) - {name}
-        assert found.missing == (name,)
-        old = flat(helpers.blank(state), state)
-        expected = {item: old[item] if item == name else value for item, value in flat(state).items()}
-        helpers.assert_same(flat(target, state), expected)
+        assert load_intact(checkpoint, helpers.blank(state), without_metadata=True).missing == (name,)
         flip(file, at)
-
-
-@each_chain
-def test_files_that_were_cut_or_continued(checkpoint: Path, state: dict[str, Any], chain: Chain) -> None:
-    helpers.save(state, checkpoint, chain())
-    where = places(checkpoint)
-    damage(checkpoint, "flipped")
-    (file,) = helpers.data_files(checkpoint)
-    whole = file.read_bytes()
-    ordered = sorted(where, key=lambda name: where[name][1])
-    for number, last in enumerate(ordered):
-        _, begin, end = where[last]
-        for size in (begin, begin + 30, (begin + end) // 2, end - 1):
-            file.write_bytes(whole[:size])
-            target = helpers.blank(state)
-            found = load_intact(checkpoint, target, keys=keys_of(chain), without_metadata=True)
-            assert set(found.loaded) == set(ordered[:number])
-            helpers.assert_same(
-                {name: flat(target, state)[name] for name in found.loaded},
-                {name: flat(state)[name] for name in found.loaded},
-            )
-    file.write_bytes(whole + b"more" + CONTAINER_MAGIC + bytes(50))
-    found = load_intact(checkpoint, helpers.blank(state), keys=keys_of(chain), without_metadata=True)
-    assert set(found.loaded) == set(ordered)
 
 
 def test_containers_inside_of_items_are_data(checkpoint: Path, tmp_path: Path) -> None:

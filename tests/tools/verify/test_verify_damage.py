@@ -1,7 +1,8 @@
-"""Every kind of damage, through several chains: `verify` names the item and the block, and nothing else. Where there
-are no codecs, CRCs in the index are compared, whatever the items say of themselves.
+"""What `verify` says of damage beyond the table of tests/tools/test_damage.py: it names the item and the block, and
+nothing else. Where there are no codecs, CRCs in the index are compared, whatever the items say of themselves.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,108 +11,60 @@ import torch
 from crc32c import crc32c
 
 import streamxf
-from streamxf import Checksum, Encrypt, FloatZip
+from streamxf import FloatZip
 from streamxf.tools.verify.report import VerifyReport
 from streamxf.torchsave import writing
 from tests.altered import flip
-from tests.dcp.helpers import KEY, Watched, data_files, full_chain, index_of, rewrite_index, save
-from tests.forge import Places
+from tests.dcp.helpers import Watched, data_files, index_of, rewrite_index, save
+from tests.tools.world import World
 
-from .remote import url_of
-
-BLOCK = 1 << 16
-
-CHAINS = {"floatzip": lambda: [FloatZip()], "checksum": lambda: [Checksum()], "full": full_chain}
+from .remote import PROTOCOL, url_of
 
 
-class Saved:
-    """A checkpoint of three items in one file, and where the bytes of each stand."""
-
-    def __init__(self, folder: Path, chain: list[Any], keys: Any, places: Any, remote: bool) -> None:
-        self.folder = folder
-        self.remote = remote
-        self.keys = keys
-        self.chain = chain
-        (self.file,) = data_files(folder)
-        self.data = self.file.read_bytes()
-        self.places: dict[str, tuple[int, int]] = places
-
-    def verify(self, data: bytes | None = None) -> VerifyReport:
-        if data is not None:
-            self.file.write_bytes(data)
-        return streamxf.verify(url_of(self.folder) if self.remote else self.folder, keys=self.keys)
-
-    def blocks(self, item: str) -> list[tuple[int, int]]:
-        """Where the blocks of an item stand in the file."""
-        start, stop = self.places[item]
-        return [(start + head, start + end) for head, end in Places.of(self.data[start:stop]).blocks]
-
-    def flipped(self, *positions: int) -> bytes:
-        out = bytearray(self.data)
-        for position in positions:
-            out[position] ^= 0x10
-        return bytes(out)
+@pytest.fixture(params=["floatzip", "checksum", "full"])
+def saved(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    return World(tmp_path / "run", request.param)
 
 
-def state() -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(3)
-    return {name: torch.randn(60, 1000, generator=generator) for name in ("a", "b")} | {"o": ["an object"] * 9}
+def verified(world: World) -> VerifyReport:
+    """The report: with a key and without, locally, where workers read, and over fsspec, where they do not."""
+    paths, keys = (world.folder, url_of(world.folder)), {world.keys, None}
+    reports = [streamxf.verify(path, keys=key) for path in paths for key in keys]
+    texts = {repr(replace(each, seconds=0, unchecked=())).replace(f"{PROTOCOL}://", "") for each in reports}
+    assert len(texts) == 1
+    return reports[0]
 
 
-@pytest.fixture(params=["floatzip", "checksum", "full", "full, with the key", "full, with the key, over fsspec"])
-def saved(request: pytest.FixtureRequest, tmp_path: Path) -> Saved:
-    """Workers read what is local; of what is not, they get blocks that were read."""
-    name, *how = request.param.split(", ")
-    folder = tmp_path / "checkpoint"
-    save(state(), folder, CHAINS[name](), block_size=BLOCK)
-    places = places_in(folder)
-    return Saved(folder, CHAINS[name](), KEY if "with the key" in how else None, places, "over fsspec" in how)
+def damaged(world: World, *positions: int) -> list[tuple[str | None, int | None, int | None]]:
+    """What is, once bits were flipped there."""
+    world.replace(0, 0, b"")
+    for position in positions:
+        flip(world.file, position, 0x10)
+    return [(damage.item, damage.block, damage.last_block) for damage in verified(world).damaged]
 
 
-def places_in(folder: Path) -> dict[str, tuple[int, int]]:
-    places = ((name, item.places[0]) for name, item in index_of(folder).items.items())
-    return {name: (place.at, place.at + place.size) for name, place in places}
-
-
-def damaged(report: VerifyReport) -> list[tuple[str | None, int | None, int | None]]:
-    return [(damage.item, damage.block, damage.last_block) for damage in report.damaged]
-
-
-def test_intact(saved: Saved) -> None:
-    report = saved.verify()
+def test_intact(saved: World) -> None:
+    report = verified(saved)
     assert report.ok
     assert bool(report)
     assert report.damaged == ()
-    assert report.items == 3
-    assert report.files == 1
-    assert report.blocks == sum(len(saved.blocks(name)) for name in saved.places)
+    assert (report.items, report.files) == (3, 1)
+    assert report.blocks == 9
     assert report.bytes_read == sum(file.stat().st_size for file in saved.folder.iterdir())
     assert report.save_ids == (index_of(saved.folder).save_id,)
     assert str(report).splitlines()[0].startswith("OK: no damage found")
 
 
-def test_a_flipped_bit_in_any_block(saved: Saved) -> None:
-    """Its head, its CRC, and its payload."""
-    for item in saved.places:
-        for number, (head, end) in enumerate(saved.blocks(item)):
-            for position in (head, head + 4, end - 1):
-                assert damaged(saved.verify(saved.flipped(position))) == [(item, number, number)]
+def test_several_blocks_of_several_items(saved: World) -> None:
+    ends = [saved.block(*place)[1] - 1 for place in (("a", 0), ("a", 2), ("a", 3), ("b", 1))]
+    assert sorted(damaged(saved, *ends)) == [("a", 0, 0), ("a", 2, 3), ("b", 1, 1)]
 
 
-def test_several_blocks_of_several_items(saved: Saved) -> None:
-    one, other = saved.blocks("a"), saved.blocks("b")
-    places = (one[0][1], one[2][1], one[3][1], other[1][1])
-    report = saved.verify(saved.flipped(*(end - 1 for end in places)))
-    assert sorted(damaged(report)) == [("a", 0, 0), ("a", 2, 3), ("b", 1, 1)]
-
-
-def test_a_damaged_table_hides_no_block(saved: Saved) -> None:
+def test_a_damaged_table_hides_no_block(saved: World) -> None:
     _, stop = saved.places["a"]
-    (_, end) = saved.blocks("a")[1]
+    _, end = saved.block("a", 1)
     for position in (stop - 1, stop - 20, stop - 33):  # magic, container size, an entry of the table
-        assert damaged(saved.verify(saved.flipped(position))) == [("a", None, None)]
-        report = saved.verify(saved.flipped(position, end - 1))
-        assert damaged(report) == [("a", None, None), ("a", 1, 1)]
+        assert damaged(saved, position, end - 1) == [("a", None, None), ("a", 1, 1)]
 
 
 @pytest.mark.parametrize("described", [True, False], ids=["described", "scanned"])
@@ -128,139 +81,52 @@ def test_no_codec_is_looked_up_before_a_table_has_passed(tmp_path: Path, describ
     assert codecs.built == []
 
 
-def test_a_damaged_table_and_a_damaged_length(saved: Saved) -> None:
+def test_a_damaged_table_and_a_damaged_length(saved: World) -> None:
     """Then nothing tells where the blocks behind it are."""
-    _, stop = saved.places["b"]
-    head, _ = saved.blocks("b")[1]
-    found = damaged(saved.verify(saved.flipped(stop - 1, head + 2)))
+    found = damaged(saved, saved.places["b"][1] - 1, saved.block("b", 1)[0] + 2)
     assert found[0] == ("b", None, None)
     assert {entry[1] for entry in found[1:]} <= {1, 2}
     assert ("b", 1, 1) in found or ("b", 1, 2) in found
 
 
-def test_a_damaged_header(saved: Saved) -> None:
-    for item, (start, _) in saved.places.items():
-        for position in (start, start + 9, start + 20, start + 60):
-            assert damaged(saved.verify(saved.flipped(position))) == [(item, None, None)]
-
-
-def test_every_bit_counts(saved: Saved) -> None:
+def test_every_bit_counts(saved: World) -> None:
     """Bytes all over the file: each belongs to an item, and that one is named."""
     for name, (start, stop) in saved.places.items():
         for position in range(start, stop, max(1, (stop - start) // 15)):
-            report = saved.verify(saved.flipped(position))
-            assert {damage.item for damage in report.damaged} == {name}, position
+            assert {item for item, _, _ in damaged(saved, position)} == {name}, position
 
 
-def test_a_zeroed_range(saved: Saved) -> None:
-    blocks = saved.blocks("a")
-    start, stop = blocks[1][0], blocks[2][1]
-    report = saved.verify(saved.data[:start] + bytes(stop - start) + saved.data[stop:])
-    assert damaged(report) == [("a", 1, 2)]
-
-
-def test_a_file_of_zeros_makes_a_short_report(saved: Saved) -> None:
-    report = saved.verify(bytes(len(saved.data)))
-    assert sorted(damage.item or "" for damage in report.damaged) == sorted(saved.places)
-
-
-def test_a_truncated_file(saved: Saved) -> None:
-    order = sorted(saved.places, key=lambda name: saved.places[name])
-    for cut in (1, 33, 5000):
-        report = saved.verify(saved.data[:-cut])
-        assert not report.ok
-        assert {damage.item for damage in report.damaged} == {None, order[-1]}
-    start, _ = saved.places[order[1]]
-    report = saved.verify(saved.data[:start])
-    assert {damage.item for damage in report.damaged} == {None, order[1], order[2]}
-
-
-def test_an_empty_file(saved: Saved) -> None:
-    assert {damage.item for damage in saved.verify(b"").damaged} == {None, *saved.places}
-
-
-def test_something_appended(saved: Saved) -> None:
-    report = saved.verify(saved.data + b"\0")
-    assert not report.ok
-    assert {damage.item for damage in report.damaged} == {None}
-
-
-def test_a_missing_file(saved: Saved) -> None:
+def test_a_missing_file(saved: World) -> None:
     saved.file.unlink()
-    report = saved.verify()
-    (damage,) = report.damaged
-    assert (damage.item, report.items) == (None, len(saved.places))
-    assert f"the file is missing from the checkpoint, and with it {len(saved.places)} items: " in damage.message
+    (damage,) = verified(saved).damaged
+    assert "the file is missing from the checkpoint, and with it 3 items: " in damage.message
     assert all(name in damage.message.partition("items: ")[2] for name in saved.places)
 
 
-def test_missing_blocks(saved: Saved) -> None:
-    """Cut out, so that what stands behind them moved up."""
-    start, stop = saved.blocks("a")[1]
-    report = saved.verify(saved.data[:start] + saved.data[stop:])
-    assert not report.ok
-    assert "a" in {damage.item for damage in report.damaged}
-
-
-@pytest.mark.parametrize("keyed", [True, False])
-def test_exchanged_items(tmp_path: Path, keyed: bool) -> None:
-    """Two items of one size, through a chain that does not change sizes."""
-    chain: list[Any] = [Checksum(), Encrypt(KEY)] if keyed else [Checksum()]
-    save(state(), tmp_path, chain, block_size=BLOCK)
-    places = places_in(tmp_path)
-    (low, middle), (high, end) = sorted([places["a"], places["b"]])
-    assert middle - low == end - high
-    (file,) = data_files(tmp_path)
-    data = file.read_bytes()
-    file.write_bytes(data[:low] + data[high:end] + data[middle:high] + data[low:middle] + data[end:])
-    for keys in {KEY if keyed else None, None}:
-        report = streamxf.verify(tmp_path, keys=keys)
-        assert sorted(damaged(report)) == [("a", None, None), ("b", None, None)]
-        assert {damage.error for damage in report.damaged} == {"IdentityError"}
-
-
-def test_an_older_file_in_its_place(saved: Saved, tmp_path: Path) -> None:
-    save(state(), tmp_path / "older", saved.chain, block_size=BLOCK)
-    (older,) = data_files(tmp_path / "older")
-    report = saved.verify(older.read_bytes())
-    assert not report.ok
-    assert {*saved.places} <= {damage.item for damage in report.damaged}
-
-
-def test_damaged_metadata_is_named_and_data_is_checked(saved: Saved) -> None:
-    file = saved.folder / ".metadata"
-    whole = file.read_bytes()
-    end = saved.blocks("a")[1][1]
-    file.write_bytes(whole[: len(whole) // 2])
-    report = saved.verify(saved.flipped(end - 1))
+def test_damaged_metadata_is_named_and_data_is_checked(saved: World) -> None:
+    saved.metadata.write_bytes(saved.metadata.read_bytes()[:-9])
+    flip(saved.file, saved.block("a", 1)[1] - 1)
+    report = streamxf.verify(saved.folder, keys=saved.keys)
     assert {(damage.file, damage.item, damage.block) for damage in report.damaged} == {
         (".metadata", None, None),
         (saved.file.name, "a", 1),
     }
+    saved.replace(0, 0, b"")
+    saved.metadata.unlink()
+    assert streamxf.verify(saved.folder, keys=saved.keys).items == 3
 
 
-def test_a_damaged_pickle_which_only_torch_reads(saved: Saved) -> None:
-    file = saved.folder / ".metadata"
-    flip(file, 100)
-    report = saved.verify()
-    assert [(damage.file, damage.item, damage.error) for damage in report.damaged] == [
-        (".metadata", None, "MetadataError")
-    ]
+def test_a_damaged_pickle_which_only_torch_reads(saved: World) -> None:
+    flip(saved.metadata, 100)
+    report = verified(saved)
     assert "torch's own readers" in report.damaged[0].message
     assert report.items == 3, "the index says what there is"
 
 
-def test_no_metadata_at_all(saved: Saved) -> None:
-    (saved.folder / ".metadata").unlink()
-    report = saved.verify()
-    assert [(damage.file, damage.item) for damage in report.damaged] == [(".metadata", None)]
-    assert report.items == 3
-
-
-def test_leftovers_are_no_damage(saved: Saved) -> None:
+def test_leftovers_are_no_damage(saved: World) -> None:
     name = "__0_0_" + "ab" * 16 + ".distcp"
     (saved.folder / name).write_bytes(b"of another save")
-    report = saved.verify()
+    report = verified(saved)
     assert report.ok
     assert report.leftovers == (name,)
     assert name in str(report)
