@@ -74,13 +74,6 @@ def test_encrypted_items_need_what_is_left_of_a_wrapped_key(checkpoint: Path, st
         load_intact(checkpoint, keys=helpers.KEY, without_metadata=True)
 
 
-def test_a_wrapped_key_in_a_draft(checkpoint: Path, state: dict[str, Any]) -> None:
-    """Which a save or a rotation left that was killed."""
-    helpers.save(state, checkpoint)
-    (checkpoint / ".metadata").rename(checkpoint / ".metadata.0123abcd.tmp")
-    check(load_intact(checkpoint, keys=helpers.KEY, without_metadata=True), flat(state), set())
-
-
 def test_a_signature_went_with_the_metadata(checkpoint: Path, state: dict[str, Any]) -> None:
     """So whoever needs one has to say that it may be missing."""
     reader, signer = PrivateKey.generate(), SigningKey.generate()
@@ -311,14 +304,6 @@ def test_the_same_chunk_twice_is_neither(checkpoint: Path) -> None:
     assert found.lost == ("w",)
 
 
-def test_a_file_under_another_name_gives_nothing(checkpoint: Path, state: dict[str, Any]) -> None:
-    helpers.save(state, checkpoint, CHAINS["zstd"]())
-    (file,) = helpers.data_files(checkpoint)
-    file.rename(checkpoint / f"__0_0_{'0' * 32}.distcp")
-    (checkpoint / ".metadata").unlink()
-    assert load_intact(checkpoint, without_metadata=True).loaded == ()
-
-
 def test_ids_that_are_not_there(checkpoint: Path, state: dict[str, Any]) -> None:
     helpers.save(state, checkpoint, CHAINS["zstd"]())
     (checkpoint / ".metadata").unlink()
@@ -336,14 +321,6 @@ def test_a_single_rank_of_metadata_of_its_own(checkpoint: Path) -> None:
         load_intact(checkpoint, without_metadata=True)
     ids = {file.stem[-32:] for file in helpers.data_files(checkpoint)}
     check(load_intact(checkpoint, without_metadata=ids), state, set())
-
-
-def test_several_files_of_a_process(checkpoint: Path) -> None:
-    state = helpers.small_state()
-    helpers.save(state, checkpoint, CHAINS["zstd"](), thread_count=3, single_file_per_rank=False)
-    assert len(helpers.data_files(checkpoint)) > 1
-    (checkpoint / ".metadata").unlink()
-    check(load_intact(checkpoint, without_metadata=True), flat(state), set())
 
 
 def test_shards_whose_places_contradict_each_other(checkpoint: Path) -> None:
