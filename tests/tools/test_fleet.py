@@ -1,9 +1,7 @@
 """``inspect(values=True, executor=)`` and ``diff(executor=)``: the results of one process, whatever happens there."""
 
-import multiprocessing
 import os
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import nullcontext
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 import streamxf
 from streamxf import Checksum, Encrypt, Key
 from streamxf.budget import Budget
-from streamxf.errors import KeyMissingError, ParameterError, PolicyError
+from streamxf.errors import PolicyError
 from streamxf.keys.location import format_key
 from streamxf.tools import fleet
 from streamxf.tools.diff.difference import Difference
@@ -24,7 +22,7 @@ from streamxf.tools.inspect.inspect import Summary
 from tests.altered import flip
 from tests.dcp.helpers import KEY, data_files, full_chain, save
 from tests.dcp.shards import rows, save_shards
-from tests.tools.executors import Backwards, Deadly, Elsewhere, Losing, Poor, Silent, Unpicklable
+from tests.tools.executors import Backwards, Deadly, Elsewhere, Losing
 
 STATE: dict[str, Any] = {f"w{number:02}": torch.randn(200, 300) for number in range(12)} | {
     "codes": torch.randint(-5, 5, (3000,)),
@@ -229,22 +227,6 @@ def test_what_was_asked_of_a_budget() -> None:
 # -- what the executor loses, and alters -----------------------------------------------------------------------------
 
 
-def test_workers_that_are_killed(encrypted: Path, later: Path) -> None:
-    storage = Deadly(str(encrypted))
-    for find in (values, lambda *args: compared(args[0], later, *args[1:])):
-        with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-            found = find(storage, pool)
-        assert "BrokenProcessPool" in found.notes[-1]
-        assert replace(found, notes=found.notes[:-1]) == replace(find(storage), notes=found.notes[:-1])
-
-
-def test_an_executor_that_was_shut_down(encrypted: Path, later: Path) -> None:
-    pool = ThreadPoolExecutor(1)
-    pool.shutdown()
-    assert "RuntimeError: cannot schedule" in values(encrypted, pool).notes[-1]
-    assert "RuntimeError: cannot schedule" in str(compared(encrypted, later, pool))
-
-
 class Stubborn(OSError):
     def __reduce__(self) -> Any:
         raise TypeError("cannot be pickled")
@@ -267,46 +249,3 @@ def test_exceptions_that_cannot_be_pickled(encrypted: Path, later: Path, spawned
     difference = compared(storage, later, spawned)
     assert "cannot be pickled" in difference.notes[-1]
     assert replace(difference, notes=()) == compared(storage, later)
-
-
-# -- keys and arguments ----------------------------------------------------------------------------------------------
-
-
-def test_a_key_in_memory_stays_here(encrypted: Path, later: Path) -> None:
-    executor = Elsewhere()
-    for keys in (KEY, iter([KEY])):
-        with pytest.raises(ParameterError, match="'env:CHECKPOINT_KEY'"):
-            values(encrypted, executor, keys)
-    with pytest.raises(ParameterError, match="'env:CHECKPOINT_KEY'"):
-        compared(encrypted, later, executor)
-    assert not executor.sent
-
-
-def test_a_key_that_a_worker_does_not_have(encrypted: Path, later: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for find in (values, lambda *args: compared(args[0], later, *args[1:])):
-        monkeypatch.setenv("SOME_KEY", format_key(KEY))
-        with pytest.raises(KeyMissingError, match="SOME_KEY"):
-            find(encrypted, Poor(lambda: nullcontext(os.environ.pop("SOME_KEY", None))), "env:SOME_KEY")
-
-
-def test_a_wrong_key(encrypted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTHER", format_key(Key.generate()))
-    with pytest.raises(KeyMissingError) as one:
-        values(encrypted, keys="env:OTHER")
-    with pytest.raises(KeyMissingError) as there:
-        values(encrypted, Elsewhere(), "env:OTHER")
-    assert str(there.value) == str(one.value)
-
-
-def test_what_cannot_be_sent_is_refused_by_name(later: Path) -> None:
-    with pytest.raises(ParameterError, match=r"^path= cannot be sent"):
-        streamxf.diff(later, Unpicklable(str(later.parent)), executor=Elsewhere())
-
-
-def test_an_interrupt_cancels_what_has_not_begun(encrypted: Path, later: Path) -> None:
-    for find in (values, lambda *args: streamxf.diff(later, later, executor=args[1])):
-        executor = Silent()
-        with pytest.raises(KeyboardInterrupt):
-            find(later, executor, None)
-        assert len(executor.futures) > 2
-        assert all(future.cancelled() for future in executor.futures)

@@ -5,7 +5,6 @@ import os
 import pickle
 from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +28,7 @@ from tests.altered import flip
 from tests.dcp.shards import rows, save_shards
 from tests.tools.convert.folders import contents
 from tests.tools.convert.states import assert_same, assert_whole, data_files, loaded, only_named, trained
-from tests.tools.executors import Altering, Backwards, Deadly, Elsewhere, Losing, Poor, Silent, Unpicklable
+from tests.tools.executors import Altering, Backwards, Elsewhere, Losing
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
 
@@ -151,14 +150,6 @@ def test_packed_files_and_folders_come_out_as_they_were(tmp_path: Path, spawned:
 # -- what becomes of workers -----------------------------------------------------------------------------------------
 
 
-def test_workers_that_are_killed(tmp_path: Path, source: Path) -> None:
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        done = copied(Deadly(str(source)), tmp_path / "target", pool)
-    assert "BrokenProcessPool" in done.notes[-1]
-    assert_same(loaded(tmp_path / "target"), trained())
-    only_named(tmp_path / "target")
-
-
 class DeadlyTarget(Executor):
     """Each worker is killed before it says that it is done, so that what it wrote is there twice."""
 
@@ -180,13 +171,6 @@ def test_workers_that_are_killed_once_they_are_done(tmp_path: Path, source: Path
     assert f"{done.files} tasks: BrokenProcessPool" in done.notes[-1]
     assert_same(loaded(tmp_path / "target"), trained())
     only_named(tmp_path / "target")
-
-
-def test_an_executor_that_was_shut_down(tmp_path: Path, source: Path) -> None:
-    pool = ThreadPoolExecutor(1)
-    pool.shutdown()
-    assert "RuntimeError: cannot schedule" in str(copied(source, tmp_path / "target", pool))
-    assert_same(loaded(tmp_path / "target"), trained())
 
 
 def test_what_workers_finished_is_kept(tmp_path: Path, source: Path) -> None:
@@ -222,14 +206,6 @@ def test_damage_is_an_error_as_in_one_process(tmp_path: Path, source: Path, spaw
         copied(source, tmp_path / "target", spawned)
     assert str(there.value) == str(alone.value)
     assert not (tmp_path / "target" / ".metadata").exists()
-
-
-def test_an_interrupt_cancels_what_has_not_begun(tmp_path: Path, source: Path) -> None:
-    executor = Silent()
-    with pytest.raises(KeyboardInterrupt):
-        copied(source, tmp_path / "target", executor)
-    assert all(future.cancelled() for future in executor.futures)
-    assert not (tmp_path / "target").exists()
 
 
 FORGED: dict[str, Callable[[Any], Any]] = {
@@ -370,7 +346,7 @@ def test_slips_of_who_has_no_key_are_of_no_use(tmp_path: Path, source: Path, mon
 # -- keys and arguments ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("what", ["keys", "recipients", "signer", "chain"])
+@pytest.mark.parametrize("what", ["recipients", "signer", "chain"])
 def test_a_key_in_memory_stays_here(tmp_path: Path, source: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     executor = Elsewhere()
     monkeypatch.setenv("SOME_KEY", format_key(KEY))
@@ -399,23 +375,6 @@ def test_public_keys_alone(tmp_path: Path, source: Path, spawned: Executor) -> N
     assert_same(loaded(tmp_path / "target", KEY), trained())
 
 
-def test_a_key_that_a_worker_does_not_have(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SOME_KEY", format_key(KEY))
-    executor = Poor(lambda: nullcontext(os.environ.pop("SOME_KEY", None)))
-    with pytest.raises(KeyMissingError, match="SOME_KEY"):
-        copied(source, tmp_path / "target", executor, "encrypt", recipients="env:SOME_KEY")
-    assert not (tmp_path / "target").exists()
-
-
-def test_what_cannot_be_sent_is_refused_by_name(tmp_path: Path, source: Path, spawned: Executor) -> None:
-    for each in (Elsewhere(), spawned):
-        with pytest.raises(ParameterError, match=r"^path= cannot be sent"):
-            copied(Unpicklable(str(source)), tmp_path / "target", each)
-    with pytest.raises(ParameterError, match="takes an executor"):
-        copied(source, tmp_path / "target", 5)  # type: ignore[arg-type]
-    assert not (tmp_path / "target").exists()
-
-
 def test_how_much_is_copied_is_limited_as_in_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamxf.budget.FREE", 0)
     shared = torch.randn(20_000)
@@ -425,22 +384,3 @@ def test_how_much_is_copied_is_limited_as_in_one_process(tmp_path: Path, monkeyp
         with pytest.raises(PolicyError, match="max_expansion"):
             pack(tmp_path / "a.pt", tmp_path / f"{each}", file_size=80_000, max_expansion=5, executor=each)
     assert len(executor.sent) > 3
-
-
-class Counted:
-    def __init__(self) -> None:
-        self.expected = self.done = 0
-
-    def expect(self, count: int) -> None:
-        self.expected += count
-
-    def advance(self, count: int) -> None:
-        self.done += count
-
-
-def test_progress(tmp_path: Path, source: Path, spawned: Executor) -> None:
-    alone, there = Counted(), Counted()
-    copied(source, tmp_path / "alone", None, progress=alone)
-    copied(source, tmp_path / "target", spawned, progress=there)
-    assert there.done == there.expected
-    assert 0 < there.expected <= alone.expected  # of objects, whose sizes are not known before, nothing is said
