@@ -5,9 +5,14 @@ from contextlib import contextmanager
 
 import pytest
 
+from streamxf import FloatZip
 from streamxf.codecs.floatzip import kernel
+from streamxf.errors import CodecError
+from streamxf.format.container import stage_limit
+from tests.codecs.blocks import info
 
 IMPLEMENTATIONS = ("compiled", "numpy")
+BUILT = IMPLEMENTATIONS if kernel.compiled is not None else ("numpy",)
 
 
 @contextmanager
@@ -23,3 +28,17 @@ def using(name: str) -> Iterator[None]:
         yield
     finally:
         kernel.compiled = built
+
+
+def stored(block: bytes, dtype: str | None, row: int | None, implementation: str) -> bytes:
+    with using(implementation):
+        return bytes(FloatZip().encode(memoryview(block), info(stage_limit(1 << 20), dtype, row)))
+
+
+def outcome(payload: bytes, limit: int, implementation: str) -> bytes | str:
+    """What the codec makes of a payload: the block, or the text of its refusal."""
+    with using(implementation):
+        try:
+            return bytes(FloatZip().decode(memoryview(payload), info(limit)))
+        except CodecError as error:
+            return str(error)

@@ -18,14 +18,10 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamxf import FloatZip
 from streamxf.codecs.floatzip import kernel as floatzip_kernel
 from streamxf.codecs.floatzip.kernel import compiled as kernel
-from streamxf.errors import CodecError
-from streamxf.format.container import stage_limit
-from tests.codecs.blocks import info
-from tests.codecs.implementations import IMPLEMENTATIONS, using
-from tests.floatzip_blocks import FLOATS, Change, by_zstd, changed, changes, floats, moments, shapes
+from tests.codecs.implementations import IMPLEMENTATIONS, outcome, stored
+from tests.floatzip_blocks import FLOATS, Change, by_zstd, changed, changes, floats, shapes
 from tests.floatzip_forge import LEVELLED, PACKED, RAW, ZSTD, Shape, features, forge, kinds
 from tests.fuzz.target import corpus_of, find
 
@@ -35,12 +31,6 @@ if kernel is None:
 MIB = 1 << 20
 BLOCK = 128 * 1024  # bytes of a block of zstd
 WIDTHS = {"float8_e4m3fn": 1, "float8_e5m2": 1, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
-SPECIAL = {
-    1: [0x00, 0x80, 0x7F, 0xFF, 0x7E, 0x01],
-    2: [0x0000, 0x8000, 0x7F80, 0xFF80, 0x7FC0, 0x7F81, 0x0001, 0x7C00, 0x7E00, 0x03FF],
-    4: [0x00000000, 0x80000000, 0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001, 0x00000001],
-    8: [0x0, 0x8000000000000000, 0x7FF0000000000000, 0xFFF0000000000000, 0x7FF8000000000000, 0x1],
-}
 # around the block, the groups of 64, what is handled at a time, rows of samples, blocks of zstd, a packed plane of them
 EDGES = (
     *(0, 1, 2, 3, 63, 64, 65, 255, 256, 257, 2047, 2048, 2049, 2064),
@@ -79,20 +69,6 @@ def kernel_compresses(data: bytes) -> bytes:
 def kernel_decompresses(frame: bytes, size: int) -> bytes | None:
     out = np.empty(size, np.uint8)
     return out.tobytes() if kernel.decompress(exactly(frame), out) else None
-
-
-def stored(block: bytes, dtype: str | None, row: int | None, implementation: str) -> bytes:
-    with using(implementation):
-        return bytes(FloatZip().encode(memoryview(block), info(stage_limit(MIB), dtype, row)))
-
-
-def outcome(payload: bytes, limit: int, implementation: str) -> bytes | str:
-    """What the codec makes of a payload: the block, or the text of its refusal."""
-    with using(implementation):
-        try:
-            return bytes(FloatZip().decode(memoryview(payload), info(limit)))
-        except CodecError as error:
-            return str(error)
 
 
 def agreed(payload: bytes, limit: int) -> bytes | str:
@@ -162,29 +138,6 @@ def test_moments_whose_rows_and_columns_have_scales(dtype: str, row: int) -> Non
         assert "levelled" in features(kernel_encodes(block, WIDTHS[dtype], row) or b"\0")
 
 
-blocks = st.one_of(
-    st.binary(max_size=300),
-    st.builds(lambda unit, times: unit * times, st.binary(min_size=1, max_size=20), st.integers(1, 300)),
-    st.builds(
-        floats, st.sampled_from(sorted(FLOATS)), st.integers(1, 9000), st.integers(0, 99), st.sampled_from([0, 0.01])
-    ),
-    st.builds(moments, st.integers(32, 40), st.sampled_from([64, 70, 128]), st.integers(0, 99)),
-)
-
-
-@given(blocks, st.sampled_from(sorted(WIDTHS)), st.sampled_from([None, 64, 70, 128]))
-def test_each_reads_what_the_other_writes(block: bytes, dtype: str, row: int | None) -> None:
-    check(block, dtype, row)
-
-
-@given(st.data(), st.sampled_from(sorted(WIDTHS)), st.integers(0, 3))
-def test_special_numbers(data: st.DataObject, dtype: str, more: int) -> None:
-    width = WIDTHS[dtype]
-    patterns = st.one_of(st.sampled_from(SPECIAL[width]), st.integers(0, 2 ** (8 * width) - 1))
-    block = b"".join(number.to_bytes(width, "little") for number in data.draw(st.lists(patterns, max_size=300)))
-    check(block + b"\xff" * more, dtype)
-
-
 @pytest.mark.parametrize(
     ("dtype", "crowd"), [("bfloat16", 9000), ("bfloat16", 8000), ("float32", 5000), ("float32", 3)]
 )
@@ -235,20 +188,10 @@ def test_every_layout_that_the_format_allows(block: bytes, shape: Shape, idle: i
     assert kernel_decodes(payload, len(block)) == (block if columns <= elements else None)
 
 
-@given(st.sampled_from(PAYLOADS), changes, st.sampled_from([0, 100, 40_001, MIB]))
-def test_damaged_payloads(payload: bytes, listed: list[Change], limit: int) -> None:
-    agreed(changed(payload, listed), limit)
-
-
 @given(small, shapes(), changes)
 def test_damage_to_payloads_that_the_codec_never_makes(block: bytes, shape: Shape, listed: list[Change]) -> None:
     agreed(changed(forge(block, shape), listed), 1000)
     agreed(changed(forge(block, shape, frame=kernel_compresses), listed), 1000)
-
-
-@given(st.integers(0, 255), st.binary(max_size=100))
-def test_any_bytes(layout: int, rest: bytes) -> None:
-    agreed(bytes([layout]) + rest, 1000)
 
 
 @pytest.mark.parametrize("width", [1, 2, 4])

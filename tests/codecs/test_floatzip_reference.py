@@ -9,17 +9,13 @@ from hypothesis import strategies as st
 
 import streamxf
 from streamxf import Checksum, Encrypt, FloatZip, ZStandard
-from streamxf.errors import CodecError
-from streamxf.format.container import stage_limit
-from tests.codecs.blocks import info
+from tests.codecs.implementations import BUILT, outcome, stored
 from tests.floatzip_blocks import FLOATS, Change, changed, changes, floats, moments, shapes
 from tests.floatzip_forge import LEVELLED, PACKED, RAW, ZSTD, Shape, features, forge
 from tests.reference_codecs import Block, Refused, decode_floatzip
 from tests.reference_decoder import read_plain
 from tests.reference_keys import Reader, aes_key
 from tests.samples import BLOCK, KEY, encode
-
-pytestmark = pytest.mark.usefixtures("each_implementation")
 
 MIB = 1 << 20
 DTYPES = [
@@ -29,16 +25,12 @@ DTYPES = [
 PACKED_BYTES = 40_000  # from 32 KiB on, exponents are packed
 
 
-def stored_by_codec(block: bytes, dtype: str | None = None, row: int | None = None) -> bytes:
-    return bytes(FloatZip().encode(memoryview(block), info(stage_limit(MIB), dtype, row)))
-
-
 def by_codec(payload: bytes, limit: int) -> bytes | None:
-    """What the codec makes of `payload`; None if it refuses. An error other than its own is a failure."""
-    try:
-        return bytes(FloatZip().decode(memoryview(payload), info(limit)))
-    except CodecError:
-        return None
+    """What the codec makes of `payload`; None if it refuses, with the same text by each implementation."""
+    found = {outcome(payload, limit, name) for name in BUILT}
+    assert len(found) == 1
+    (result,) = found
+    return None if isinstance(result, str) else result
 
 
 def by_page(payload: bytes, limit: int) -> bytes | None:
@@ -50,12 +42,10 @@ def by_page(payload: bytes, limit: int) -> bytes | None:
 
 def check(block: bytes, dtype: str | None, row: int | None = None) -> None:
     """Encode, and compare what both decoders make of it with `block`."""
-    payload = stored_by_codec(block, dtype, row)
-    assert by_page(payload, len(block)) == block
-    assert by_codec(payload, len(block)) == block
-    if block:
-        assert by_page(payload, len(block) - 1) is None
-        assert by_codec(payload, len(block) - 1) is None
+    for payload in {stored(block, dtype, row, name) for name in BUILT}:
+        assert agreed(payload, len(block)) == block
+        if block:
+            assert agreed(payload, len(block) - 1) is None
 
 
 def agreed(payload: bytes, limit: int) -> bytes | None:
@@ -107,13 +97,14 @@ def test_every_phase_and_odd_length_of_known_data(block: bytes) -> None:
             check(block[:size], dtype)
 
 
-def test_the_blocks_above_meet_every_coding_the_codec_has() -> None:
+@pytest.mark.parametrize("name", BUILT)
+def test_the_blocks_above_meet_every_coding_the_codec_has(name: str) -> None:
     seen = set()
     for block in NAMED.values():
         for dtype in (*FLOATS, None):
             for edge in range(8):
-                seen |= features(stored_by_codec(bytes(edge) + block, dtype))
-                seen |= features(stored_by_codec(block[: len(block) - edge], dtype, ROW))
+                seen |= features(stored(bytes(edge) + block, dtype, None, name))
+                seen |= features(stored(block[: len(block) - edge], dtype, ROW, name))
     assert seen >= {"stored", "width 1", "width 2", "width 4", "width 8", "turned", "unturned", "raw", "zstd", "packed"}
     assert seen >= {"exceptions", "levels of rows", "levels of columns", "phase", "lane 1", "lane 2", "lane 4"}
 
@@ -137,10 +128,11 @@ def test_both_take_everything_that_the_page_allows(block: bytes, shape: Shape, i
 # -- and nothing else --------------------------------------------------------------------------------------------------
 
 PAYLOADS = [
-    stored_by_codec(bytes(edge) + block + b"\x01", dtype, ROW)
+    stored(bytes(edge) + block + b"\x01", dtype, ROW, name)
     for block in NAMED.values()
     for dtype in (*FLOATS, None)
     for edge in (0, 3)
+    for name in BUILT
 ]
 
 
