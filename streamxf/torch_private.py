@@ -208,6 +208,11 @@ def indices_here(tensor: Any, dim: int) -> Tensor:
     return indices.flatten()
 
 
+def with_local(tensor: Any, local: Tensor) -> Any:
+    """A DTensor as another one is, but for what this rank has of it, which may be on another device."""
+    return type(tensor)(local, tensor._spec, requires_grad=tensor.requires_grad)
+
+
 def process_that_saves() -> Any | None:
     """The `multiprocessing.Process` that torch has started here for saves in the background; None before the first."""
     return getattr(getattr(sys.modules.get(_PROCESS), "_CHECKPOINT_PROCESS", None), "_save_process", None)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.tensor import DTensor
 
 from streamxf import torch_private
@@ -25,28 +26,15 @@ _PLAIN = torch.Tensor, torch.nn.Parameter
 _CONSTANT = bool, int, float, complex, str, bytes, type(None)
 
 
-def copied(state: Any, stage: Callable[[Any], Any]) -> Any:
-    """A copy of a state, of tensors by torch's `stage` if that says no less; of several ranks errors are in it, too."""
-    places: list[tuple[Any, Any]] = []
-    made = _copied(state, "", places)
-    for (node, key), tensor in zip(places, stage(dict(enumerate(n[k] for n, k in places))).values(), strict=True):
-        node[key] = tensor
-    return made
-
-
-def _copied(value: Any, name: str, places: list[tuple[Any, Any]]) -> Any:
-    """The same, but for tensors that torch is to copy, which `places` gets with their dicts or lists and keys."""
+def copied(value: Any, pin: bool, name: str = "") -> Any:
+    """A copy of a state, of plain tensors in memory that is pinned if `pin`; of several ranks errors are in it, too."""
     if isinstance(value, Mapping) or (isinstance(value, list) and is_flattened(value)):
-        made: Any = {} if isinstance(value, Mapping) else [*value]
-        for key, each in flattened_entries(value):
-            made[key] = _copied(each, f"{name}.{key}".removeprefix("."), places)
-            if isinstance(made[key], torch.Tensor) and made[key] is each:
-                places.append((made, key))
-        return made
+        made = {key: copied(each, pin, f"{name}.{key}".removeprefix(".")) for key, each in flattened_entries(value)}
+        return made if isinstance(value, Mapping) else [*made.values()]
     try:
         with located(item=name, doing="copying"):
             if isinstance(value, torch.Tensor):
-                return _copy_of(value, name)
+                return _copy_of(value, pin, name)
             return value if type(value) in _CONSTANT else StagedObject(name).of(value)
     except Exception as error:
         if ranks_here() == 1:
@@ -54,24 +42,25 @@ def _copied(value: Any, name: str, places: list[tuple[Any, Any]]) -> Any:
         return StagedObject(name, sendable(error))
 
 
-def _copy_of(value: Any, name: str) -> Any:
-    local: Any = value.to_local() if (is_sharded := isinstance(value, DTensor)) else value
+def _copy_of(value: Any, pin: bool, name: str) -> Any:
+    local: Any = value.to_local().detach() if (is_sharded := isinstance(value, DTensor)) else value
     for part in local.local_shards() if hasattr(local, "local_shards") else [local]:
-        check_storable(getattr(part, "tensor", part).detach())
-    if (value.dim() or not is_sharded) and not value.is_quantized and not _says_more(local, is_sharded):
-        return value  # torch copies no DTensor without dimensions
-    if not is_sharded:
-        return StagedObject(name).of(value)
-    made = StagedObject(name).of(local.detach()).made()
-    return DTensor.from_local(made, value.device_mesh, value.placements, shape=value.size(), stride=value.stride())
+        check_storable((part if isinstance(part, torch.Tensor) else part.tensor).detach())
+    if isinstance(value, torch_private.ShardedTensor):
+        return BlockingAsyncStager(pin).stage({name: value})[name]
+    if local.is_quantized or _says_more(local):
+        staged = StagedObject(name).of(local)
+        return torch_private.with_local(value, staged.made()) if is_sharded else staged
+    made = torch.empty(local.size(), dtype=local.dtype, device="cpu")
+    made = (made.pin_memory() if pin and made.numel() else made).copy_(local.detach())
+    return torch_private.with_local(value, made) if is_sharded else made.requires_grad_(value.requires_grad)
 
 
-def _says_more(local: torch.Tensor, is_part: bool = False) -> bool:
-    """Whether a tensor says by attributes, or by its class, more than torch's copy of it does."""
-    if type(local) in _PLAIN:
-        return bool(vars(local)) and any(of(local) != of(local.detach()) for of in (whole_size, chunks_here))
-    torchs = is_part and torch_private.is_traceable_wrapper_subclass(local)
-    return not torchs and not isinstance(local, torch_private.ShardedTensor)
+def _says_more(local: torch.Tensor) -> bool:
+    """Whether a tensor says by attributes, or by its class, more than a plain copy of it does."""
+    if type(local) not in _PLAIN:
+        return True
+    return bool(vars(local)) and any(of(local) != of(local.detach()) for of in (whole_size, chunks_here))
 
 
 def check_sent(state: Any, name: str = "") -> None:
@@ -118,7 +107,8 @@ class StagedObject(Saved):
 
 def make_objects(state: Any, planner: Any) -> None:
     """Put objects themselves into a state that was staged, before this planner sees it; raises the errors in it."""
-    kept = type(planner) in (DefaultSavePlanner, SavePlanner) and gives_data_again(planner)
+    kept = type(planner) in (DefaultSavePlanner, SavePlanner) and planner.flatten_state_dict
+    kept = kept and gives_data_again(planner)
     for key, value in [*flattened_entries(state)]:
         if not isinstance(value, StagedObject):
             make_objects(value, planner)

@@ -86,7 +86,7 @@ class ChainWriterMixin(StorageMixin):
     run_facts: RunFacts | None
     #: Signals by which the process does not end that saves in the background.
     deaf: Collection[int] = ()
-    state_dict_cache: Any
+    cache_staged_state_dict: bool
     _save: _RankSave | None
     _coming: tuple[int, str] | None
     _background: ref[futures.Future[Any]] | None  # of the last save in the background that uses this writer
@@ -144,8 +144,7 @@ class ChainWriterMixin(StorageMixin):
         begin_sharing()
         for text in planning.texts_about(state_dict, for_torch=False):  # torch's copy may be a plain dictionary
             self._warn(text)
-        self.state_dict_cache = None  # torch would copy into it whatever has the same name
-        return copied(state_dict, super().stage)  # type: ignore[misc]
+        return copied(state_dict, self.cache_staged_state_dict)
 
     def storage_meta(self) -> StorageMeta:
         """What DCP tells planners: where the save goes, and the id that it has if this rank publishes it. As with

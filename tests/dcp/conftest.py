@@ -1,11 +1,13 @@
 """Fixtures of the DCP tests."""
 
+import gc
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from tests.surroundings import in_memory
 
@@ -15,6 +17,15 @@ def size_of_index(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     """A large index is read part by part, when it is asked for an item."""
     if request.param == "in parts":
         monkeypatch.setattr("streamxf.format.index._SMALL", 0)
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A job of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    gc.collect()
+    dist.destroy_process_group()
 
 
 @pytest.fixture

@@ -15,23 +15,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 from torch.distributed.checkpoint import staging
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import AsyncStager
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate
 
 import streamxf
 from streamxf.dcp.staged import StagedObject
 from tests.failing import fails_with
 from tests.polling import wait_until
 
-from .helpers import KEY, Told, full_chain, load, run_as_main
+from .helpers import KEY, Told, full_chain, load
 
 LIMIT = 300
 
@@ -82,14 +80,6 @@ def writer_for(path: Path, **options: Any) -> streamxf.FileSystemWriter:
 # -- what is captured ------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    gc.collect()
-    dist.destroy_process_group()
-
-
 def sharded(*shape: int) -> DTensor:
     return DTensor.from_local(torch.zeros(shape), init_device_mesh("cpu", (1,)), [Replicate()])
 
@@ -98,7 +88,6 @@ def changing_state() -> dict[str, Any]:
     return {
         **{"tensor": torch.zeros(5000), "scalar": torch.zeros(()), "parameter": torch.nn.Parameter(torch.zeros(50))},
         **{"view": torch.zeros(10)[2:4], "gaps": torch.zeros(10, 10)[:, ::3], "array": np.zeros(3)},
-        **{"sharded": sharded(50), "sharded scalar": sharded()},
         "nested": {"list": [torch.zeros(2)], "tuple": (torch.zeros(()), io.BytesIO(b"0"))},
         "file": io.BytesIO(b"0"),
     }
@@ -122,14 +111,11 @@ def zeros(value: Any) -> bool:
             return all(map(zeros, value))
         case io.BytesIO():
             return value.getvalue() == b"0"
-        case DTensor():
-            return zeros(value.to_local())
         case StagedObject():
             return zeros(value.made())
     return not value.any()
 
 
-@pytest.mark.usefixtures("group")
 def test_staging_copies_whatever_may_change(tmp_path: Path) -> None:
     for writer in (writer_for(tmp_path), streamxf.FsspecWriter("memory://staged")):
         state = changing_state()
@@ -138,7 +124,6 @@ def test_staging_copies_whatever_may_change(tmp_path: Path) -> None:
         assert not zeros(state)
         assert zeros(staged)
         assert list(staged) == list(state)
-        assert isinstance(staged["sharded scalar"], DTensor)
         assert type(staged["nested"]["tuple"].made()) is tuple
 
 
@@ -198,20 +183,6 @@ def test_objects_are_stored_as_a_save_in_the_foreground_stores_them(tmp_path: Pa
     state["deep"][1]["sparse"][0].values().zero_()
     future.result(LIMIT)
     check_objects(tmp_path / "thread")
-
-
-def objects_by_process(folder: Path) -> None:
-    """Run by `test_objects_on_the_way_to_a_process`, in a process of its own, whose main module is imported again."""
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=0, world_size=1)
-    kind = AsyncCheckpointerType.PROCESS
-    in_background(objects(), storage_writer=writer_for(folder / "saved"), async_checkpointer_type=kind).result(LIMIT)
-    dist.destroy_process_group()
-
-
-@pytest.mark.slow
-def test_objects_on_the_way_to_a_process(tmp_path: Path) -> None:
-    run_as_main(objects_by_process, tmp_path)
-    check_objects(tmp_path / "saved")
 
 
 def default_stager(share_memory: bool = False) -> Any:
@@ -449,27 +420,3 @@ def test_a_failure_does_not_stop_the_next_save(tmp_path: Path, told: Told, asked
             future.result(LIMIT)
     in_background({"w": torch.ones(5)}, storage_writer=writer).result(LIMIT)
     assert load({"w": torch.zeros(5)}, tmp_path)["w"].all()
-
-
-@pytest.mark.usefixtures("group")
-def test_a_table_of_several_local_shards(tmp_path: Path) -> None:
-    """As torchrec has them, which torch's own staging does not copy."""
-    wrapper = pytest.importorskip("torch.distributed.tensor._shards_wrapper").LocalShardsWrapper
-    mesh = init_device_mesh("cpu", (1,))
-
-    def table(value: float) -> DTensor:
-        shards = [torch.full((2, 3), value), torch.full((1, 3), -value)]
-        return DTensor.from_local(
-            wrapper(shards, [(0, 0), (2, 0)]), mesh, [Shard(0)], shape=torch.Size((3, 3)), stride=(3, 1)
-        )
-
-    given, found = {"deep": [table(1.0)], "n": torch.ones(2)}, {"deep": [table(5.0)], "n": torch.zeros(2)}
-    future: Any = dcp.async_save(given, storage_writer=streamxf.FileSystemWriter(tmp_path, chain=[]))
-    for shard in given["deep"][0].to_local().local_shards():
-        shard.zero_()
-    future.result()
-    dcp.load(found, storage_reader=streamxf.FileSystemReader(tmp_path))
-    first, second = found["deep"][0].to_local().local_shards()
-    assert first.eq(1).all()
-    assert second.eq(-1).all()
-    assert found["n"].eq(1).all()
