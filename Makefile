@@ -33,7 +33,7 @@ test: $(STAMPS)/test $(STAMPS)/model ## Run the tests
 	$(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # What is built on the modules that docs/api.md has under "For tools"; all else tests the core, and what holds for both.
-AROUND := $(addprefix tests/,cli formats frameworks manager places recordings test_cli_page.py test_demo.py tools)
+AROUND := $(addprefix tests/,cli formats frameworks manager places test_cli_page.py test_demo.py tools)
 
 test-core: $(STAMPS)/test ## Run the tests of the core: chain, container, storage, keys and DCP
 	$(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder $(addprefix --ignore=,$(AROUND)) $(ARGS)
@@ -103,11 +103,11 @@ docs: $(STAMPS)/docs ## Build the documentation into site/
 
 # Commands run on real weights, and what they print becomes a part of docs/cli.md. Only what --help says: ARGS=reference
 docs-session: $(STAMPS)/model ## Write what docs/cli.md shows of the command line
-	$(RUN) tests.recordings $(ARGS)
+	$(RUN) docs.recordings $(ARGS)
 
 # Needs Chromium and its driver, from the system.
 docs-screenshots: $(STAMPS)/test ## Take the pictures of docs/images/ again (a minute, needs Chromium)
-	$(RUN) tests.tools.inspect.screenshots
+	$(RUN) docs.recordings.screenshots
 
 clean: ## Remove .venv and everything that was built
 	rm -rf $(VENV) .nox build site dist .mutation streamxf.egg-info streamxf/codecs/floatzip/_kernel*.so fuzz-findings .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -7,15 +7,15 @@ import subprocess
 
 import pytest
 
+from docs.recordings.__main__ import IMAGE, MANUAL
+from docs.recordings.manual import manual
+from docs.recordings.page import PAGE, ROOT, part, replace
+from docs.recordings.picture import SHOWN, svg
+from docs.recordings.reference import reference
+from docs.recordings.session import LINES, as_text, record, weights, without_what_varies
+from docs.recordings.shell import Shell, Typed
 from streamxf import FloatZip
 from streamxf.cli.run import COMMANDS
-from tests.recordings.__main__ import IMAGE, MANUAL
-from tests.recordings.manual import manual
-from tests.recordings.page import PAGE, ROOT, part, replace
-from tests.recordings.picture import SHOWN, svg
-from tests.recordings.reference import reference
-from tests.recordings.session import LINES, as_text, record, weights, without_what_varies
-from tests.recordings.shell import Shell, Typed
 
 
 def test_the_reference_is_up_to_date():

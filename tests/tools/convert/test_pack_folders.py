@@ -16,6 +16,7 @@ from torch.distributed.checkpoint import load as dcp_load
 from torch.distributed.checkpoint import save as dcp_save
 
 import streamxf
+from docs.recordings.session import weights
 from streamxf import engine
 from streamxf.errors import ContainerError, MetadataError, NoCheckpointError, ParameterError, UnsupportedError
 from streamxf.keys import Key
@@ -26,7 +27,6 @@ from streamxf.tools.convert.unpack import unpack
 from tests.dcp.s3_server import storage
 from tests.dcp.shards import rows, save_shards
 from tests.progress.recorder import Meanwhile, Stop, stop
-from tests.recordings.session import weights
 from tests.tools.convert.folders import LEFT_OUT, contents, folder_of_all_kinds
 from tests.tools.convert.states import CHAINS, assert_same, assert_whole, data_files, loaded, trained
 

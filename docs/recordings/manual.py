@@ -3,8 +3,8 @@
 from inspect import cleandoc
 from typing import Any
 
+from docs.recordings.reference import names, text_of
 from streamxf.cli.run import COMMANDS, command_line, help_of
-from tests.recordings.reference import names, text_of
 
 
 def manual() -> str:

@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.recordings.picture import SHOWN
-from tests.recordings.shell import Shell, Typed
+from docs.recordings.picture import SHOWN
+from docs.recordings.shell import Shell, Typed
 
 LINES = (
     "streamxf keygen team.key",

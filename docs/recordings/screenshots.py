@@ -15,7 +15,7 @@ from benchmarks.data.training import Training, training_state
 from streamxf.cli.__main__ import main as command
 from tests.tools.inspect.browser import browser, show
 
-IMAGES = Path(__file__).parents[3] / "docs" / "images"
+IMAGES = Path(__file__).parents[1] / "images"
 WIDTH, SCALE = 1280, 1.5
 # Small enough to be trained in a minute or two, and deep enough to have layers.
 TRAINING = Training(width=192, layers=12, heads=6, context=64, batch=4, steps=150)

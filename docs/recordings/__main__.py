@@ -1,4 +1,4 @@
-"""The command ``python -m tests.recordings [PART...]``: writes what docs/ shows of the command line.
+"""The command ``python -m docs.recordings [PART...]``: writes what docs/ shows of the command line.
 
 The parts are the reference, which takes a moment, the session, and the picture of a terminal; all
 of them by default.
@@ -6,11 +6,11 @@ of them by default.
 
 import sys
 
-from tests.recordings.manual import manual
-from tests.recordings.page import ROOT, replace
-from tests.recordings.picture import SHOWN, svg
-from tests.recordings.reference import reference
-from tests.recordings.session import as_text, record
+from docs.recordings.manual import manual
+from docs.recordings.page import ROOT, replace
+from docs.recordings.picture import SHOWN, svg
+from docs.recordings.reference import reference
+from docs.recordings.session import as_text, record
 
 MANUAL = ROOT / "docs" / "streamxf.1"
 IMAGE = ROOT / "docs" / "images" / "terminal.svg"

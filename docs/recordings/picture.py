@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
-from tests.recordings.shell import COLUMNS, Typed
+from docs.recordings.shell import COLUMNS, Typed
 
 SHOWN = ("streamxf inspect step-1000 --top 3", "streamxf verify archive", "streamxf salvage archive rescued")
 
