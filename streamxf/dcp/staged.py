@@ -44,11 +44,12 @@ def copied(value: Any, pin: bool, name: str = "") -> Any:
 
 def _copy_of(value: Any, pin: bool, name: str) -> Any:
     local: Any = value.to_local().detach() if (is_sharded := isinstance(value, DTensor)) else value
+    local = local.trigger_wait() if hasattr(local, "trigger_wait") else local  # what a collective is still to fill
     for part in local.local_shards() if hasattr(local, "local_shards") else [local]:
         check_storable((part if isinstance(part, torch.Tensor) else part.tensor).detach())
     if isinstance(value, torch_private.ShardedTensor):
         return BlockingAsyncStager(pin).stage({name: value})[name]
-    if local.is_quantized or _says_more(local):
+    if local.is_quantized or type(local) not in _PLAIN or _says_more(local):
         staged = StagedObject(name).of(local)
         return torch_private.with_local(value, staged.made()) if is_sharded else staged
     made = torch.empty(local.size(), dtype=local.dtype, device="cpu")
@@ -57,9 +58,7 @@ def _copy_of(value: Any, pin: bool, name: str) -> Any:
 
 
 def _says_more(local: torch.Tensor) -> bool:
-    """Whether a tensor says by attributes, or by its class, more than a plain copy of it does."""
-    if type(local) not in _PLAIN:
-        return True
+    """Whether a plain tensor says by attributes more than a copy of it does."""
     return bool(vars(local)) and any(of(local) != of(local.detach()) for of in (whole_size, chunks_here))
 
 
