@@ -1,4 +1,6 @@
-"""Random damage: whatever `streamxf.salvage` returns is what was saved, and what it raises has a type."""
+"""Random damage: `verify` notices whatever was changed, what it calls intact loads as it was saved, whatever `salvage`
+returns is what was saved, and what they raise has a type.
+"""
 
 import atexit
 import shutil
@@ -12,12 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamxf import load_intact
+from streamxf import load_intact, verify
 from streamxf.errors import StreamxfError
-from tests.dcp.helpers import assert_same, blank
+from tests.dcp.helpers import assert_same, blank, error_of, load, sections_of
 from tests.dcp.shards import rows, save_shards
-
-from .test_salvage import CHAINS, flat, keys_of
+from tests.tools.salvage.test_salvage import CHAINS, flat, keys_of
 
 RANKS = 2
 # what, and where in the file and how far, in thousandths of its size
@@ -90,6 +91,27 @@ def hurt(file: Path, fault: tuple[str, int, int, int]) -> None:
         file.write_bytes(data)
 
 
+def check_verify_and_load(path: Path, keys: Any, changed: set[Path], pickled: bytes) -> None:
+    metadata = path / ".metadata"
+    if metadata.exists() and metadata.read_bytes() == pickled:
+        return  # what is left is what torch would have written
+    loaded: list[Any] = []
+    error = error_of(lambda: loaded.append(load(state(), path, keys)))
+    assert error is None or isinstance(error, StreamxfError) or not metadata.exists()
+    for found in loaded:
+        assert_same(found, state())
+    assert not error or changed
+    assert error or changed <= {metadata}
+    try:
+        report = verify(path, keys=keys)
+    except StreamxfError:
+        assert metadata in changed
+        assert keys is not None  # the wrapped key, or its id
+    else:
+        assert report.ok == (not changed)
+        assert metadata not in changed or ".metadata" in {damage.file for damage in report.damaged}
+
+
 @pytest.mark.parametrize("chain", CHAINS)
 @settings(settings.get_profile("disk"))
 @given(st.lists(st.tuples(st.integers(0, 4), FAULTS), min_size=1, max_size=4), st.booleans(), st.booleans())
@@ -99,10 +121,14 @@ def test_random_faults(chain: str, faults: list[Any], metadata_too: bool, into: 
         shutil.copytree(saved(chain), path)
         files = sorted(path.iterdir(), key=lambda file: file.name != ".metadata")
         own = [file for file in files[1:] if file.name.encode() in files[0].read_bytes()]
+        intact = {file: file.read_bytes() for file in (files[0], *own)}
+        pickled = sections_of(path)[0]
         for number, fault in faults:
             file = files[number] if metadata_too or number else files[1]
             if file.exists():
                 hurt(file, fault)
+        changed = {file for file, data in intact.items() if not file.exists() or file.read_bytes() != data}
+        check_verify_and_load(path, keys_of(CHAINS[chain]), changed, pickled)
         target = blank(state()) if into else None
         try:
             found = load_intact(path, target, keys=keys_of(CHAINS[chain]), without_metadata=metadata_too)
