@@ -239,16 +239,3 @@ with open_source(open_storage({str(path)!r}), Access.of({keys})) as reader:
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_damage_in_a_data_file_names_the_item(tmp_path: Path) -> None:
-    path = written("compressed", STATE, tmp_path)
-    (file,) = path.glob("*.distcp")
-    data = bytearray(file.read_bytes())
-    with open_at(path) as reader:
-        (place,) = reader.stored["a"].places
-        data[place.at + place.size // 2] ^= 1
-        file.write_bytes(data)
-        with pytest.raises(errors.ContainerError) as caught:
-            whole(reader, "a")
-    assert (caught.value.item, caught.value.file) == ("a", str(file))

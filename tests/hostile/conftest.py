@@ -2,8 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from streamxf import ZStandard
+from tests.dcp.helpers import full_chain
 
 from .rows import MEMORY, Row
 from .targets import KINDS, Checkpoint
@@ -24,3 +28,8 @@ def row(request: pytest.FixtureRequest, record_property: Callable[[str, object],
     record_property("row", tried.name)
     for name in ("cases", "silent", "seconds", *(["mebibytes"] if MEMORY.known else [])):
         record_property(name, getattr(tried, name))
+
+
+@pytest.fixture(params=["full chain", "unkeyed"])
+def chain(request: pytest.FixtureRequest) -> list[Any]:
+    return full_chain() if request.param == "full chain" else [ZStandard(), *request.module.UNKEYED]

@@ -208,7 +208,7 @@ class PlainFile:
     def __init__(self, data: bytes, chain: Sequence[Any], *, pipe: bool, block_size: int = BLOCK) -> None:
         self.right = data
         self.file = encode(data, chain, block_size)
-        self.keys = KEY if any(isinstance(codec, streamxf.Encrypt) for codec in chain) else None
+        self.keys = keys_for(chain)
         self.parts = take_apart(self.file)
         self.pipe = pipe
 
@@ -254,3 +254,7 @@ def spoil(state: State) -> None:
             value.reshape(-1).view(torch.uint8).fill_(0xA5)
         else:
             state[name] = None
+
+
+def keys_for(chain: Sequence[Any]) -> streamxf.Key | None:
+    return KEY if any(isinstance(codec, streamxf.Encrypt) for codec in chain) else None

@@ -11,7 +11,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from streamxf import LZ4, Checksum, Encrypt, Key, ZStandard
+from streamxf import LZ4, Checksum, Key, ZStandard
 from streamxf.errors import AuthenticationError, IdentityError, MetadataError
 from streamxf.format.trailer import Sections, pack_keys
 from streamxf.keys.envelope import DataKey, Envelope, Vouchers
@@ -19,21 +19,12 @@ from tests.dcp import helpers
 from tests.forge import pack_index, prefix_of, split_metadata, take_container_apart
 
 from .rows import Row
-from .targets import Checkpoint, Container, PlainFile, content
+from .targets import Checkpoint, Container, PlainFile, content, keys_for
 
 ROW = "strip, alter, reorder descriptors"
 
 THREE = [ZStandard(), LZ4(), Checksum()]
-CHAINS = {"full chain": helpers.full_chain, "unkeyed": lambda: list(THREE)}
-
-
-@pytest.fixture(params=CHAINS)
-def chain(request: pytest.FixtureRequest) -> list[Any]:
-    return CHAINS[request.param]()
-
-
-def keys_for(chain: list[Any]) -> Key | None:
-    return helpers.KEY if any(isinstance(codec, Encrypt) for codec in chain) else None
+UNKEYED = [LZ4(), Checksum()]
 
 
 def three() -> dict[str, Any]:

@@ -13,27 +13,18 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from streamxf import Checksum, Encrypt, Key, ZStandard
+from streamxf import Checksum, Encrypt, ZStandard
 from streamxf.errors import AuthenticationError, ContainerError, IdentityError, MetadataError
 from tests.dcp import helpers
 from tests.dcp.shards import rows, save_shards
 from tests.forge import take_container_apart
 
 from .rows import Row
-from .targets import Checkpoint
+from .targets import Checkpoint, keys_for
 
 ROW = "swap"
 
-CHAINS = {"full chain": helpers.full_chain, "unkeyed": lambda: [ZStandard(), Checksum()]}
-
-
-@pytest.fixture(params=CHAINS)
-def chain(request: pytest.FixtureRequest) -> list[Any]:
-    return CHAINS[request.param]()
-
-
-def keys_for(chain: list[Any]) -> Key | None:
-    return helpers.KEY if len(chain) == 3 else None
+UNKEYED = [Checksum()]
 
 
 def three() -> dict[str, Any]:

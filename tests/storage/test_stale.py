@@ -19,6 +19,7 @@ from streamxf.errors import StaleError, StreamxfError, notes_of
 from streamxf.manager.latest import is_complete
 from streamxf.storage import disk
 from streamxf.storage.opening import open_storage
+from tests.altered import flip
 from tests.cli.command import runner
 from tests.failing import fails_with
 from tests.manager.runs import blank, replace_by_larger, resumed, saved_run
@@ -139,9 +140,7 @@ def spoiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     saved_run(tmp_path / "spoiled", 1, 2)
     (data,) = (tmp_path / "spoiled/step-2").glob("*.distcp")
     place = streamxf.Checkpoint(data.parent).stored["weight"].places[0]
-    stored = bytearray(data.read_bytes())
-    stored[place.at + place.size // 2] ^= 1
-    data.write_bytes(stored)
+    flip(data, place.at + place.size // 2)
     mount(monkeypatch, "fuse.rclone")
     return tmp_path / "spoiled"
 
@@ -173,10 +172,7 @@ def test_other_formats_and_recipients(spoiled: Path, tmp_path: Path) -> None:
     path.parent.mkdir()
     save_file({"weight": torch.zeros(1000)}, path)
     path.write_bytes(path.read_bytes()[:2000])
-    metadata = spoiled / "step-2/.metadata"
-    stored = bytearray(metadata.read_bytes())
-    stored[-200] ^= 1
-    metadata.write_bytes(stored)
+    flip(spoiled / "step-2/.metadata", -200)
     shutil.copytree(spoiled / "step-1", tmp_path / "longer")
     with (tmp_path / "longer/.metadata").open("ab") as file:
         file.write(b"longer")

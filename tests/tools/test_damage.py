@@ -30,6 +30,10 @@ class Readers(World):
         """By `Checkpoint`, each item by itself."""
         with streamxf.Checkpoint(self.folder, keys=self.keys) as checkpoint:
             found = {name: helpers.error_of(lambda name=name: self.read(checkpoint, name)) for name in self.state}
+        assert all(isinstance(error, errors.StreamxfError) for error in found.values() if error)
+        assert {(error.item, error.file) for error in found.values() if isinstance(error, errors.BlockError)} <= {
+            (name, str(self.file)) for name, error in found.items() if error
+        }
         return " ".join(f"{name}:{type(error).__name__}" for name, error in found.items() if error) or "="
 
     def read(self, checkpoint: Any, name: str) -> None:

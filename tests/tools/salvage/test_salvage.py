@@ -22,7 +22,7 @@ from streamxf.format.items import Item, TensorItem
 from streamxf.format.limits import MAX_STEP
 from streamxf.storage.opening import open_storage
 from streamxf.tools.salvage.fill import Salvaged
-from tests.altered import flip
+from tests.altered import flip, without_crcs
 from tests.dcp import helpers
 from tests.dcp.shards import rows, save_shards
 
@@ -305,12 +305,8 @@ def test_every_byte_of_a_stock_checkpoint(checkpoint: Path) -> None:
 
 
 def test_a_stock_checkpoint_without_crcs(checkpoint: Path) -> None:
-    before = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)
-    try:
+    with without_crcs():
         dcp.save({"a": torch.ones(3)}, storage_writer=dcp.FileSystemWriter(checkpoint))
-    finally:
-        torch.serialization.set_crc32_options(before)
     found = load_intact(checkpoint)
     assert found.loaded == ()
     assert "damage to it cannot be detected" in str(found)

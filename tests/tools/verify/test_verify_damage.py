@@ -160,9 +160,7 @@ def test_a_crc_that_is_not_the_one_in_the_index(tmp_path: Path, elements: int) -
 def test_a_flipped_bit_is_named_by_its_item(tmp_path: Path) -> None:
     save({"w": torch.zeros(1000), "v": torch.ones(1000)}, tmp_path, [])
     (file,) = data_files(tmp_path)
-    data = bytearray(file.read_bytes())
-    data[data.index(torch.ones(1000).numpy().tobytes()) + 100] ^= 1
-    file.write_bytes(data)
+    flip(file, file.read_bytes().index(torch.ones(1000).numpy().tobytes()) + 100)
     assert [damage.item for damage in streamxf.verify(tmp_path).damaged] == ["v"]
 
 

@@ -13,6 +13,7 @@ from torch._C import PyTorchFileReader
 
 import streamxf
 from streamxf import Key, errors
+from tests.altered import flip, without_crcs
 from tests.progress.recorder import Recorder
 from tests.sealing import container, zstd
 from tests.sealing import plain as plain_of
@@ -28,12 +29,6 @@ def plain(path: Path, **options: Any) -> Path:
     with streamxf.open(path, "wb", **(SMALL | options)) as file:
         file.write(DATA)
     return path
-
-
-def flipped(path: Path, position: int) -> bytes:
-    data = bytearray(path.read_bytes())
-    data[position] ^= 0x10
-    return bytes(data)
 
 
 # -- what streamxf.open wrote ----------------------------------------------------------------------------------------
@@ -79,10 +74,8 @@ def test_every_flipped_byte_is_found(tmp_path: Path, keyed: bool, with_key: bool
 
 def test_damage_is_named_by_its_block_and_all_of_it(tmp_path: Path) -> None:
     path = plain(tmp_path / "data.sxf", chain="checksum")
-    data = bytearray(path.read_bytes())
     for block in (1, 3):
-        data[200 + block * 2**16] ^= 1
-    path.write_bytes(data)
+        flip(path, 200 + block * 2**16)
     report = streamxf.verify(path)
     assert [damage.block for damage in report.damaged] == [1, 3]
     assert report.blocks == 5
@@ -121,7 +114,7 @@ def test_a_codec_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "streamxf.codecs.lz4", None)
     with pytest.raises(errors.UnknownCodecError, match="CRCs of 5 blocks were compared"):
         streamxf.verify(path)
-    path.write_bytes(flipped(path, path.stat().st_size // 2))
+    flip(path, path.stat().st_size // 2, 16)
     report = streamxf.verify(path)
     assert not report.ok
     assert "streamxf.lz4" in " ".join(report.unchecked)
@@ -131,7 +124,7 @@ def test_at_a_url(tmp_path: Path) -> None:
     path = plain(tmp_path / "data.sxf", chain="zstd+encrypt", keys=KEY)
     url = f"file://{path}"
     assert streamxf.verify(url, keys=KEY).ok
-    path.write_bytes(flipped(path, path.stat().st_size // 2))
+    flip(path, path.stat().st_size // 2, 16)
     assert not streamxf.verify(url, keys=KEY).ok
 
 
@@ -158,7 +151,7 @@ def test_torch_a_whole_one(torch_file: Path) -> None:
 
 def test_torch_a_flipped_bit_is_named_by_its_tensor(torch_file: Path) -> None:
     position = torch_file.read_bytes().index(torch.arange(1000.0).numpy().tobytes()) + 1234
-    torch_file.write_bytes(flipped(torch_file, position))
+    flip(torch_file, position, 16)
     (damage,) = streamxf.verify(torch_file).damaged
     assert (damage.item, damage.error) == ("a", "ChecksumError")
 
@@ -206,12 +199,8 @@ def test_torch_cut(torch_file: Path) -> None:
 
 
 def test_torch_without_checksums(tmp_path: Path) -> None:
-    before = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)
-    try:
+    with without_crcs():
         torch.save({"a": torch.ones(9)}, tmp_path / "model.pt")
-    finally:
-        torch.serialization.set_crc32_options(before)
     report = streamxf.verify(tmp_path / "model.pt")
     assert report.ok
     assert "saved without checksums" in " ".join(report.unchecked)
@@ -228,7 +217,7 @@ def test_torch_what_is_no_state_dict_has_its_checksums_compared_all_the_same(tmp
     report = streamxf.verify(path)
     assert report.ok
     assert "what the pickle makes" in " ".join(report.unchecked)
-    path.write_bytes(flipped(path, path.read_bytes().index(b"\x80\x02") + 2))
+    flip(path, path.read_bytes().index(b"\x80\x02") + 2, 16)
     assert not streamxf.verify(path).ok
 
 
@@ -297,7 +286,7 @@ def test_bin_shards(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(100)}, tmp_path / "pytorch_model.bin")
     assert streamxf.verify(tmp_path).ok
     path = tmp_path / "pytorch_model.bin"
-    path.write_bytes(flipped(path, path.read_bytes().index(torch.ones(100).numpy().tobytes())))
+    flip(path, path.read_bytes().index(torch.ones(100).numpy().tobytes()), 16)
     assert [damage.item for damage in streamxf.verify(tmp_path).damaged] == ["a"]
 
 

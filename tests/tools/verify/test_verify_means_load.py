@@ -13,7 +13,7 @@ from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
 import streamxf
 from streamxf import Checksum, Encrypt, FloatZip, errors
 from streamxf.torchsave.objects import check_records
-from tests.altered import flip
+from tests.altered import flip, without_crcs
 from tests.dcp.helpers import KEY, OTHER_KEY, error_of, full_chain, load, rewrite_index, rewrite_pickle, save
 from tests.dcp.shards import save_as_ranks
 from tests.hostile.targets import Checkpoint
@@ -170,20 +170,16 @@ def test_checkpoints_of_other_writers(checkpoint: Path, writer: str) -> None:
     data = file.read_bytes()
     with streamxf.Checkpoint(checkpoint) as found:
         place = found.stored["w"].places[0]
-    middle = place.at + place.size // 2
-    file.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+    flip(file, place.at + place.size // 2)
     assert {damage.item for damage in streamxf.verify(checkpoint).damaged} == {"w"}
     for made in (data[:-1], data + b"x", b"", bytes(len(data))):
         file.write_bytes(made)
         assert not streamxf.verify(checkpoint).ok
 
 
-def test_records_without_crc_are_said_to_be_unchecked(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.serialization.set_crc32_options(False)
-    try:
+def test_records_without_crc_are_said_to_be_unchecked(checkpoint: Path) -> None:
+    with without_crcs():
         dcp.save({"w": torch.ones(50)}, storage_writer=WRITERS["stock"](checkpoint))
-    finally:
-        torch.serialization.set_crc32_options(True)
     report = streamxf.verify(checkpoint)
     assert report.ok
     assert any("without any checksum" in sentence for sentence in report.unchecked)
