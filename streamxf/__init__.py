@@ -65,7 +65,7 @@ if TYPE_CHECKING:
         rename as rename,
     )
     from streamxf.tools.salvage.salvage import load_intact as load_intact, salvage as salvage
-    from streamxf.tools.unsafe_globals import unsafe_globals as unsafe_globals
+    from streamxf.tools.inspect.inspect import unsafe_globals as unsafe_globals
     from streamxf.tools.verify.verify import verify as verify
     from streamxf.version import __version__ as __version__
 
@@ -102,10 +102,9 @@ _NAMES = {
     "tools.convert.pack": "pack transcode",
     "tools.convert.unpack": "unpack",
     "tools.diff.diff": "diff",
-    "tools.inspect.inspect": "inspect",
+    "tools.inspect.inspect": "inspect unsafe_globals",
     "tools.rekey.rekey": "add_recipient recipients rekey remove_recipient rename",
     "tools.salvage.salvage": "load_intact salvage",
-    "tools.unsafe_globals": "unsafe_globals",
     "tools.verify.verify": "verify",
     "version": "__version__",
 }

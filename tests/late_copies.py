@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from streamxf.checkpoint import staging
-from streamxf.checkpoint.staging import Copy, Ring, _nothing
+from streamxf.checkpoint import sources
+from streamxf.checkpoint.sources import Copy, Ring, _nothing
 
 POISON = 0xEE
 
@@ -74,5 +74,5 @@ class PoisonedRing(Ring):
 
 def pretend(monkeypatch: pytest.MonkeyPatch, copies: Any) -> None:
     """Take tensors of the CPU for those of a device with these copies."""
-    monkeypatch.setitem(staging.COPIES, "cpu", lambda device: copies)
-    monkeypatch.setattr(staging, "Ring", PoisonedRing)
+    monkeypatch.setitem(sources.COPIES, "cpu", lambda device: copies)
+    monkeypatch.setattr(sources, "Ring", PoisonedRing)

@@ -16,8 +16,7 @@ from streamxf.checkpoint.datafile import DataFile, SavedFile, planned_size
 from streamxf.checkpoint.pickled import PLANNER_DATA, plain_members
 from streamxf.checkpoint.publish import placed, publish
 from streamxf.checkpoint.saving import Save, Stock
-from streamxf.checkpoint.sources import Content, Given, tensor_in, tensor_of
-from streamxf.checkpoint.staging import Staging
+from streamxf.checkpoint.sources import Content, Given, Staging, tensor_in, tensor_of
 from streamxf.errors import AbortedError, MetadataError, ParameterError, UnsupportedError, located
 from streamxf.format.extra import with_order
 from streamxf.format.header import Identity, Kind

@@ -210,10 +210,10 @@ class Interrupts:
 # builtin's; what is heavy is imported when it runs.
 PANELS = {
     "Look": dict.fromkeys(("inspect", "diff", "cat"), "look"),
-    "Check and repair": dict.fromkeys(("verify", "salvage", "clean"), "repair"),
+    "Check and repair": dict.fromkeys(("verify", "salvage", "clean"), "check"),
     "Training runs": dict.fromkeys(("list", "latest", "forget"), "runs"),
     "Convert": dict.fromkeys(("pack", "unpack", "transcode", "rename", "stock"), "convert"),
-    "Keys": dict.fromkeys(("keygen", "rekey", "recipients"), "keys"),
+    "Keys": dict.fromkeys(("keygen", "rekey", "recipients"), "convert"),
     "Try it": {"codecs": "check", "check": "check", "demo": "demo"},
 }
 COMMANDS = {name: module for panel in PANELS.values() for name, module in panel.items()}

@@ -34,7 +34,7 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, boxes_of_run
 from streamxf.checkpoint.metadata import Metadata, no_file
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
-from streamxf.checkpoint.staging import COPIES, DeviceMemory, Staging
+from streamxf.checkpoint.sources import COPIES, DeviceMemory, Staging
 from streamxf.dcp import planner as planners
 from streamxf.dcp.base import is_own
 from streamxf.dcp.targets import ObjectPlaces, Target, check_dtype, check_kind

@@ -15,9 +15,8 @@ from torch.distributed.tensor import DTensor
 from streamxf import torch_private
 from streamxf.checkpoint.sources import check_storable
 from streamxf.dcp.base import ranks_here, sendable
-from streamxf.dcp.differences import SMALL
 from streamxf.dcp.planner import SavePlanner
-from streamxf.dcp.plans import flattened_entries, gives_data_again, is_flattened
+from streamxf.dcp.plans import SMALL, flattened_entries, gives_data_again, is_flattened
 from streamxf.dcp.targets import chunks_here, whole_size
 from streamxf.errors import UnsupportedError, located
 from streamxf.torchsave.writing import Saved, alike_pickle, saved_plain

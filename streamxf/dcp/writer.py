@@ -26,7 +26,7 @@ from streamxf.chain import Chain, ChainLike
 from streamxf.checkpoint.datafile import write_files
 from streamxf.checkpoint.publish import check_free, publish, remove_unpublished
 from streamxf.checkpoint.saving import Extensions, Save, Stock, check_may_replace, check_stock
-from streamxf.checkpoint.staging import Staging
+from streamxf.checkpoint.sources import Staging
 from streamxf.codec import Codec
 from streamxf.dcp import plans as planning
 from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks, progress_on, rank_here, reset_names

@@ -11,9 +11,8 @@ from streamxf.errors import ParameterError, UnsupportedError, redacted
 from streamxf.storage.abilities import AbilitiesLike
 from streamxf.storage.checked import known_errors
 from streamxf.storage.local import LocalStorage
-from streamxf.storage.remote import RemoteStorage, layers_of
+from streamxf.storage.remote import RemoteStorage, WebStorage, layers_of
 from streamxf.storage.storage import Storage, is_url
-from streamxf.storage.web import WebStorage
 
 Location = str | os.PathLike[str] | Storage  # where a checkpoint is: a path, a URL, or a storage
 

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import streamxf
-from streamxf.dcp.differences import SMALL
+from streamxf.dcp.plans import SMALL
 
 from .failing_ranks import failures_of
 from .helpers import assert_same, full_chain

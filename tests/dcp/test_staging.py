@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 
 from streamxf import Checksum, Codec, ZStandard, engine
 from streamxf.chain import Chain, StreamCoder
-from streamxf.checkpoint import staging
-from streamxf.checkpoint.sources import SMALL, source_of
-from streamxf.checkpoint.staging import RING_BYTES, Copy, DeviceMemory, DeviceSource, Ring, Staging
+from streamxf.checkpoint import sources
+from streamxf.checkpoint.sources import RING_BYTES, SMALL, Copy, DeviceMemory, DeviceSource, Ring, Staging, source_of
 from streamxf.errors import UnsupportedError
 from streamxf.pipeline import Pipeline
 from streamxf.storage.reading import FileSlice
@@ -225,7 +224,7 @@ def test_all_saves_and_loads_share_what_is_pinned(checkpoint: Path, late: LateCo
     assert 0 < late.buffers <= 2 * engine.shared().workers + 2
     del kept
     gc.collect()
-    assert not staging._rings
+    assert not sources._rings
     made = Staging()
     count = RING_BYTES >> 24
     taken = [made._ring(late, 1 << 24).take(patient=False) for _ in range(count + 1)]  # type: ignore[arg-type]

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import streamxf
-from streamxf.checkpoint.sources import source_of
-from streamxf.checkpoint.staging import Staging
+from streamxf.checkpoint.sources import Staging, source_of
 from streamxf.errors import MetadataError
 from streamxf.torchsave.writing import frame_of
 

@@ -11,8 +11,8 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
-from streamxf.checkpoint import staging
-from streamxf.checkpoint.staging import RING_BYTES, CudaCopies
+from streamxf.checkpoint import sources
+from streamxf.checkpoint.sources import RING_BYTES, CudaCopies
 from tests.altered import flip
 from tests.dcp.helpers import OTHER_KEY, blank, data_files, error_of
 
@@ -96,7 +96,7 @@ def test_no_memory_at_all(device: torch.device, checkpoint: Path, monkeypatch: p
     def none(*arguments: Any) -> torch.Tensor:
         raise MemoryError("no more")
 
-    monkeypatch.setattr(type(staging.COPIES[device.type](device)), "memory", staticmethod(none))
+    monkeypatch.setattr(type(sources.COPIES[device.type](device)), "memory", staticmethod(none))
     for action in (lambda: save(state, other, thread_count=2), lambda: load_into(target, checkpoint)):
         assert isinstance(error_of(action), MemoryError)
     assert not [*other.glob("*")]
@@ -134,7 +134,7 @@ def test_pinned_memory_is_bounded_and_given_back(gpu: torch.device, checkpoint: 
     stats = torch.cuda.host_memory_stats()
     assert 0 < stats[f"{name}.peak"] - before <= RING_BYTES
     gc.collect()
-    assert not staging._rings
+    assert not sources._rings
 
 
 def test_rings_go_with_their_last_user(device: torch.device, checkpoint: Path) -> None:
@@ -142,9 +142,9 @@ def test_rings_go_with_their_last_user(device: torch.device, checkpoint: Path) -
     state = {"w": weights(20, device)}
     save(state, checkpoint)
     load(state, checkpoint)
-    assert not staging._rings
+    assert not sources._rings
     with streamxf.CheckpointWriter(checkpoint.with_name("other")) as made:
         made["w"] = state["w"]
-        assert len(staging._rings) == 1
-    assert not staging._rings
+        assert len(sources._rings) == 1
+    assert not sources._rings
     assert reader(checkpoint) is not None

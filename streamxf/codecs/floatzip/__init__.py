@@ -16,36 +16,11 @@ from streamxf.buffers import borrowed
 from streamxf.codec import BlockInfo, Codec, Role, WholeDecoder
 from streamxf.codecs import zstd
 from streamxf.codecs.checksum import Checksum
-from streamxf.codecs.floatzip import kernel
-from streamxf.codecs.floatzip.layout import (
-    STORED,
-    PlaneKind,
-    PlaneTable,
-    is_wide,
-    lone_frame,
-    pack_table,
-    parse_table,
-    raw_size,
-    table_size,
-)
-from streamxf.codecs.floatzip.planes import (
-    Array,
-    Workspace,
-    general,
-    huffman,
-    inflate,
-    level_into,
-    merge,
-    pack_into,
-    quick,
-    split,
-    unlevel,
-    unpack,
-)
+from streamxf.codecs.floatzip import kernel, planes
 from streamxf.codecs.floatzip.sampling import BlockPlan, PlanePlan, best_period, choose
 from streamxf.errors import CodecError
 
-_STORED = bytes([STORED])
+_STORED = bytes([planes.STORED])
 _LITTLE = 4096  # bytes
 
 
@@ -70,7 +45,7 @@ class FloatZip(Codec):
         if width is not None and (payload := _encode_compiled(block, info, width)) is not None:
             return payload
         data = np.frombuffer(block, np.uint8)
-        with borrowed(Workspace) as work:
+        with borrowed(planes.Workspace) as work:
             plan = choose(data, dtype)
             # packed integers are often declared as uint8 or int32; zstd leaves out gains of one percent, where there is
             # one plane of bytes in which no matches are worth looking for
@@ -88,19 +63,19 @@ class FloatZip(Codec):
     def decode(self, block: memoryview, info: BlockInfo) -> memoryview:
         if not len(block):
             raise CodecError("FloatZip block is empty")
-        if block[0] == STORED:
+        if block[0] == planes.STORED:
             if len(block) - 1 > info.limit:
                 raise CodecError(f"FloatZip block holds {len(block) - 1} bytes, {info.limit} are allowed here")
             return block[1:]
-        if len(block) > _LITTLE or is_wide(block):  # else zstd's own decoder is as fast
-            out = info.scratch(raw_size(block, info.limit))
+        if len(block) > _LITTLE or planes.is_wide(block):  # else zstd's own decoder is as fast
+            out = info.scratch(planes.raw_size(block, info.limit))
             if kernel.decode_into(block, out):
                 return out
-        if (frame := lone_frame(block, info.limit)) is not None:
-            return memoryview(inflate(*frame))
-        table = parse_table(block, info.limit)
+        if (frame := planes.lone_frame(block, info.limit)) is not None:
+            return memoryview(planes.inflate(*frame))
+        table = planes.parse_table(block, info.limit)
         out = info.scratch(table.raw_size)
-        with borrowed(Workspace) as work:
+        with borrowed(planes.Workspace) as work:
             _decode_planes(table, out, work)
         return out
 
@@ -113,11 +88,11 @@ class FloatZip(Codec):
 def _decode_whole(block: memoryview, out: memoryview, *, checked: bool) -> bool:
     if len(block) > _LITTLE:
         return kernel.decode_into(block, out, checked=checked)
-    frame = None if checked else lone_frame(block, len(out))
+    frame = None if checked else planes.lone_frame(block, len(out))
     if frame is None or frame[1] != len(out):
         return False
     try:
-        out[:] = inflate(*frame)
+        out[:] = planes.inflate(*frame)
     except CodecError:  # which `decode` raises, too, and then with the block's place
         return False
     return True
@@ -142,12 +117,14 @@ def _store(block: memoryview, info: BlockInfo) -> memoryview:
     return out
 
 
-def _encode_planes(data: Array, plan: BlockPlan, row: int | None, out: memoryview, work: Workspace) -> int:
+def _encode_planes(
+    data: planes.Array, plan: BlockPlan, row: int | None, out: memoryview, work: planes.Workspace
+) -> int:
     layout = plan.layout
     count = layout.count(len(data))
     begin, end = layout.phase, layout.phase + count * layout.width
-    position = table_size(len(plan.planes))
-    targets: list[Array] = []
+    position = planes.table_size(len(plan.planes))
+    targets: list[planes.Array] = []
     if layout.width == 1:
         targets.append(data)
     else:
@@ -158,50 +135,50 @@ def _encode_planes(data: Array, plan: BlockPlan, row: int | None, out: memoryvie
                 position += count * lane
             else:
                 targets.append(work.plane(number, count * lane))
-        split(data[begin:end].view(f"<u{layout.width}"), layout.rotated, targets, work)
+        planes.split(data[begin:end].view(f"<u{layout.width}"), layout.rotated, targets, work)
 
-    stored: list[tuple[PlaneKind, int]] = []
+    stored: list[tuple[planes.PlaneKind, int]] = []
     for planned, target in zip(plan.planes, targets, strict=True):
         if planned.kind.raw:
             stored.append((planned.kind, target.nbytes))
             continue
         stored.append(_encode_plane(planned, target, row, layout.width, out[position:], work))
         position += stored[-1][1]
-    pack_table(layout, len(data), stored, out)
+    planes.pack_table(layout, len(data), stored, out)
     edges = data[:begin].tobytes() + data[end:].tobytes()
     out[position : position + len(edges)] = edges
     return position + len(edges)
 
 
 def _encode_plane(
-    planned: PlanePlan, values: Array, row: int | None, width: int, out: memoryview, work: Workspace
-) -> tuple[PlaneKind, int]:
+    planned: PlanePlan, values: planes.Array, row: int | None, width: int, out: memoryview, work: planes.Workspace
+) -> tuple[planes.PlaneKind, int]:
     if (
         planned.levels
         and (period := best_period(values, row, width))
-        and (size := level_into(values, period, out, work))
+        and (size := planes.level_into(values, period, out, work))
     ):
-        return PlaneKind.LEVELLED, size
-    if planned.kind == PlaneKind.PACKED and (size := pack_into(values, planned.base, out, work)):
-        return PlaneKind.PACKED, size
-    kind = huffman if not planned.general else general if len(values) > _LITTLE else quick
+        return planes.PlaneKind.LEVELLED, size
+    if planned.kind == planes.PlaneKind.PACKED and (size := planes.pack_into(values, planned.base, out, work)):
+        return planes.PlaneKind.PACKED, size
+    kind = planes.huffman if not planned.general else planes.general if len(values) > _LITTLE else planes.quick
     with borrowed(kind) as compressor:
-        return PlaneKind.ZSTD, zstd.compress_into(compressor, values.data, out)
+        return planes.PlaneKind.ZSTD, zstd.compress_into(compressor, values.data, out)
 
 
-def _decode_planes(table: PlaneTable, out: memoryview, work: Workspace) -> None:
+def _decode_planes(table: planes.PlaneTable, out: memoryview, work: planes.Workspace) -> None:
     layout = table.layout
     count = layout.count(table.raw_size)
-    planes: list[Array] = []
+    decoded: list[planes.Array] = []
     for number, (kind, stored) in enumerate(table.planes):
         if kind.raw:
-            planes.append(np.frombuffer(stored, f"<u{kind.lane}"))
-        elif kind == PlaneKind.ZSTD:
-            planes.append(np.frombuffer(inflate(stored, count), np.uint8))
+            decoded.append(np.frombuffer(stored, f"<u{kind.lane}"))
+        elif kind == planes.PlaneKind.ZSTD:
+            decoded.append(np.frombuffer(planes.inflate(stored, count), np.uint8))
         else:
-            planes.append(work.plane(number, count))
-            (unlevel if kind == PlaneKind.LEVELLED else unpack)(stored, planes[-1], work)
+            decoded.append(work.plane(number, count))
+            (planes.unlevel if kind == planes.PlaneKind.LEVELLED else planes.unpack)(stored, decoded[-1], work)
     begin, end = layout.phase, layout.phase + count * layout.width
-    merge(planes, layout.rotated, np.frombuffer(out, f"<u{layout.width}", count, begin), work)
+    planes.merge(decoded, layout.rotated, np.frombuffer(out, f"<u{layout.width}", count, begin), work)
     out[:begin] = table.edges[:begin]
     out[end:] = table.edges[begin:]

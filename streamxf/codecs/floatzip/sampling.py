@@ -13,13 +13,14 @@ from typing import NamedTuple
 import numpy as np
 
 from streamxf.buffers import borrowed
-from streamxf.codecs.floatzip.layout import Layout, PlaneKind
 from streamxf.codecs.floatzip.planes import (
     GROUP_LOG2,
     MAX_PERIOD,
     MOST_EXCEPTIONS,
     WINDOW,
     Array,
+    Layout,
+    PlaneKind,
     general,
     greatest_of,
     huffman,

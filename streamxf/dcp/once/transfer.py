@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, Read
 from streamxf.buffers import Scratch
 from streamxf.checkpoint.elements import Array, Elements, Ranges, Selection, Slices, unsigned
 from streamxf.checkpoint.opening import ItemPart
-from streamxf.checkpoint.staging import Staging
+from streamxf.checkpoint.sources import Staging
 from streamxf.dcp.loader import Job, Loader, check_size, part_of
 from streamxf.dcp.once.meeting import Meeting
 from streamxf.dcp.once.plan import Assignment, ChunkRun, Need, SharedChunk, Unit

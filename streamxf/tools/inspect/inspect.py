@@ -1,5 +1,5 @@
 """`inspect`: a checkpoint of any format, in figures (`Summary`) and as a tree of modules; and a plain file
-(`PlainSummary`).
+(`PlainSummary`); and `unsafe_globals`: what its objects need before they load, all of it at once.
 
 Names are split at dots. What a user of large models looks at is one of many equal layers, so siblings whose names are
 numbers, and which hold items of the same names, dtypes and shapes, become one module ``[0-31]`` with their sums; and a
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from streamxf.buffers import collector_paused
 from streamxf.cached import cached_property
+from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.errors import located
 from streamxf.format.items import ITEMSIZES, WITHOUT_ELEMENTS
 from streamxf.formats.contents import Contents, Format
@@ -30,7 +31,8 @@ from streamxf.stream.container import BlockReader
 from streamxf.stream.plain import PlainParts
 from streamxf.stream.plain import open as open_plain
 from streamxf.tools.fleet import Fleet
-from streamxf.wording import many
+from streamxf.torchsave.check import needs_of
+from streamxf.wording import many, some
 
 if TYPE_CHECKING:
     from streamxf.tools.values.statistics import Statistics
@@ -495,3 +497,53 @@ class PlainSummary:
             (signature[0],) if signature is not None else (),
             tuple(notes),
         )
+
+
+@dataclass(frozen=True)
+class UnsafeGlobals:
+    """What a checkpoint's objects need beyond what readers allow. False if they need nothing.
+
+    - `names`: each class and function that ``safe_globals=`` has to hold, and the items that need it. They come from
+      the checkpoint: name only what you know.
+    - `refused`: each reason for which items do not load, whatever of `names` is allowed, and those items.
+    """
+
+    names: dict[str, tuple[str, ...]]
+    refused: dict[str, tuple[str, ...]]
+
+    def __bool__(self) -> bool:
+        return bool(self.names or self.refused)
+
+    def __str__(self) -> str:
+        lines = [f"{some([name])}: {some(items)}" for name, items in self.names.items()]
+        lines += [f"refused, {reason}: {some(items)}" for reason, items in self.refused.items()]
+        return "\n".join(lines) or "nothing"
+
+
+def unsafe_globals(
+    path: Location, *, storage_options: Mapping[str, Any] | None = None, **options: Unpack[AccessOptions]
+) -> UnsafeGlobals:
+    """List what the objects of a checkpoint need before they load. Their pickles are checked, and no class is imported.
+
+    Parameters
+    ----------
+    path, storage_options, keys, trust, allow_unsigned, require, expect_save_id, codecs
+        As in `Checkpoint`.
+
+    Returns names that neither torch, nor ``torch.serialization.add_safe_globals`` in this process, nor streamxf allows.
+    """
+    access = Access.of(**options)
+    names: dict[str, list[str]] = {}
+    refused: dict[str, list[str]] = {}
+    with Checkpoint.at(open_storage(path, storage_options), access) as checkpoint:
+        for name, item in sorted(checkpoint.stored.items()):
+            if isinstance(item, ObjectItem):
+                needed, reason = needs_of(checkpoint.read_stored(item))
+                for each in needed:
+                    names.setdefault(each, []).append(name)
+                if reason:
+                    refused.setdefault(reason, []).append(name)
+    return UnsafeGlobals(
+        {name: tuple(items) for name, items in sorted(names.items())},
+        {reason: tuple(items) for reason, items in sorted(refused.items())},
+    )
