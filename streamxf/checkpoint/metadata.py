@@ -29,7 +29,7 @@ from streamxf.keys.envelope import DataKey, Envelope, Vouchers, is_signed
 from streamxf.keys.pair import VerifyKey
 from streamxf.storage.reading import StoredFile
 from streamxf.storage.storage import Storage
-from streamxf.torchsave.stock import read_stock
+from streamxf.torchsave.unpickler import read_stock
 from streamxf.wording import many, some
 
 _SHOWN = 8

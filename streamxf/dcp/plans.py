@@ -212,7 +212,11 @@ def compare_ranks(notes: Sequence[RoomNote | None]) -> tuple[bool, str]:
     names = differing(known) if len(known) == len(notes) else []
     for each in known:
         each.digests = None  # or a note that a planner keeps would be compared with values of later saves
-    return len(known) == len(notes), differing_text(names) if names else ""
+    warning = (
+        f"ranks have different values under the same names: {some(names, most=5)}. Of each, the checkpoint has one "
+        f"rank's, and every rank loads that. {WAY_OUT}, or make the values equal before the save"
+    )
+    return len(known) == len(notes), warning if names else ""
 
 
 def share_room(plans: list[SavePlan]) -> list[SavePlan]:
@@ -518,11 +522,3 @@ def differing(ranks: Iterable[Values]) -> list[str]:
             if own != _NOTHING and first.setdefault(name, own) != own:
                 names[name] = None
     return [*names]
-
-
-def differing_text(names: Sequence[str]) -> str:
-    """A warning that names them."""
-    return (
-        f"ranks have different values under the same names: {some(names, most=5)}. Of each, the checkpoint has one "
-        f"rank's, and every rank loads that. {WAY_OUT}, or make the values equal before the save"
-    )

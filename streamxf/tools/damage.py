@@ -66,11 +66,6 @@ class Damage:
         return cls(file, item, offset, size, block, block, kind, text, is_unread(error))
 
     @property
-    def is_of_file(self) -> bool:
-        """Whether it concerns a whole file."""
-        return self.item is None and self.block is None
-
-    @property
     def part(self) -> str:
         """The item, or its shard, for people."""
         at = f" at {list(self.offset)}" if self.offset else ""

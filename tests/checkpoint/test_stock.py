@@ -30,7 +30,7 @@ import streamxf
 from streamxf.errors import MetadataError
 from streamxf.format.items import Chunk, ObjectItem, Place, TensorItem
 from streamxf.format.limits import MAX_CODECS, MAX_METADATA, MAX_NDIM, MAX_STEP, MAX_STEPS
-from streamxf.torchsave.stock import StockMetadata, read_stock
+from streamxf.torchsave.unpickler import StockMetadata, read_stock
 
 SIZE = torch.Size([4, 3])
 ZERO = torch.Size([0, 0])

@@ -36,7 +36,7 @@ from streamxf.format.limits import TRAILER_BYTES, WRAPPED_KEY_BYTES
 from streamxf.format.trailer import Trailer
 from streamxf.storage.opening import open_storage
 from streamxf.stream.encoder import MemorySource
-from streamxf.torchsave.stock import read_stock
+from streamxf.torchsave.unpickler import read_stock
 from streamxf.wording import reason_of
 from tests.dcp.helpers import KEY, assert_same, blank, data_files, entries_of, raw_bytes
 from tests.dcp.test_frame import DTYPES, filled

@@ -17,7 +17,7 @@ import streamxf
 from streamxf.errors import MetadataError
 from streamxf.format.index import File, Index
 from streamxf.format.trailer import pack
-from streamxf.torchsave.stock import read_stock
+from streamxf.torchsave.unpickler import read_stock
 from tests.altered import flip
 
 from .helpers import data_files, load, refused, save, since, unwrapped
@@ -60,7 +60,7 @@ def test_a_save_unpickles_nothing_of_what_it_replaces(tmp_path: Path, monkeypatc
     save(STATE, tmp_path, [])
     (tmp_path / ".metadata").write_bytes(pickle.dumps(dcp_metadata.Metadata({})))
     monkeypatch.setattr(pickle, "Unpickler", lambda _: pytest.fail("unpickled"))
-    monkeypatch.setattr("streamxf.torchsave.stock._StockUnpickler", lambda _: pytest.fail("unpickled"))
+    monkeypatch.setattr("streamxf.torchsave.unpickler._StockUnpickler", lambda _: pytest.fail("unpickled"))
     save(STATE, tmp_path)
 
 

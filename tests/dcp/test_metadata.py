@@ -11,9 +11,9 @@ from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlan
 from torch.distributed.checkpoint.metadata import Metadata
 
 import streamxf
+from streamxf.checkpoint import metadata
 from streamxf.errors import MetadataError, ParameterError, StreamxfError, UnsupportedError
 from streamxf.format.index import Index
-from streamxf.torchsave import stock
 from tests.altered import flip
 
 from .helpers import KEY, assert_same, by_name, data_files, error_of, load, load_with, refused, save, sections_of
@@ -28,7 +28,7 @@ def test_the_pickle_of_streamxfs_own_checkpoint_is_never_read(
     file = checkpoint / ".metadata"
     pickled, _ = sections_of(checkpoint)
     file.write_bytes(b"\0" * len(pickled) + file.read_bytes()[len(pickled) :])
-    monkeypatch.setattr(stock, "read_stock", lambda *_: pytest.fail("it was read"))
+    monkeypatch.setattr(metadata, "read_stock", lambda *_: pytest.fail("it was read"))
     assert_same(load(state, checkpoint), state)
 
 

@@ -29,7 +29,7 @@ from streamxf.errors import UnsupportedError
 PACKAGE = Path(streamxf.__file__).parent
 HOME = "torch_private.py"
 # These read pickles and compare the names in them.
-NAMES_IN_PICKLES = {"torchsave/calls.py", "torchsave/check.py", "torchsave/stock.py", "torchsave/writing.py"}
+NAMES_IN_PICKLES = {"torchsave/calls.py", "torchsave/check.py", "torchsave/unpickler.py", "torchsave/writing.py"}
 
 
 class Doubled(torch_private.StreamTransformExtension):

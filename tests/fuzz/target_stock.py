@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 from streamxf.errors import MetadataError
 from streamxf.format.items import ObjectItem, check_name, check_path, is_dtype_name
-from streamxf.torchsave.stock import StockMetadata, read_stock
+from streamxf.torchsave.unpickler import StockMetadata, read_stock
 from tests.fuzz.oracle import agree, attempt
 from tests.fuzz.pickles import change_pickle
 from tests.fuzz.target import Target

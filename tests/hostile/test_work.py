@@ -36,7 +36,7 @@ from streamxf.tools.inspect.inspect import _grown as grown_from
 from streamxf.tools.inspect.page.page import stacks_of
 from streamxf.torchsave.archive import NotSavedByTorch
 from streamxf.torchsave.check import Check, read_outline
-from streamxf.torchsave.stock import read_stock
+from streamxf.torchsave.unpickler import read_stock
 
 from .made import TIB, Stock, hole, saved
 

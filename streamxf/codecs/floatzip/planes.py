@@ -115,11 +115,6 @@ def pack_table(layout: Layout, raw_size: int, planes: Sequence[tuple[PlaneKind, 
     out[:end] = table.ljust(end, b"\0")
 
 
-def is_wide(block: memoryview) -> bool:
-    """Whether the elements of a block that is not stored as it is have several bytes."""
-    return bool(block[0] & 3)
-
-
 def raw_size(block: memoryview, limit: int) -> int:
     """How many bytes a block says it decodes to. Raises CodecError if more than `limit`, or the block is too short."""
     if len(block) < _HEAD.size:

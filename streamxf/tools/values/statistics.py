@@ -94,11 +94,6 @@ def floats(elements: Array, dtype: str) -> Array:
         return elements.view(np.dtype(dtype)).astype(np.float64)
 
 
-def has_codes(dtype: str) -> bool:
-    """Whether a table can hold every value of a dtype, by its bits."""
-    return dtype in _SMALL or dtype in ("bool", "uint8", "int8", "uint16", "int16", "float16", _BFLOAT16)
-
-
 @lru_cache(32)
 def numbers_by_code(dtype: str) -> Array:
     """Every value of a dtype as float64, indexed by its bits."""
@@ -272,7 +267,9 @@ class ValueCounter:
     def add(self, elements: Array, dtype: str) -> None:
         """Count elements, as `BoxReader` reads them, of a dtype that `has_numbers`."""
         flat = elements.reshape(-1)
-        if has_codes(dtype) and len(flat) >= SLICE:
+        # whose values a table can hold, by their bits
+        has_codes = dtype in _SMALL or dtype in ("bool", "uint8", "int8", "uint16", "int16", "float16", _BFLOAT16)
+        if has_codes and len(flat) >= SLICE:
             self._add_by_code(flat, dtype)
             return
         for start in range(0, len(flat), SLICE):

@@ -123,7 +123,8 @@ class Findings:
     def doubt(self) -> str:
         """What a worker's machine alone may be to blame for: a whole file, a package or a key; "" if there is nothing,
         or this is no worker's."""
-        doubts = [each for each in self.blames() if isinstance(each, str) or each.unread or each.is_of_file]
+        of_files = [each for each in self.damaged if each.unread or (each.item is None and each.block is None)]
+        doubts = [*(each for each in self.blames() if isinstance(each, str)), *of_files]
         return f"{self.worker}{doubts[0]}" if doubts and self.worker else ""
 
     def blames(self) -> list[str | Damage]:

@@ -23,7 +23,7 @@ from streamxf.format.table import ItemTable
 from streamxf.storage.reading import FileSlice, access_to
 from streamxf.stream import scan as scanning
 from streamxf.stream.scan import Found, Scan
-from streamxf.tools.salvage import rebuild
+from streamxf.tools.salvage import damaged as finding
 from streamxf.tools.salvage.fill import memory_for
 from tests.dcp.helpers import KEY, assert_same, data_files, full_chain, refused, rewrite_index, save, sections_of
 from tests.forge import BOUND, PUBLISHED, Parts, crc_of, identity_of, with_crc
@@ -152,15 +152,15 @@ def test_files_that_may_be_left_of_metadata_are_read_one_by_one(
     metadata = checkpoint / ".metadata"
     flip(metadata, metadata.stat().st_size - 20)
     copy = metadata.read_bytes()
-    monkeypatch.setattr(rebuild, "_MAX_REMAINS", 100_000)
+    monkeypatch.setattr(finding, "_MAX_REMAINS", 100_000)
     read: list[str] = []
-    real = rebuild._windows
+    real = finding._windows
 
     def note(storage: Any, name: str) -> Iterator[bytes]:
         read.append(name)
         return real(storage, name)
 
-    monkeypatch.setattr(rebuild, "_windows", note)
+    monkeypatch.setattr(finding, "_windows", note)
     metadata.write_bytes(b"")
     for at in range(9):
         (checkpoint / f"metadata{at}").touch()
@@ -169,9 +169,9 @@ def test_files_that_may_be_left_of_metadata_are_read_one_by_one(
         load_intact(checkpoint, keys=KEY, without_metadata=True)
     assert read == [".metadata", "metadata0", "metadata1", "metadata2"]
     (checkpoint / ".metadata.copy").write_bytes(copy)
-    monkeypatch.setattr(rebuild, "_MAX_REMAINS", len(copy))  # this comes first, and fits
+    monkeypatch.setattr(finding, "_MAX_REMAINS", len(copy))  # this comes first, and fits
     assert_same(load_intact(checkpoint, keys=KEY, without_metadata=True).state_dict, {"w": torch.ones(3)})
-    monkeypatch.setattr(rebuild, "_MAX_REMAINS", len(copy) - 1)
+    monkeypatch.setattr(finding, "_MAX_REMAINS", len(copy) - 1)
     with refused(MetadataError, "nothing is left of it"):
         load_intact(checkpoint, keys=KEY, without_metadata=True)
 
@@ -179,8 +179,8 @@ def test_files_that_may_be_left_of_metadata_are_read_one_by_one(
 def test_a_wrapped_key_that_stands_where_two_windows_meet(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save({"w": torch.ones(3)}, checkpoint, full_chain())
     keys = sections_of(checkpoint)[1].keys
-    monkeypatch.setattr(rebuild, "_WINDOW", 1000)
-    monkeypatch.setattr(rebuild, "_LONGEST", 600)
+    monkeypatch.setattr(finding, "_WINDOW", 1000)
+    monkeypatch.setattr(finding, "_LONGEST", 600)
     for before in (0, 900, 1000, 1999):
         (checkpoint / ".metadata").write_bytes(b"x" * before + bytes(keys))
         assert load_intact(checkpoint, keys=KEY, without_metadata=True).loaded == ("w",)
