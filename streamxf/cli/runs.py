@@ -248,7 +248,7 @@ def forget(
     if recorded:
         kept = recorded_rules(place, dry_run=shows)
     elif kept.metric is not None:
-        known = {name for record in place.records() for name in record.metrics or {}}
+        known = {name for record in place.read().records for name in record.metrics or {}}
         if known and kept.metric not in known:  # or all the best would go because of a typing error
             text = f"no checkpoint has the metric {kept.metric!r:.80}; there are {', '.join(sorted(known))}"
             raise ParameterError(text)

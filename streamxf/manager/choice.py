@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -31,12 +30,13 @@ from streamxf.format.names import GLOBAL, is_metadata_name, metadata_among, rank
 from streamxf.formats.opening import contents_of
 from streamxf.manager.folder import Folder
 from streamxf.manager.holds import has_no_place, hold_checkpoint
-from streamxf.manager.listing import SKIP, Run, is_bare, named_to_skip
+from streamxf.manager.listing import SKIP, Run, named_to_skip, written
 from streamxf.manager.notes import FOLDER, Authority, is_framework_file
 from streamxf.manager.record import Record, numbers_in, order_of, series_of
 from streamxf.manager.removal import remove_entry
 from streamxf.manager.retention import Retention
 from streamxf.manager.sample import read_sample
+from streamxf.manager.state import ABANDONED, FOREIGN, RunState
 from streamxf.places import Storage, small_names
 from streamxf.wording import by_reason, some
 
@@ -50,8 +50,7 @@ Part = tuple[int, int]
 ALL: Part = (0, 1)
 ANY = -1  # ranks, whose number does not matter
 
-ABANDONED = "abandoned: "
-_FOREIGN, _DAMAGE = "foreign: ", "verify found damage: "
+_DAMAGE = "verify found damage: "
 _TEXT = 500  # characters of a reason
 _SMALL = 2**30  # bytes up to which a sample is all
 _PIECE = 2**20
@@ -106,26 +105,25 @@ def choose(
     run.storage.forget_listings()
     run.reload()
     while True:
-        records = run.records(series=series, sure=best is not None)
-        choice = Choice(skipped=dict(skipped))
-        complete = [each for each in records if each.complete]
+        state = run.read(series=series, sure=best is not None)
+        choice, complete = Choice(skipped=dict(skipped)), state.complete
         if not complete:
             if skipped:
                 raise _none(run, choice, name)
-            check_copied(run, records, [each for each in run.names if series_of(each) == series])
-            if left := [each.name for each in records if each.kind == "unfinished"]:
+            check_copied(run, [each.name for each in state.lost])
+            if left := [each.name for each in state.records if each.kind == "unfinished"]:
                 _log.warning("%s: the save of %s was not completed, and does not count", run.storage.label(), left[-1])
             return choice
         run.authority.check_reads(complete[-1].name)
         known = run.run_id
-        run.settle_id([each for each in records if not (foreign and each.name == name)])
+        run.settle_id([each for each in state.records if not (foreign and each.name == name)])
         if foreign and run.run_id != known:
             continue  # seen from this run, it is a foreign one
         choice.run_id = run.run_id
         wanted = [each for each in reversed(complete) if name in (None, each.name)]
         wanted = wanted if best is None else by_metric(wanted, *best)
         how = {"foreign": foreign and name is not None, "abandoned": name is not None, "ranked": best is not None}
-        fit = _fit(run, wanted, verify, choice.skipped, **how)
+        fit = _fit(run, state, wanted, verify, choice.skipped, **how)
         choice.record, choice.check = next(fit, (None, "none"))
         if choice.record is None:
             if best is not None and not choice.skipped:
@@ -147,20 +145,18 @@ def choose(
         there = {*run.names, *(each.name for each in complete)}.intersection(passed)
         choice.passed = any(order_of(each) > choice.record.order for each in there if series_of(each) == series)
         if best is not None:
-            run.check_notes(records, series)
+            state.last_line(series)  # raises if notes cannot be read
         elif name is None:
-            check_later(run, records, choice, passed)
+            check_later(run, state, choice, passed)
         return choice
 
 
-def check_copied(run: Run, records: Collection[Record], others: Iterable[str] = (), least: int = 1) -> None:
-    """Raise NoCheckpointError if at least so many folders, of unfinished ones and `others`, have data without metadata,
-    and nothing says that a save was begun there: whoever copied the run has perhaps left out hidden files, and a job
-    that takes this for a fresh start would save over the data.
+def check_copied(run: Run, lost: Collection[str], least: int = 1) -> None:
+    """Raise NoCheckpointError if at least so many folders have data without metadata, and nothing says that a save was
+    begun there: whoever copied the run has perhaps left out hidden files, and a job that takes this for a fresh start
+    would save over the data.
     """
-    names = {*(each.name for each in records if each.kind == "unfinished"), *others}
-    bare = [name for name in sorted(names, key=order_of) if is_bare(run.folder(name))]
-    if len(bare) >= least > 0:
+    if len(bare := sorted(lost, key=order_of)) >= least:
         raise NoCheckpointError(
             f"{some(bare)} {'has' if len(bare) == 1 else 'have'} data, and neither metadata nor a mark that a save was "
             f"begun there. Perhaps hidden files, such as {GLOBAL}, were left out when this was copied: copy them, too. "
@@ -169,63 +165,26 @@ def check_copied(run: Run, records: Collection[Record], others: Iterable[str] = 
         )
 
 
-def check_later(run: Run, records: Sequence[Record], choice: Choice, passed: Collection[str] = ()) -> None:
+def check_later(run: Run, state: RunState, choice: Choice, passed: Collection[str] = ()) -> None:
     """Say what may have been saved later than the chosen one, and whose metadata is lost or cannot be read. Raises
-    NoCheckpointError where that may be the last of another line, so that nobody can tell from where training went on:
-    if it was written later and has a lower step, or an abandoned checkpoint lies between the two.
+    NoCheckpointError where nobody can tell from where training went on, as `RunState.doubts` has it.
     """
-    chosen = choice.record
+    chosen, when = choice.record, cache(partial(written, run))
     assert chosen is not None
-    when = cache(partial(written, run))
-    known = [each for each in records if each.series == chosen.series and each.counts and not each.damaged]
-    told = {*(each.name for each in records), *named_to_skip(), *passed}
-    for name in sorted({each for each in run.names if series_of(each) == chosen.series} - told):
-        if order_of(name) > chosen.order and not run.folder(name).files:
-            text = "%s is chosen, and %s is empty: a save was killed there, or it is not mounted"
-            _log.warning(text, chosen.name, escaped(run.storage.label(name)))
-    run.check_notes(records, chosen.series)
-    for each in run.doubted(records, chosen.series):
-        # what nobody vouches for decides nothing
-        decided = each.complete and not (each.damaged or each.unread or each.newer)
-        if decided or each.name in (chosen.name, *named_to_skip(), *passed):
-            if run.is_ambiguous(each.name):
-                text = "%s is chosen, though training may have gone back to before it when a save over %s was killed"
-                _log.warning(text, chosen.name, escaped(run.storage.label(each.name)))
-            continue
-        others = [chosen] if each.order < chosen.order else []
-        others += [one for one in known if one.abandoned and chosen.order < one.order < each.order]
-        # of a folder that cannot be listed, nobody knows when; had training gone back before it, that would be noted
-        known_time = each.order > chosen.order or when(each.name) < math.inf
-        late = others and known_time and not each.noted
-        late = late and when(each.name) > max(when(chosen.name), when(others[0].name))
-        if late or run.is_ambiguous(each.name):
-            what = f"was saved after {others[0].name}" if late else "may have been replaced by a save that was killed"
+    for doubt in state.doubts(chosen, when, {*named_to_skip(), *passed}, choice.skipped):
+        if doubt.stops:
             raise NoCheckpointError(
-                f"{each.name} {what}, and cannot be read: {each.note}. Perhaps training had gone back to an earlier "
-                "step before it. Nothing was loaded or removed; say from where training goes on: resume(state, step=N) "
-                f"or {SKIP}={each.name}, which passes it over for {chosen.name}",
-                file=run.storage.label(each.name),
+                f"{doubt.text}. Nothing was loaded or removed; say from where training goes on: resume(state, step=N) "
+                f"or {SKIP}={doubt.name}, which passes it over for {chosen.name}",
+                file=run.storage.label(doubt.name),
             )
-        maybe = each.order > chosen.order or not 0 < when(each.name) < when(chosen.name)
-        if maybe and each.name not in choice.skipped:
-            text = "%s is chosen, though %s may have been saved later: %s"
-            _log.warning(text, chosen.name, escaped(run.storage.label(each.name)), escaped(each.note))
-
-
-def written(run: Run, name: str) -> float:
-    """When the data of a checkpoint was last written to; what damaged its metadata may have written to that."""
-    try:
-        files = run.folder(name).files.items()
-    except OSError:  # a folder that cannot be listed may be the newest
-        return math.inf
-    data = [file.written or 0.0 for path, file in files if not is_metadata_name(path) and path[0] != "."]
-    return max(data, default=0.0)
+        _log.warning("%s: %s", run.storage.label(), escaped(doubt.text))
 
 
 def _none(run: Run, found: Choice, name: str | None) -> NoCheckpointError:
     what = "no checkpoint" if name is None else f"no checkpoint of step {numbers_in(name)[-1]}"
     advice = ["`streamxf list` shows which there are"]
-    if any(_FOREIGN in reason for reason in found.skipped.values()):
+    if any(FOREIGN in reason for reason in found.skipped.values()):
         advice.append("resume(state, step=N, foreign=True) loads a foreign one")
     if any(ABANDONED in reason for reason in found.skipped.values()):
         advice.append("resume(state, step=N) loads an abandoned one, and goes on from there")
@@ -249,6 +208,7 @@ def by_metric(records: Sequence[Record], metric: str, mode: str) -> list[Record]
 
 def newest(
     run: Run,
+    state: RunState,
     records: Iterable[Record],
     verify: Verify,
     *,
@@ -260,7 +220,7 @@ def newest(
     the storage cannot be reached. Only a `thorough` search reads all of what is small.
     """
     choice = Choice()
-    for record, check in _fit(run, records, verify, choice.skipped, thorough=thorough, ranked=ranked):
+    for record, check in _fit(run, state, records, verify, choice.skipped, thorough=thorough, ranked=ranked):
         reason = damage_of(run, record, check, ranks=ranks)
         if reason is None:
             choice.record = record
@@ -273,37 +233,28 @@ def newest(
 
 def _fit(
     run: Run,
+    state: RunState,
     records: Iterable[Record],
     verify: Verify,
     skipped: dict[str, str],
     *,
-    foreign: bool = False,
     thorough: bool = True,
-    abandoned: bool = False,
-    ranked: bool = False,
+    **how: bool,
 ) -> Iterator[tuple[Record, Verify]]:
-    """Those that nothing speaks against, and how to check each. The others, with reasons, come to those `skipped`.
-    Raises why one cannot be read for now, unless they are `ranked`: nobody knows then which of them it would be. A
-    sample of little is all of it if the search is `thorough`, and so is one of what a reader has found damage in.
+    """Those without an obstacle, and how to check each. The others, with reasons, come to those `skipped`; `how` is for
+    `RunState.obstacle`, whose error is raised. A sample of little is all of it if the search is `thorough`, and so is
+    one of what a reader has found damage in.
     """
     suspected = suspects(run.storage)
     for record in records:
         if record.name in skipped:
             continue
-        if record.name in named_to_skip():
-            skipped[record.name] = f"{SKIP} names it"
-        elif record.noted and record.abandoned and not abandoned:
-            skipped[record.name] = f"{ABANDONED}{record.abandoned}"
-        elif not ranked and (error := run.unread.get(record.name)) is not None:
-            raise advised(error, record)
-        elif record.newer:
-            raise advised(UnsupportedError(record.note, file=run.storage.label(record.name)), record)
-        elif not record.verified:
-            skipped[record.name] = f"not verified: {record.note}"
-        elif record.kind == "foreign" and not foreign:
-            skipped[record.name] = f"{_FOREIGN}{record.note}"
-        elif record.abandoned and not abandoned:
-            skipped[record.name] = f"{ABANDONED}{record.abandoned}"
+        obstacle = f"{SKIP} names it" if record.name in named_to_skip() else state.obstacle(record, **how)
+        if isinstance(obstacle, Exception):
+            with located(file=run.storage.label(record.name)):
+                raise advised(obstacle, record)
+        if obstacle is not None:
+            skipped[record.name] = obstacle
         else:
             small = thorough and record.bytes is not None and record.bytes < _SMALL
             yield record, "whole" if verify == "sample" and (small or record.save_id in suspected) else verify

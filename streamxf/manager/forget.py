@@ -16,14 +16,14 @@ from streamxf.checkpoint.publish import DAY, RUN_FILE
 from streamxf.errors import ParameterError, StreamxfError, escaped
 from streamxf.format.limits import MAX_NOTE
 from streamxf.format.names import is_metadata_name, made_by_saves
-from streamxf.manager.choice import ABANDONED, Choice, Verify, check_later, check_verify, newest
+from streamxf.manager.choice import Choice, Verify, check_later, check_verify, newest
 from streamxf.manager.folder import Folder
 from streamxf.manager.holds import active_holds, announce_removal, announced_removals, has_no_place, is_over
-from streamxf.manager.listing import Run, records_of
+from streamxf.manager.listing import Run, read_named
 from streamxf.manager.notes import remove_notes, written_since
-from streamxf.manager.record import Line, Record, lined, series_of
+from streamxf.manager.record import Line, Record, series_of
 from streamxf.manager.removal import Order, files_of_many, remove_tree, remove_trees
-from streamxf.manager.retention import Retention, with_plausible_times
+from streamxf.manager.retention import Retention
 from streamxf.manager.sessions import is_held
 from streamxf.places import Entries, Location, locked, put_small, read_small
 from streamxf.reading import KeysLike, TrustLike
@@ -141,7 +141,7 @@ def recorded_rules(run: Run, *, dry_run: bool) -> Retention:
         raise ParameterError(
             "without keys anybody can have written the rules in a checkpoint: give rules, or dry_run=True"
         )
-    for record in reversed(records_of(run)):
+    for record in reversed(read_named(run).records):
         now = run.record(record.name) if record.counts and not record.abandoned else None
         if now is not None and now.counts and now.rules:
             return Retention.of_json(now.rules)
@@ -163,7 +163,8 @@ def forget_in(
     `protected` stay, for the reason that stands there. With `coming`, as if that had been saved already. Rules count
     within a `line`, by default the last of a series; what is `abandoned` stays.
     """
-    records = records_of(run, sure=keep.by_facts) if series is None else run.records(series=series, sure=keep.by_facts)
+    state = read_named(run, sure=keep.by_facts) if series is None else run.read(series=series, sure=keep.by_facts)
+    records = state.records
     extras = keep.extras == "remove"
     for each in {record.series for record in records if not record.complete and not dry_run}:
         finish(run, each, extras=extras)
@@ -174,27 +175,14 @@ def forget_in(
     }
     readers, going = active_holds(run.storage), []
     in_use: dict[str, str] = {}
-    counted = [record for record in records if record.counts]
-    for each in sorted({record.series for record in counted}):
-        part = [record for record in counted if record.series == each]
-        part = part if line is None else lined(part, line)
-        reasons |= {one.name: (f"{ABANDONED}{one.abandoned}",) for one in part if one.abandoned}
-        reasons |= {one.name: (one.note,) for one in part if one.damaged}
-        own = [record for record in part if not (record.abandoned or record.damaged)]
-        run.check_notes(records, each)
+    now, late = time.time(), not run.storage.abilities.keeps_older
+    for each in sorted({record.series for record in records if record.counts}):
+        own, decided = state.rules_applied(each, keep, now, line=line, protected=protected, coming=coming, late=late)
         if line is None and own:
-            check_later(run, records, Choice(own[-1]))  # or the rules of the wrong line might remove the other
-        ranked = own
-        if coming is not None and coming.series == each:
-            ranked = [*(record for record in own if record.name != coming.name), coming]
-        decided = keep.decide(with_plausible_times(ranked, time.time()))
-        for why in (protected or {}, {name: f"link {link}" for name, link in run.linked.items()}):
-            decided |= {name: (*decided[name], why[name]) for name in why.keys() & decided.keys()}
-        if not run.storage.abilities.keeps_older:
-            decided |= {record.name: decided[record.name] or (_LATER,) for record in unstored(own, time.time())}
+            check_later(run, state, Choice(own[-1]))  # or the rules of the wrong line might remove the other
         doomed = [record for record in own if not decided[record.name] and record.name not in readers]
         if doomed:
-            good = newest(run, reversed(own), verify, thorough=series is None).record
+            good = newest(run, state, reversed(own), verify, thorough=series is None).record
             for record in doomed if good is None else [good]:
                 decided[record.name] = decided[record.name] or (_UNVERIFIED if good is None else _NEWEST,)
         in_use |= {name: who for name, who in readers.items() if name in decided and not decided[name]}
@@ -210,20 +198,6 @@ def forget_in(
         in_use | read,
         dry_run,
     )
-
-
-_LATER = "this place may store later what was saved since"
-_LONGEST_DELAY = 600.0  # seconds: rclone waits 5, and sends 100 GB within this time
-_OLDER = 2
-
-
-def unstored(records: Sequence[Record], now: float) -> Sequence[Record]:
-    """What stays where nothing tells when a write is stored: the newest, all that was saved just now, and two from
-    before; the oldest first.
-    """
-    older = [each for each in records[:-1] if each.time is not None and now - each.time > _LONGEST_DELAY]
-    gone = {each.name for each in older[:-_OLDER]}
-    return [each for each in records if each.name not in gone]
 
 
 _AT_ONCE = 1000  # checkpoints in an object store between two looks at who reads them
@@ -327,7 +301,7 @@ def finish(run: Run, series: str, *, session: str = "", saves: bool = False, ext
     a save that begins looks the same.
     """
     announced = announced_removals(run)
-    records = {each.name: each for each in run.records(series=series)}
+    records = {each.name: each for each in run.read(series=series).records}
     over = {file for file in announced.values() if is_over(file)}
     for name, record in records.items():
         if record.complete or record.link:

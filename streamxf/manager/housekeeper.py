@@ -20,15 +20,16 @@ from streamxf.format.items import check_literal_path
 from streamxf.format.names import is_metadata_name, made_by_saves
 from streamxf.format.run import RunFacts
 from streamxf.manager import notes
-from streamxf.manager.choice import ABANDONED, Verify, check_alone, digest_of, written
+from streamxf.manager.choice import Verify, check_alone, digest_of
 from streamxf.manager.folder import checksum_of
 from streamxf.manager.forget import finish, forget_in, leftovers
 from streamxf.manager.holds import has_no_place, put_hold
-from streamxf.manager.listing import Run
-from streamxf.manager.record import Line, Record, continued, lined, numbers_in
+from streamxf.manager.listing import Run, written
+from streamxf.manager.record import Line, Record, numbers_in
 from streamxf.manager.removal import files_of, remove_entry, remove_tree
 from streamxf.manager.retention import Retention
 from streamxf.manager.sessions import Session, Sessions
+from streamxf.manager.state import ABANDONED, RunState, lined
 from streamxf.places import put_small
 from streamxf.wording import many, size_text, some
 
@@ -174,28 +175,18 @@ class Housekeeper:
 
     # -- in the housekeeper's thread --------------------------------------------------------------------
 
-    def _settle_line(self) -> list[Record]:
-        """Which line this job's saves are of, and the records. Not before its first: another may have saved since this
-        one loaded.
-        """
+    def _settle_line(self) -> RunState:
+        """Which line this job's saves are of; what is there. Not before its first: another job may have saved since."""
         self._run.reload()
-        records = self._run.records(series=self._series)
-        self._run.check_notes(records, self._series)
-        self.line = last = self._run.last_line(records, self._series)
-        if (loaded := self._loaded) is not None:
-            doubted = [each for each in self._run.doubted(records, self._series) if self._is_passed(each, loaded)]
-            self.line = continued(records, loaded, last, doubted)
-            self._passed = [each.name for each in doubted if not each.noted]
-        return records
-
-    def _is_passed(self, doubted: Record, loaded: Record) -> bool:
-        """Whether it may be what training would have gone on from, but for being unreadable."""
-        if doubted.name == loaded.name:
-            return False
-        return doubted.order > loaded.order or written(self._run, doubted.name) > written(self._run, loaded.name)
+        state = self._run.read(series=self._series)
+        if self._loaded is None:
+            self.line = state.last_line(self._series)
+        else:
+            self.line, self._passed = state.line_after(self._series, self._loaded, partial(written, self._run))
+        return state
 
     def _prepare(self) -> None:
-        records = self._run.records(series=self._series)
+        records = self._run.read(series=self._series).records
         begun = [record.run for record in records if record.kind == "unfinished" and record.run]
         # if its first save was killed, nothing but that tells of the run
         told = [each for each in (*begun, self._run.noted_run(each.name for each in records)) if each]
@@ -214,7 +205,7 @@ class Housekeeper:
         except OSError as error:
             _log.error("this job could not be noted: %s", escaped(f"{type(error).__name__}: {error}"))
         try:
-            records = self._settle_line()  # from here on no other job saves
+            records = self._settle_line().records  # from here on no other job saves
         except BaseException:
             self._sessions.close()
             raise

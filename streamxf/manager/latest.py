@@ -22,7 +22,7 @@ from streamxf.manager.choice import (
     damage_of,
     newest,
 )
-from streamxf.manager.listing import Run, check_folder, of_other_formats, records_of, run_of
+from streamxf.manager.listing import Run, check_folder, of_other_formats, read_named, run_of
 from streamxf.manager.record import Record
 from streamxf.places import AbilitiesLike, Location, Storage, open_storage
 from streamxf.reading import KeysLike, TrustLike
@@ -113,19 +113,21 @@ def latest_in(run: Run, verify: Verify, *, best: tuple[str, str] | None = None, 
     """The same, with what was passed over, and why. `best` is a metric, and ``"min"`` or ``"max"``."""
     check_verify(verify)
     run.storage.forget_listings()
-    records = records_of(run, sure=best is not None)
-    complete = [each for each in records if each.complete]
+    state = read_named(run, sure=best is not None)
+    complete = state.complete
     ranked = complete[::-1] if best is None else by_metric(complete[::-1], *best)
-    choice = newest(run, ranked, verify, thorough=True, ranks=ranks, ranked=best is not None)
+    choice = newest(run, state, ranked, verify, thorough=True, ranks=ranks, ranked=best is not None)
     if choice.record is not None:
         series = choice.record.series
         choice.run_id = run.settle_id([each for each in complete if each.series == series])
         if best is None:
-            check_later(run, records, choice)
+            check_later(run, state, choice)
     elif not complete and best is None and not run.authority.strict:
-        choice = _of_other_formats(run, records, verify)
+        choice = _of_other_formats(run, state.records, verify)
     if not complete and choice.record is None:
-        check_copied(run, records, least=2)  # one may be of a first save that was killed, without a manager
+        begun = {each.name for each in state.records}
+        # one may be of a first save that was killed, without a manager
+        check_copied(run, [each.name for each in state.lost if each.name in begun], least=2)
     return choice
 
 

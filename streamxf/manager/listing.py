@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -15,12 +16,13 @@ from typing import Any
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT
 from streamxf.errors import DAMAGE, ForeignError, NoCheckpointError, ParameterError, UnsupportedError, escaped
-from streamxf.format.names import GLOBAL
+from streamxf.format.names import GLOBAL, is_metadata_name
 from streamxf.formats.opening import contents_of, open_source, parts_of
 from streamxf.manager.folder import Folder, checksum_of
 from streamxf.manager.notes import ANY, Authority, LineNote, LineNotes, RowCache
-from streamxf.manager.record import Line, Record, is_numbered, last_line, lined, series_of
+from streamxf.manager.record import Line, Record, is_numbered, series_of
 from streamxf.manager.removal import files_of, files_of_many, is_literal
+from streamxf.manager.state import RunState, last_line, lined
 from streamxf.places import Entries, Location, Storage, open_storage
 from streamxf.reading import Access
 from streamxf.wording import some
@@ -70,13 +72,12 @@ class Run:
         self.run_id = run_id
         self.names: list[str] = []
         """The folders that may be checkpoints, when they were listed last."""
-        self.linked: dict[str, str] = {}
-        """Those to which links in the run's folder led then, such as ``best -> step-100``, each with a link."""
-        self.unread: dict[str, Exception] = {}
-        """Those that could not be read when they were looked at last, by no fault of theirs, each with the error."""
         self._rows = RowCache(storage, self.authority)
         self._line_notes = LineNotes(storage, self.authority)
         self._links: list[str] = []
+        self._linked: dict[str, str] = {}
+        self._unread: dict[str, Exception] = {}
+        self._bare: dict[str, bool] = {}  # whether a folder without a checkpoint has data; or has nothing at all
         self.ids: dict[str, str] = {}
         """Of each series the run that its newest checkpoint names, when they were listed last."""
 
@@ -95,16 +96,17 @@ class Run:
         return cls(open_storage(run, storage_options).past_caches(), authority, run_id)
 
     @collector_paused()
-    def records(self, *, series: str | None = None, sure: bool = False) -> list[Record]:
-        """The checkpoints, the oldest first; empty if there is no folder. To be `sure` of what they say of themselves,
-        each is looked at once by this process, unless keys vouch for what is remembered.
+    def read(self, *, series: str | None = None, sure: bool = False) -> RunState:
+        """What is there now, of one series or of all; nothing if there is no folder. To be `sure` of what checkpoints
+        say of themselves, each is looked at once by this process, unless keys vouch for what is remembered.
         """
         try:
             links = self._list()
         except FileNotFoundError:
-            return []
+            return RunState()
         names = [name for name in (*self.names, *links) if is_numbered(name) and series in (None, series_of(name))]
         near, unlinked = self.storage.near, [name for name in names if name not in links]
+        self._bare = {name: bare for name, bare in self._bare.items() if name in names}
         marks = {name: folder_mark(self.storage, name) if near else ANY for name in unlinked}
         looked = sure and not self.authority.strict
         rows = {name: self._rows.get(name, mark, looked=looked) for name, mark in marks.items()}
@@ -123,7 +125,7 @@ class Run:
                 gone = any(each.abandoned for each in placed)
                 apart = (each for each in placed if each.kind == "foreign" or (gone and (each.line or each.abandoned)))
                 if not (again := {each.name for each in apart} & told):
-                    return placed
+                    return self._state(placed, names)
             elif lied:
                 again = told
             told, lied = told.difference(again), True
@@ -131,11 +133,11 @@ class Run:
     def record(self, name: str, folder: Folder | None = None) -> Record | None:
         """One checkpoint as its folder is now, or was listed; None if it holds nothing of one."""
         record = self._look(name, folder)
-        if name in self.unread:
-            raise self.unread[name]
+        if name in self._unread:
+            raise self._unread[name]
         return self._placed(record) if record is not None else None
 
-    def settle_id(self, records: Sequence[Record]) -> str | None:
+    def settle_id(self, records: Iterable[Record]) -> str | None:
         """Which run this is, by its checkpoints; None if none says so. Raises ParameterError if they are of several,
         and why they cannot be read if that is why none says it.
         """
@@ -152,9 +154,9 @@ class Run:
                     file=self.storage.label(),
                 )
             self.run_id = next(iter(found), None)
-            unread = [each.name for each in records if each.name in self.unread and each.name not in named_to_skip()]
+            unread = [each.name for each in records if each.name in self._unread and each.name not in named_to_skip()]
             if unread and not found:
-                raise self.unread[unread[-1]]
+                raise self._unread[unread[-1]]
         return self.run_id
 
     def noted_run(self, names: Iterable[str]) -> str | None:
@@ -167,30 +169,16 @@ class Run:
         self._rows.reload()
         self._line_notes.reload()
 
-    def check_notes(self, records: Sequence[Record], series: str) -> None:
-        """Raise why notes cannot be read, if they may say of which line something `doubted` is."""
-        error = self._line_notes.unread  # found when the records were
-        if error is not None and not all(each.noted for each in self.doubted(records, series)):
-            raise error
+    def _state(self, records: list[Record], names: Collection[str]) -> RunState:
+        lost, doubted = self._lost(), [each.name for each in records if each.doubtful]
+        ambiguous = {name for name in (*doubted, *(each.name for each in lost)) if self.is_ambiguous(name)}
+        empty = sorted(name for name, bare in self._bare.items() if not bare)
+        unread = {name: error for name, error in self._unread.items() if name in names}
+        return RunState(records, lost, empty, self._linked, unread, ambiguous, self._line_notes.unread)
 
-    def last_line(self, records: Sequence[Record], series: str) -> Line:
-        """The line of a series that was saved last, by these records and by what is noted of others that are there."""
-        part = [each for each in records if each.series == series]
-        return last_line([*part, *self._lost(part, series, self._line_notes.names)])
-
-    def doubted(self, records: Sequence[Record], series: str) -> list[Record]:
-        """What may be a checkpoint of a series, and does not say of which line: it cannot be read, or its metadata is
-        gone, with its data there.
-        """
-        part = [each for each in records if each.series == series]
-        return [*(each for each in part if each.doubtful), *self._lost(part, series, (*self.names, *self._links))]
-
-    def _lost(self, records: Iterable[Record], series: str, names: Iterable[str]) -> list[Record]:
-        part = {each.name: each for each in records}
-        there = {name for name in (*self.names, *self._links) if series_of(name) == series}.intersection(names)
-        bare = (name for name in sorted(there) if name not in part or part[name].kind == "unfinished")
-        found = (Record(name, kind="unfinished", note=_BARE) for name in bare if is_bare(self.folder(name)))
-        return [self._noted(each) for each in found]
+    def _lost(self) -> list[Record]:
+        bare = sorted(name for name, bare in self._bare.items() if bare)
+        return [self._noted(Record(name, kind="unfinished", note=_BARE)) for name in bare]
 
     def _noted(self, record: Record) -> Record:
         """With the line that is noted of it, if it says none itself."""
@@ -284,7 +272,9 @@ class Run:
         parts: dict[str, list[Record]] = {}
         for each in ordered:
             parts.setdefault(each.series, []).append(each)
-        lines = {series: self.last_line(part, series) for series, part in parts.items()}
+        for each in self._lost():
+            parts.setdefault(each.series, []).append(each)
+        lines = {series: last_line(part) for series, part in parts.items()}
         return [lined([each], line)[0] if (line := lines[each.series]) else each for each in ordered]
 
     def _newest(self, records: Iterable[Record]) -> dict[str, Record]:
@@ -301,7 +291,7 @@ class Run:
         folders, base = self.storage.folders(), self.storage.real()
         self.names = [name for name, target in folders.items() if target is None and is_numbered(name)]
         links = {name: os.path.split(target) for name, target in folders.items() if target is not None}
-        self.linked = {name: link for link, (folder, name) in links.items() if folder == base}
+        self._linked = {name: link for link, (folder, name) in links.items() if folder == base}
         self._links = [*links]
         return self._links
 
@@ -319,7 +309,8 @@ class Run:
                 found[name] = record
 
     def _look(self, name: str, folder: Folder | None = None) -> Record | None:
-        self.unread.pop(name, None)
+        self._unread.pop(name, None)
+        self._bare.pop(name, None)
         try:
             self.storage.check_literal(name)
         except ParameterError as error:  # it cannot be listed, and nobody is to take its run for an empty one
@@ -334,16 +325,18 @@ class Run:
                 raise
             if isinstance(error, OSError) and error.filename is None:
                 error.filename = self.storage.label(name)
-            self.unread[name] = error
+            self._unread[name] = error
             return Record(name, verified=False, note=f"{type(error).__name__}: {error}", unread=True)
         if away and not folder.is_link:
-            self.unread[name] = UnsupportedError(AWAY, file=self.storage.label(name))
+            self._unread[name] = UnsupportedError(AWAY, file=self.storage.label(name))
             return Record(name, verified=False, note=AWAY, unread=True)
         if away:
             note = f"a link to {folder.place.label()}, which is empty or not there: mount it, or remove the link"
             return Record(name, kind="foreign", newer=True, link=folder.place.label(), note=note)
         if not folder.is_link:
             self._rows.note(name, mark if self.storage.near else listing_mark(folder.files), record)
+        if (record is None or record.kind == "unfinished") and ((bare := is_bare(folder)) or not folder.files):
+            self._bare[name] = bare
         if record is None or not folder.is_link:
             return record
         record, base = replace(record, link=folder.place.label()), self.storage.real()
@@ -360,6 +353,16 @@ class Run:
         with suppress(FileNotFoundError):
             return self.storage.near and self._rows.has(name) and not any(self.storage.entries(name))
         return False
+
+
+def written(run: Run, name: str) -> float:
+    """When the data of a checkpoint was last written to; what damaged its metadata may have written to that."""
+    try:
+        files = run.folder(name).files.items()
+    except OSError:  # a folder that cannot be listed may be the newest
+        return math.inf
+    data = [file.written or 0.0 for path, file in files if not is_metadata_name(path) and path[0] != "."]
+    return max(data, default=0.0)
 
 
 def folder_mark(storage: Storage, name: str) -> str | None:
@@ -401,22 +404,22 @@ def list_checkpoints(
         If the storage cannot be reached.
     """
     named = Run.at(run, storage_options, run_id)
-    records = records_of(named)
+    records = read_named(named).records
     others = [] if any(each.complete for each in records) else of_other_formats(named, records)
     return sorted([*records, *others], key=lambda record: record.order)
 
 
-def records_of(run: Run, *, sure: bool = False) -> list[Record]:
-    """The checkpoints of a run that somebody has named, as `Run.records`; raises as `list_checkpoints`."""
+def read_named(run: Run, *, sure: bool = False) -> RunState:
+    """What is in a run that somebody has named, as `Run.read`; raises as `list_checkpoints`."""
     storage = run.storage
     check_folder(storage)
-    records = run.records(sure=sure)
-    if any(record.kind == "own" for record in records):  # what else there is need not be listed
-        return records
+    state = run.read(sure=sure)
+    if any(record.kind == "own" for record in state.records):  # what else there is need not be listed
+        return state
     parts = parts_of(storage, 0)
     of_framework = not _OF_CHECKPOINTS.isdisjoint(storage.names(()))
     if not of_framework and (not parts or any(map(is_numbered, storage.folders()))):
-        return records
+        return state
     what = "this is a checkpoint, and not a run;"
     if not of_framework and "" not in parts:
         what = f"there are no folders of checkpoints here, only files ({some(parts)}); if they are a checkpoint,"

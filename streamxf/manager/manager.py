@@ -535,7 +535,7 @@ class CheckpointManager:
 
     def warn_of_starting_over(self, call: str) -> None:
         """Warn that training from 0 starts over, where this run's folder has checkpoints; `call` resumes from them."""
-        newest = max((each.step for each in self._run.records(series=self._series) if each.counts), default=0)
+        newest = max((each.step for each in self._run.read(series=self._series).records if each.counts), default=0)
         if newest:
             text = f"training starts over in a run that has step {newest}: to resume from there, call {call}"
             warnings.warn(text, stacklevel=3)

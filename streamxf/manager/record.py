@@ -1,16 +1,12 @@
-"""`Record`: what is known of one checkpoint of a run; and the lines of a run: training that went back to an earlier
-checkpoint gives up those after it, and begins a new line.
-"""
+"""`Record`: what is known of one checkpoint of a run."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
-
-from streamxf.errors import UnsupportedError
 
 Kind = Literal["own", "unclaimed", "foreign", "unfinished", "removing"]
 
@@ -22,10 +18,6 @@ Line = tuple[int, ...]
 """For each earlier line, in their order, the first step from which on its checkpoints are no part of this one's
 history. The run's first line is (), and the longest that is there was saved last.
 """
-
-
-_UNKNOWN = 8  # lines, of which what nobody can read may be one
-_MOST = 1000  # lines
 
 
 @dataclass(frozen=True)
@@ -143,43 +135,3 @@ def order_of(name: str) -> tuple[tuple[int, ...], str]:
 @lru_cache(_REMEMBERED)
 def numbers_in(name: str) -> tuple[int, ...]:
     return tuple(map(int, _NUMBER.findall(name)))
-
-
-def last_line(records: Iterable[Record]) -> Line:
-    """That which was saved last, of the records of one series."""
-    counted = [each for each in records if each.counts or each.noted]
-    return max(counted, key=lambda each: (len(each.line), each.order)).line if counted else ()
-
-
-def lined(records: Sequence[Record], line: Line) -> list[Record]:
-    """The records of one series, those `abandoned` that are no part of a line."""
-    return [replace(each, abandoned=_reason(each, line)) if each.counts or each.noted else each for each in records]
-
-
-def continued(records: Sequence[Record], loaded: Record, last: Line, doubted: Sequence[Record] = ()) -> Line:
-    """The line of a job that has loaded one of these: the last, if that is its newest checkpoint, or a new one. What is
-    `doubted` is passed over, and must not come back when it can be read again, whatever line it is of.
-    """
-    known = [each for each in records if each.counts and not each.damaged and not _reason(each, last)]
-    left = [each for each in doubted if not (each.noted and _reason(each, last))]
-    passed = bool(left) or any(each.order > loaded.order for each in known if each.name != loaded.name)
-    if loaded.counts and not passed and not _reason(loaded, last):
-        return last
-    if len(last) >= _MOST:
-        raise UnsupportedError(
-            f"training has gone back {_MOST:,} times in this run: save to another folder from now on"
-        )
-    above = 0 if all(each.noted for each in left) else _UNKNOWN
-    if not loaded.counts:  # of another run: what is here is no part of its history
-        return (0,) * (len(last) + 1 + above) if known or last or left else ()
-    return (*loaded.line, loaded.step + 1, *(0,) * (len(last) - len(loaded.line) + above))
-
-
-def _reason(record: Record, line: Line) -> str:
-    number = len(record.line)
-    if number == len(line) or (number < len(line) and record.step < line[number]):
-        return ""
-    if record.damaged and not record.noted:
-        return "its metadata cannot be read, so that its line is not known"
-    end = line[number] if number < len(line) else 0
-    return f"training went back to step {end - 1:,}" if end else "training went back, or began anew"

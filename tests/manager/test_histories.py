@@ -79,7 +79,7 @@ class Histories(Adversary):
         step = data.draw(st.sampled_from(sorted(self.model.counted)))
         job = self.running()
         with self.watched():
-            records = job._run.records(series="step-{}")
+            records = job._run.read(series="step-{}").records
             (record,) = (each for each in records if each.name == f"step-{step}")
             job.go_on_from(record)
         self.line, self.loaded = None, (step, self.model.line_of(step))
@@ -406,7 +406,7 @@ class Histories(Adversary):
     def what_counts_is_listed(self) -> None:
         with self.watched():
             run = self.seen()
-            listed = {each.name: each for each in run.records()}
+            listed = {each.name: each for each in run.read().records}
             if self.remembers:
                 run.remember()
             shown = {each.name: each.complete for each in list_checkpoints(self.place.run)}

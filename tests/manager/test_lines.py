@@ -21,7 +21,7 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.notes import seal_note
 from streamxf.errors import NoCheckpointError, ParameterError, UnsupportedError
-from streamxf.manager import choice, housekeeper, notes, record
+from streamxf.manager import choice, housekeeper, notes, state
 from streamxf.manager.folder import Folder
 from streamxf.manager.forget import forget
 from streamxf.manager.housekeeper import Housekeeper
@@ -721,7 +721,7 @@ def test_what_says_nothing_of_itself_is_of_the_line_that_was_noted(tmp_path: Pat
 
 
 def test_lines_have_an_end_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "_MOST", 2)
+    monkeypatch.setattr(state, "_MOST", 2)
     saved_run(tmp_path, 1, 2)
     for _ in range(2):
         goes_back(tmp_path, 1, 2)

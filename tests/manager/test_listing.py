@@ -63,7 +63,7 @@ def test_what_a_job_remembers_of_its_mount_says_nothing_to_who_lists_the_bucket(
     for step in ("step-1", "step-2"):
         os.utime(run / step, (10**9, 10**9))  # or what is found counts for this process alone
     here = Run.at(run)
-    here.records()
+    here.read()
     here.remember()
     for file in (run / "step-1").iterdir():
         file.unlink()

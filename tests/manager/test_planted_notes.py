@@ -98,7 +98,7 @@ def test_only_rows_of_what_lasts_are_kept(tmp_path: Path, harm: str) -> None:
     for file in (tmp_path / ".streamxf").glob("rows-*"):
         file.unlink()
     run = Run.at(tmp_path)
-    assert len(run.records()) == 3
+    assert len(run.read().records) == 3
     assert [run._rows.known(f"step-{step}", looked=True) is not None for step in (1, 2, 3)] == [True, False, True]
 
 

@@ -297,7 +297,7 @@ def test_a_removal_looks_for_holds_after_it_has_said_so(run: Path, monkeypatch: 
             return looks_for_holds(storage, **options)
 
         monkeypatch.setattr(module_of_forget, "active_holds", looking)
-        in_use, failed = module_of_forget.remove_checkpoints(place, place.records()[:1])
+        in_use, failed = module_of_forget.remove_checkpoints(place, place.read().records[:1])
         assert (list(in_use), failed) == (["step-1"], {})
     assert resumed(run) == 3
     assert complete(run) == ["step-1", "step-2", "step-3"]
@@ -326,7 +326,7 @@ def test_a_reader_waits_for_a_removal(run: Path, monkeypatch: pytest.MonkeyPatch
         return found
 
     monkeypatch.setattr(module_of_forget, "active_holds", looking)
-    assert module_of_forget.remove_checkpoints(place, place.records()[:1]) == ({}, {})
+    assert module_of_forget.remove_checkpoints(place, place.read().records[:1]) == ({}, {})
     reader.join(60)
     assert results == ["refused"]
     assert active_holds(place.storage) == {}

@@ -146,7 +146,7 @@ def test_a_manager_that_never_saves_never_removes(disk: Path) -> None:
 def test_a_save_over_a_checkpoint_counts_in_its_place(tmp_path: Path) -> None:
     saved_run(tmp_path, 1, 2, 3)
     run = Run.at(tmp_path)
-    sizes = [record.bytes or 0 for record in run.records()]
+    sizes = [record.bytes or 0 for record in run.read().records]
     keep = Retention(max_bytes=sum(sizes) + 100)  # they differ by a few bytes
     again, next_one = (Record(name, 2e9, sizes[-1], {}) for name in ("step-3", "step-4"))
     assert forget_in(run, keep, "none", dry_run=True, series="step-{}", coming=again).removed == ()

@@ -1,0 +1,236 @@
+"""`RunState`: a run as a value. What its folder says is read once; what follows from that is decided here, by functions
+that look at no storage, no clock and no environment.
+
+Training that goes back to an earlier checkpoint gives up those after it, and begins a new line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from streamxf.errors import UnsupportedError
+from streamxf.manager.record import Line, Record, order_of, series_of
+from streamxf.manager.retention import Retention, with_plausible_times
+
+ABANDONED, FOREIGN = "abandoned: ", "foreign: "
+_UNKNOWN = 8  # lines, of which what nobody can read may be one
+_MOST = 1000  # lines
+_LATER = "this place may store later what was saved since"
+_LONGEST_DELAY = 600.0  # seconds: rclone waits 5, and sends 100 GB within this time
+_OLDER = 2
+
+When = Callable[[str], float]
+"""When the data of a checkpoint was last written to, by its name, in seconds since 1970: 0 if it has none, infinity if
+nobody knows.
+"""
+
+
+class Doubt(NamedTuple):
+    """What speaks against going on from a checkpoint: which other one, why, and whether that `stops` everything."""
+
+    name: str
+    text: str
+    stops: bool = False
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What lists, metadata, commit records and notes said of a run, at one moment.
+
+    - `records`: the checkpoints, complete or not, the oldest first.
+    - `lost`: folders with data, of which nothing says what it is, such as those that lost their metadata.
+    - `empty`: folders with nothing in them.
+    - `linked`: those to which links in the run's folder lead, such as ``best -> step-100``, each with a link.
+    - `unread`: those that could not be read for now, by no fault of theirs, each with the error.
+    - `ambiguous`: those of which what is noted may be the line of a save that was killed over what is there.
+    - `unread_notes`: why notes of lines could not be read, if so.
+    """
+
+    records: Sequence[Record] = ()
+    lost: Sequence[Record] = ()
+    empty: Sequence[str] = ()
+    linked: Mapping[str, str] = field(default_factory=dict)
+    unread: Mapping[str, Exception] = field(default_factory=dict)
+    ambiguous: Collection[str] = ()
+    unread_notes: Exception | None = None
+
+    @property
+    def complete(self) -> list[Record]:
+        """Those that were published, and whose removal has not begun."""
+        return [each for each in self.records if each.complete]
+
+    def of(self, series: str) -> list[Record]:
+        """The checkpoints of a series."""
+        return [each for each in self.records if each.series == series]
+
+    def doubted(self, series: str) -> list[Record]:
+        """What may be a checkpoint of a series, and does not say of which line: it cannot be read, or its metadata is
+        gone, with its data there.
+        """
+        lost = (each for each in self.lost if each.series == series)
+        return [*(each for each in self.of(series) if each.doubtful), *lost]
+
+    # -- lines -----------------------------------------------------------------------------------------
+
+    def last_line(self, series: str) -> Line:
+        """The line of a series that was saved last, by what counts, and what is noted of others. Raises why notes
+        cannot be read, if they may say of which line something doubted is.
+        """
+        if self.unread_notes is not None and not all(each.noted for each in self.doubted(series)):
+            raise self.unread_notes
+        return last_line(each for each in (*self.records, *self.lost) if each.series == series)
+
+    def line_after(self, series: str, loaded: Record, written: When) -> tuple[Line, list[str]]:
+        """The line of a job that has loaded one of these: the last, if that is its newest checkpoint, or a new one; and
+        what was passed over, of which nobody knows the line. That must not come back when it can be read again.
+        """
+        last = self.last_line(series)
+        doubted = [each for each in self.doubted(series) if _is_passed(each, loaded, written)]
+        unknown = [each.name for each in doubted if not each.noted]
+        known = [each for each in self.of(series) if each.counts and not each.damaged and not _reason(each, last)]
+        left = [each for each in doubted if not (each.noted and _reason(each, last))]
+        passed = bool(left) or any(each.order > loaded.order for each in known if each.name != loaded.name)
+        if loaded.counts and not passed and not _reason(loaded, last):
+            return last, unknown
+        if len(last) >= _MOST:
+            raise UnsupportedError(
+                f"training has gone back {_MOST:,} times in this run: save to another folder from now on"
+            )
+        above = 0 if all(each.noted for each in left) else _UNKNOWN
+        if not loaded.counts:  # of another run: what is here is no part of its history
+            return (0,) * (len(last) + 1 + above) if known or last or left else (), unknown
+        return (*loaded.line, loaded.step + 1, *(0,) * (len(last) - len(loaded.line) + above)), unknown
+
+    # -- what to resume from -----------------------------------------------------------------------------
+
+    def obstacle(
+        self, record: Record, *, foreign: bool = False, abandoned: bool = False, ranked: bool = False
+    ) -> str | Exception | None:
+        """Why a checkpoint is passed over, or the error with which the search for one ends: it cannot be read for now,
+        unless those to choose from are `ranked`, when nobody knows which it would be. None if nothing is known.
+        """
+        if record.noted and record.abandoned and not abandoned:
+            return f"{ABANDONED}{record.abandoned}"
+        if not ranked and record.name in self.unread:
+            return self.unread[record.name]
+        if record.newer:
+            return UnsupportedError(record.note)
+        if not record.verified:
+            return f"not verified: {record.note}"
+        if record.kind == "foreign" and not foreign:
+            return f"{FOREIGN}{record.note}"
+        return f"{ABANDONED}{record.abandoned}" if record.abandoned and not abandoned else None
+
+    def doubts(
+        self, chosen: Record, written: When, passed: Collection[str], known: Collection[str] = ()
+    ) -> Iterator[Doubt]:
+        """What may have been saved later than the chosen one, and says nothing of itself; what the user has `passed`
+        over decides nothing, and what is `known` is not said again. All stops where that may be the last of another
+        line, so that nobody can tell from where training went on: if it was written later and has a lower step, or an
+        abandoned checkpoint lies between the two. Raises as `last_line`.
+        """
+        for name in self.empty:
+            if series_of(name) == chosen.series and order_of(name) > chosen.order and name not in passed:
+                text = f"{chosen.name} is chosen, and {name} is empty: a save was killed there, or it is not mounted"
+                yield Doubt(name, text)
+        self.last_line(chosen.series)
+        good = [each for each in self.of(chosen.series) if each.counts and not each.damaged]
+        for each in self.doubted(chosen.series):
+            ambiguous = each.name in self.ambiguous
+            # what nobody vouches for decides nothing
+            decided = each.complete and not (each.damaged or each.unread or each.newer)
+            if decided or each.name == chosen.name or each.name in passed:
+                if ambiguous:
+                    text = f"training may have gone back to before it when a save over {each.name} was killed"
+                    yield Doubt(each.name, f"{chosen.name} is chosen, though {text}")
+                continue
+            others = [chosen] if each.order < chosen.order else []
+            others += [one for one in good if one.abandoned and chosen.order < one.order < each.order]
+            # nobody knows when one that cannot be listed was; had training gone back before it, that would be noted
+            late = bool(others) and not each.noted and (each.order > chosen.order or written(each.name) < math.inf)
+            late = late and written(each.name) > max(written(chosen.name), written(others[0].name))
+            if late or ambiguous:
+                what = (
+                    f"was saved after {others[0].name}" if late else "may have been replaced by a save that was killed"
+                )
+                text = f"{what}, and cannot be read: {each.note}. Perhaps training had gone back to an earlier step"
+                yield Doubt(each.name, f"{each.name} {text} before it", stops=True)
+            elif each.order > chosen.order or not 0 < written(each.name) < written(chosen.name):
+                text = f"{chosen.name} is chosen, though {each.name} may have been saved later: {each.note}"
+                yield from [Doubt(each.name, text)] if each.name not in known else ()
+
+    # -- what stays --------------------------------------------------------------------------------------
+
+    def rules_applied(
+        self,
+        series: str,
+        keep: Retention,
+        now: float,
+        *,
+        line: Line | None = None,
+        protected: Mapping[str, str] | None = None,
+        coming: Record | None = None,
+        late: bool = False,
+    ) -> tuple[list[Record], dict[str, tuple[str, ...]]]:
+        """The checkpoints of a series to which rules apply, the oldest first, and why each that counts stays; those
+        without a reason may go, once one of the line has been verified. Rules count within a `line`, by default the
+        last; what it has abandoned stays, and so does what is `protected`, for the reason that stands there. With
+        `coming`, as if that had been saved already. A place that stores `late` keeps what may not be stored yet, and
+        two from before. Raises as `last_line`.
+        """
+        self.last_line(series)
+        counted = [each for each in self.of(series) if each.counts]
+        counted = counted if line is None else lined(counted, line)
+        reasons: dict[str, tuple[str, ...]] = {each.name: () for each in counted}
+        reasons |= {each.name: (f"{ABANDONED}{each.abandoned}",) for each in counted if each.abandoned}
+        reasons |= {each.name: (each.note,) for each in counted if each.damaged}
+        own = [each for each in counted if not (each.abandoned or each.damaged)]
+        ranked = own
+        if coming is not None and coming.series == series:
+            ranked = [*(each for each in own if each.name != coming.name), coming]
+        decided = keep.decide(with_plausible_times(ranked, now))
+        for why in (protected or {}, {name: f"link {link}" for name, link in self.linked.items()}):
+            decided |= {name: (*decided[name], why[name]) for name in why.keys() & decided.keys()}
+        for each in _unstored(own, now) if late else ():
+            decided[each.name] = decided[each.name] or (_LATER,)
+        return own, reasons | {each.name: decided[each.name] for each in own}
+
+
+def last_line(records: Iterable[Record]) -> Line:
+    """That which was saved last, of the records of one series."""
+    counted = [each for each in records if each.counts or each.noted]
+    return max(counted, key=lambda each: (len(each.line), each.order)).line if counted else ()
+
+
+def lined(records: Sequence[Record], line: Line) -> list[Record]:
+    """The records of one series, those `abandoned` that are no part of a line."""
+    return [replace(each, abandoned=_reason(each, line)) if each.counts or each.noted else each for each in records]
+
+
+def _reason(record: Record, line: Line) -> str:
+    number = len(record.line)
+    if number == len(line) or (number < len(line) and record.step < line[number]):
+        return ""
+    if record.damaged and not record.noted:
+        return "its metadata cannot be read, so that its line is not known"
+    end = line[number] if number < len(line) else 0
+    return f"training went back to step {end - 1:,}" if end else "training went back, or began anew"
+
+
+def _is_passed(doubted: Record, loaded: Record, written: When) -> bool:
+    """Whether it may be what training would have gone on from, but for being unreadable."""
+    if doubted.name == loaded.name:
+        return False
+    return doubted.order > loaded.order or written(doubted.name) > written(loaded.name)
+
+
+def _unstored(records: Sequence[Record], now: float) -> Sequence[Record]:
+    """What stays where nothing tells when a write is stored: the newest, all that was saved just now, and two from
+    before; the oldest first.
+    """
+    older = [each for each in records[:-1] if each.time is not None and now - each.time > _LONGEST_DELAY]
+    gone = {each.name for each in older[:-_OLDER]}
+    return [each for each in records if each.name not in gone]
