@@ -32,7 +32,7 @@ from streamxf.manager.folder import Folder
 from streamxf.manager.holds import has_no_place, hold_checkpoint
 from streamxf.manager.listing import SKIP, Run, named_to_skip, written
 from streamxf.manager.notes import FOLDER, Authority, is_framework_file
-from streamxf.manager.record import Record, numbers_in, order_of, series_of
+from streamxf.manager.record import Record, in_series, numbers_in, order_of, series_of
 from streamxf.manager.removal import remove_entry
 from streamxf.manager.retention import Retention
 from streamxf.manager.sample import read_sample
@@ -110,7 +110,11 @@ def choose(
         if not complete:
             if skipped:
                 raise _none(run, choice, name)
-            check_copied(run, [each.name for each in state.lost])
+            check_copied(run, state.bare)
+            if others := [
+                each for each in {*run.names}.difference(state.names) if series_of(each) == series_of(series)
+            ]:
+                _log.warning("%s: nothing is resumed from: %s is of no %s", run.storage.label(), max(others), series)
             if left := [each.name for each in state.records if each.kind == "unfinished"]:
                 _log.warning("%s: the save of %s was not completed, and does not count", run.storage.label(), left[-1])
             return choice
@@ -143,7 +147,7 @@ def choose(
                 raise
             _log.warning("nothing keeps %s from being removed while it is read: %s", choice.record.name, error)
         there = {*run.names, *(each.name for each in complete)}.intersection(passed)
-        choice.passed = any(order_of(each) > choice.record.order for each in there if series_of(each) == series)
+        choice.passed = any(order_of(each) > choice.record.order for each in there if in_series(each, series))
         if best is not None:
             state.last_line(series)  # raises if notes cannot be read
         elif name is None:

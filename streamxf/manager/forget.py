@@ -21,7 +21,7 @@ from streamxf.manager.folder import Folder
 from streamxf.manager.holds import active_holds, announce_removal, announced_removals, has_no_place, is_over
 from streamxf.manager.listing import Run, read_named
 from streamxf.manager.notes import remove_notes, written_since
-from streamxf.manager.record import Line, Record, series_of
+from streamxf.manager.record import Line, Record, in_series, series_of
 from streamxf.manager.removal import Order, files_of_many, remove_tree, remove_trees
 from streamxf.manager.retention import Retention
 from streamxf.manager.sessions import is_held
@@ -166,7 +166,7 @@ def forget_in(
     state = read_named(run, sure=keep.by_facts) if series is None else run.read(series=series, sure=keep.by_facts)
     records = state.records
     extras = keep.extras == "remove"
-    for each in {record.series for record in records if not record.complete and not dry_run}:
+    for each in {series or record.series for record in records if not record.complete and not dry_run}:
         finish(run, each, extras=extras)
     reasons: dict[str, tuple[str, ...]] = {
         record.name: (f"{'foreign' if record.kind == 'foreign' else 'not verified'}: {record.note}",)
@@ -215,7 +215,6 @@ def remove_checkpoints(
     files = files_of_many(storage, [each.name for each in records])
     for at in range(0, len(records), _AT_ONCE):
         part = {each.name: each for each in records[at : at + _AT_ONCE]}
-        run.change(*part, known=True, goes=True)
         with ExitStack() as stack:
             try:
                 stack.enter_context(announce_removal(run, part))
@@ -236,7 +235,6 @@ def remove_checkpoints(
                         _remove_if_empty(run, record.name)
                 except (OSError, StreamxfError) as error:  # the others are removed all the same
                     failed[record.name] = reason_of(error, record.name)
-        run.change(*part, goes=True)  # it was looked at meanwhile
     return in_use, failed
 
 
@@ -264,6 +262,8 @@ def _remove_unchanged(
     orders = {name: order for name, order in made.items() if isinstance(order, tuple)}
     failed = dict.fromkeys(made.keys() - orders, "it has changed since it was listed; the next call looks at it again")
     failed |= {name: reason_of(order, name) for name, order in made.items() if isinstance(order, Exception)}
+    with suppress(*[OSError] * run.storage.near):  # a full disk: what cannot be noted goes all the same
+        run.saves.drop(orders)
     for name, left in remove_trees(run.storage, orders, files).items():
         if isinstance(left, Exception):
             failed[name] = reason_of(left, name)
@@ -321,7 +321,7 @@ def finish(run: Run, series: str, *, session: str = "", saves: bool = False, ext
             _log.warning("%s", escaped(f"{run.storage.label(name)} could not be cleaned up: {error}"))
             over.discard(announced.get(name, ""))
     for name in run.names if saves and run.storage.near else ():
-        if series_of(name) == series and name not in records:
+        if in_series(name, series) and name not in records:
             files = run.folder(name).files
             if all(map(RUN_FILE.fullmatch, files)) and {COMMIT, REMOVED, SAVING}.isdisjoint(files):
                 remove_tree(run.storage, name, [], files)
@@ -343,6 +343,8 @@ def leftovers(run: Run, folder: Folder, session: str, *, again: bool = False) ->
     record = run.record(folder.name, folder)
     if record is not None and record.complete:
         return [SAVING]  # it was killed after it had published, or over what is there
+    if run.has_published(folder.name) and not saving.framework:
+        return []  # which has lost its metadata: nobody knows whose data this is
     run_id = run.ids.get(series_of(folder.name))
     if saving.run != (run_id or run.run_id) or (run_id is None and not again and folder.metadata):
         return []  # the note may come from another run; the next save of the step takes away what is there

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -15,18 +15,18 @@ from typing import Any, TypeVar
 from streamxf.cached import cached_property
 from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING, Commit, CommittedFile, Saving, Supplement
 from streamxf.checkpoint.saving import check_may_replace
-from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, escaped
+from streamxf.errors import ForeignError, MetadataError, NoCheckpointError, ParameterError, escaped
 from streamxf.format.items import check_literal_path
 from streamxf.format.names import is_metadata_name, made_by_saves
 from streamxf.format.run import RunFacts
 from streamxf.manager import notes
 from streamxf.manager.choice import Verify, check_alone, digest_of
-from streamxf.manager.folder import checksum_of
+from streamxf.manager.folder import Folder, checksum_of
 from streamxf.manager.forget import finish, forget_in, leftovers
 from streamxf.manager.holds import has_no_place, put_hold
 from streamxf.manager.listing import Run, written
-from streamxf.manager.record import Line, Record, numbers_in
-from streamxf.manager.removal import files_of, remove_entry, remove_tree
+from streamxf.manager.record import Line, Record, in_series, numbers_in
+from streamxf.manager.removal import remove_entry, remove_tree
 from streamxf.manager.retention import Retention
 from streamxf.manager.sessions import Session, Sessions
 from streamxf.manager.state import ABANDONED, RunState, lined
@@ -42,14 +42,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _Save:
-    """One under way: what it is to say of itself, whether a framework makes it, what lay in its folder before, which
-    `lines` were noted of that, and whether it was passed over without a note; and what keeps it from being removed.
+    """One under way: what it is to say of itself, whether a framework makes it, what lay in its folder before, and what
+    keeps it from being removed.
     """
 
     facts: RunFacts
     framework: bool
-    lines: tuple[Line, ...] = ()
-    passed: bool = False
     before: Mapping[str, str] = field(default_factory=dict)
     hold: ExitStack = field(default_factory=ExitStack)
 
@@ -94,18 +92,14 @@ class Housekeeper:
             self._began = True
         elif self.line is None:
             self._pool.submit(self._settle_line).result()
-        if replaces := bool(files_of(self._storage, name)):
-            self.wait()  # something of it may be being removed
         self._pool.submit(self._run.check_there, name).result()
         self.make_room(name)
-        replaces = replaces and bool(files_of(self._storage, name))
         assert self._run.run_id is not None
         rules = self._keep.to_json()
         line = self.continues, self.line or ()
         facts = RunFacts(self._run.run_id, name, numbers_in(name)[-1], time.time(), rules, metrics, *line)
         facts.to_json()  # raises here what the index could not take, and not when all data is written
         save = self._saves[name] = _Save(facts, framework)
-        self._submit("the line could not be noted", self._note_line, name, save, replaces).result()
         if framework:
             self._pool.submit(self._note, name, save).result()
         else:
@@ -189,8 +183,9 @@ class Housekeeper:
         records = self._run.read(series=self._series).records
         begun = [record.run for record in records if record.kind == "unfinished" and record.run]
         # if its first save was killed, nothing but that tells of the run
-        told = [each for each in (*begun, self._run.noted_run(each.name for each in records)) if each]
-        self._run.run_id = self._run.settle_id(records) or (told[-1] if told else secrets.token_hex(16))
+        if self._run.settle_id(records) is None:
+            begun += [noted.run for each in records if (noted := self._run.saves.get(each.name)) is not None]
+            self._run.run_id = begun[-1] if begun else secrets.token_hex(16)
         self._size = next((record.bytes for record in reversed(records) if record.counts and record.bytes), 0)
         if self._run.authority.blind and (older := [record for record in records if record.complete]):
             _log.warning(
@@ -205,30 +200,29 @@ class Housekeeper:
         except OSError as error:
             _log.error("this job could not be noted: %s", escaped(f"{type(error).__name__}: {error}"))
         try:
-            records = self._settle_line().records  # from here on no other job saves
+            state = self._settle_line()  # from here on no other job saves
         except BaseException:
             self._sessions.close()
             raise
-        _logging("what is noted of lines could not be tidied", self._run.tidy_lines, records, self._series)
+        gone = [name for name in {*self._run.saves.names}.difference(state.names) if in_series(name, self._series)]
+        _logging("what is noted of saves could not be removed", self._run.saves.drop, gone)
         extras = self._keep.extras == "remove"
         tidy = partial(finish, self._run, self._series, session=self._sessions.own.id, saves=True, extras=extras)
         _logging("what killed saves left could not be removed", tidy)
         _logging("older checkpoints could not be removed", self._forget, {})
         _logging("the listing could not be cached", self._run.remember)
 
-    def _note_line(self, name: str, save: _Save, replaces: bool) -> None:
-        noted, save.passed = self._run.line_note(name), name in self._passed
-        self._passed = [each for each in self._passed if each != name]  # from now on it is this save that is there
-        save.lines = noted.lines if noted is not None else ()
-        before = (save.lines or ((),)) if replaces else ()
-        self._run.note_lines({name: tuple(dict.fromkeys((*before, save.facts.line)))})
-
-    def _restore_line(self, name: str, save: _Save) -> None:
-        self._passed += [name] if save.passed else []
-        if save.lines:
-            self._run.note_lines({name: save.lines})
-        else:
-            self._run.drop_lines([name])
+    def _replaced(self, folder: Folder, line: Line) -> Record | None:
+        """The checkpoint in whose place a save begins, if it can be read; its line is noted beside that of the save."""
+        old: Record | None = None
+        before: tuple[Line, ...] | None = None if folder.files else ()
+        with suppress(OSError, ForeignError):
+            old = self._run.record(folder.name, folder) if folder.metadata or COMMIT in folder.files else None
+        if old is not None and old.counts and not old.damaged:
+            before = (old.line,)
+        begin, run_id = self._run.saves.begin, str(self._run.run_id)
+        _logging("the line could not be noted", begin, folder.name, run_id, before, line)
+        return old
 
     def _note(self, name: str, save: _Save) -> None:
         storage, run = self._storage, self._run
@@ -237,13 +231,11 @@ class Housekeeper:
             remove_tree(storage, name, [], [])
         folder = run.folder(name)
         files, ours = folder.files, folder.contents()
-        if files or storage.near:
-            run.change(name, goes=not files)
+        published = {path for path in folder.top if is_metadata_name(path)}
+        old = self._replaced(folder, save.facts.line)
         left = {*leftovers(run, folder, self._sessions.own.id, again=True)} - {SAVING}
         # which would go on to tell of what is replaced; on a local disk also what is no file, and would be in the way
         gone = left | ({COMMIT, REMOVED} if storage.near else files.keys() & {COMMIT, REMOVED})
-        published = {path for path in folder.top if is_metadata_name(path)}
-        old = run.record(name, folder) if self.line and (published or COMMIT in files) else None
         if why := old and lined([old], self.line or ())[0].abandoned:
             _log.warning("%s: this save replaces the checkpoint of another line: %s", storage.label(name), why)
         if published or COMMIT in files:
@@ -253,7 +245,7 @@ class Housekeeper:
                 check_may_replace(folder.place)
         if save.framework:
             gone |= published
-        record = run.record(name, folder) if save.framework or COMMIT in files else None
+        record = old if save.framework or COMMIT in files else None
         if record is not None and record.counts:  # some frameworks refuse to save over files of theirs
             kept = set() if save.framework else published.union(filter(made_by_saves, files))  # of DCP, until replaced
             gone |= {*ours} - kept - {SAVING}
@@ -296,7 +288,7 @@ class Housekeeper:
         finally:
             try:
                 if save is not None and not is_own:  # what was there before stays, and may be unreadable
-                    self._restore_line(name, save)
+                    self._run.saves.fail(name)
             finally:
                 self._end(name, noted=holds_some and not published)
         if not holds_some:
@@ -367,21 +359,16 @@ class Housekeeper:
 
     def _published(self, name: str) -> None:
         self.resumed = None
-        if (save := self._saves.get(name)) is not None and self._run.is_ambiguous(name):
-            _logging("the line could not be noted", self._run.note_lines, {name: (save.facts.line,)})
+        run_id = str(self._run.run_id)
+        if (save := self._saves.get(name)) is not None:
+            _logging("the line could not be noted", self._run.saves.publish, name, run_id, save.facts.line)
         self._end(name)
-        if self._passed:  # not before: what of this line is there gives them up
-            self._run.note_lines(dict.fromkeys(self._passed, ((self.line or ())[:-1],)))
-            self._passed = []
-        if self._storage.near:  # where a folder may be empty, since it is not mounted
-            _logging("the listing could not be cached", self._remember, name)
-
-    def _remember(self, name: str) -> None:
-        self._run.record(name)
-        self._run.remember(listed=False)
+        if passed := [each for each in self._passed if each != name]:  # not before: what of this line is there does so
+            self._run.saves.give_up(passed, run_id, self.line or ())
+        self._passed = []
 
     def _supplement(self, name: str, save_id: str, *known: Mapping[str, Any]) -> None:
-        self._run.change(name)
+        self._run.saves.touch(name)
         content = Supplement(save_id, max(time.time_ns() // 10**6, 0), *known).to_json()
         file = f"{name}/.streamxf-note-{secrets.token_hex(4)}"
         put_small(self._storage, file, self._run.authority.seal(content, Supplement.of_json), once=True)
@@ -397,7 +384,6 @@ class Housekeeper:
         )
         if report.removed:
             _log.info("removed %s, %s", some(report.removed), size_text(report.bytes))
-            self._run.drop_lines(report.removed)
         left = [name for name, why in report.kept.items() if why[0].startswith(ABANDONED)]
         if set(left) - set(self._abandoned):
             text = "%s: no rule removes %s: training went back to an earlier checkpoint"

@@ -127,7 +127,7 @@ def latest_in(run: Run, verify: Verify, *, best: tuple[str, str] | None = None, 
     if not complete and choice.record is None:
         begun = {each.name for each in state.records}
         # one may be of a first save that was killed, without a manager
-        check_copied(run, [each.name for each in state.lost if each.name in begun], least=2)
+        check_copied(run, begun.intersection(state.bare), least=2)
     return choice
 
 

@@ -16,11 +16,12 @@ from typing import Any
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT
 from streamxf.errors import DAMAGE, ForeignError, NoCheckpointError, ParameterError, UnsupportedError, escaped
-from streamxf.format.names import GLOBAL, is_metadata_name
+from streamxf.format.names import GLOBAL, is_metadata_name, made_by_saves
 from streamxf.formats.opening import contents_of, open_source, parts_of
+from streamxf.manager.catalog import RowCache, SaveNotes
 from streamxf.manager.folder import Folder, checksum_of
-from streamxf.manager.notes import ANY, Authority, LineNote, LineNotes, RowCache
-from streamxf.manager.record import Line, Record, is_numbered, series_of
+from streamxf.manager.notes import Authority
+from streamxf.manager.record import Record, in_series, is_numbered
 from streamxf.manager.removal import files_of, files_of_many, is_literal
 from streamxf.manager.state import RunState, last_line, lined
 from streamxf.places import Entries, Location, Storage, open_storage
@@ -49,12 +50,18 @@ def named_to_skip() -> list[str]:
     return [skip, *(os.path.basename(each.strip().rstrip("/")) for each in skip.split(","))]
 
 
-def is_bare(folder: Folder) -> bool:
-    """Whether a folder has data, and neither metadata nor a mark that a save was begun; or links in their places."""
+def data_in(folder: Folder, *, saved: bool) -> str | None:
+    """What a folder without a checkpoint has: "" for nothing; None for what nobody asks about, or a mark says, such as
+    that of a save, unless one was `saved` there; else data, which a ``"save"`` has left, by its names, or ``"others"``.
+    """
     if not folder.files:
-        return folder.place.is_link(GLOBAL)
+        return "save" if folder.place.is_link(GLOBAL) else ""
+    if not {COMMIT, REMOVED, *folder.metadata, *([] if saved else [SAVING])}.isdisjoint(folder.top):
+        return None
+    if any(map(made_by_saves, folder.top)):
+        return "save"
     data = (_DATA.fullmatch(path) or (file.size or 0) >= _LARGE for path, file in folder.files.items())
-    return {SAVING, COMMIT, REMOVED, *folder.metadata}.isdisjoint(folder.top) and any(data)
+    return "others" if any(data) else None
 
 
 class Run:
@@ -73,11 +80,11 @@ class Run:
         self.names: list[str] = []
         """The folders that may be checkpoints, when they were listed last."""
         self._rows = RowCache(storage, self.authority)
-        self._line_notes = LineNotes(storage, self.authority)
+        self.saves = SaveNotes(storage, self.authority)
         self._links: list[str] = []
         self._linked: dict[str, str] = {}
         self._unread: dict[str, Exception] = {}
-        self._bare: dict[str, bool] = {}  # whether a folder without a checkpoint has data; or has nothing at all
+        self._data: dict[str, str] = {}  # `data_in` folders without a checkpoint
         self.ids: dict[str, str] = {}
         """Of each series the run that its newest checkpoint names, when they were listed last."""
 
@@ -104,10 +111,11 @@ class Run:
             links = self._list()
         except FileNotFoundError:
             return RunState()
-        names = [name for name in (*self.names, *links) if is_numbered(name) and series in (None, series_of(name))]
-        near, unlinked = self.storage.near, [name for name in names if name not in links]
-        self._bare = {name: bare for name, bare in self._bare.items() if name in names}
-        marks = {name: folder_mark(self.storage, name) if near else ANY for name in unlinked}
+        names = [name for name in (*self.names, *links) if is_numbered(name)]
+        names = names if series is None else [name for name in names if in_series(name, series)]
+        self._data = {name: data for name, data in self._data.items() if name in names}
+        self.saves.reload()
+        marks = {name: self._mark(name) for name in names if name not in links}
         looked = sure and not self.authority.strict
         rows = {name: self._rows.get(name, mark, looked=looked) for name, mark in marks.items()}
         found = {name: row for name, row in rows.items() if row is not None}
@@ -121,11 +129,14 @@ class Run:
             if not (again := told.intersection(record.name for record in newest.values())):
                 others = {} if series is None else {each: run for each, run in self.ids.items() if each != series}
                 self.ids = others | {each: str(record.run) for each, record in newest.items()}
-                placed = self._lined(self._placed(record) for record in found.values())
+                placed, lost = self._lined(self._placed(record) for record in found.values())
                 gone = any(each.abandoned for each in placed)
                 apart = (each for each in placed if each.kind == "foreign" or (gone and (each.line or each.abandoned)))
                 if not (again := {each.name for each in apart} & told):
-                    return self._state(placed, names)
+                    bare = sorted(name for name, data in self._data.items() if data)
+                    empty = sorted(self._data.keys() - bare)
+                    unread = {name: error for name, error in self._unread.items() if name in names}
+                    return RunState(placed, names, lost, bare, empty, self._linked, unread, dict(self.saves.unread))
             elif lied:
                 again = told
             told, lied = told.difference(again), True
@@ -159,75 +170,23 @@ class Run:
                 raise self._unread[unread[-1]]
         return self.run_id
 
-    def noted_run(self, names: Iterable[str]) -> str | None:
-        """The run that is noted of the last of these checkpoints of which something is."""
-        found = [noted.run for name in names if (noted := self._line_notes.get(name)) is not None]
-        return found[-1] if found else None
-
     def reload(self) -> None:
         """Go by what others have noted by now."""
         self._rows.reload()
-        self._line_notes.reload()
-
-    def _state(self, records: list[Record], names: Collection[str]) -> RunState:
-        lost, doubted = self._lost(), [each.name for each in records if each.doubtful]
-        ambiguous = {name for name in (*doubted, *(each.name for each in lost)) if self.is_ambiguous(name)}
-        empty = sorted(name for name, bare in self._bare.items() if not bare)
-        unread = {name: error for name, error in self._unread.items() if name in names}
-        return RunState(records, lost, empty, self._linked, unread, ambiguous, self._line_notes.unread)
-
-    def _lost(self) -> list[Record]:
-        bare = sorted(name for name, bare in self._bare.items() if bare)
-        return [self._noted(Record(name, kind="unfinished", note=_BARE)) for name in bare]
 
     def _noted(self, record: Record) -> Record:
-        """With the line that is noted of it, if it says none itself."""
-        run_id, noted = self.run_id or self.ids.get(record.series), self._line_notes.get(record.name)
-        if noted is None or run_id not in (None, noted.run) or len(noted.lines) > 1:
+        """With the lines that are noted of it, if it says none itself."""
+        noted, run_id = self.saves.get(record.name), self.run_id or self.ids.get(record.series)
+        if noted is None or run_id not in (None, noted.run):
             return record
-        return replace(record, line=noted.lines[0], noted=True)
+        lines = noted.lines or ((),) * record.complete  # of another writer, which has none
+        if lines and noted.coming is not None:
+            lines = tuple(dict.fromkeys((*lines, noted.coming)))
+        return replace(record, line=lines[0] if len(lines) == 1 else (), lines=lines, given_up=noted.given_up)
 
-    def is_ambiguous(self, name: str) -> bool:
-        """Whether what is there may be what a save that was killed was to replace."""
-        noted = self._line_notes.get(name)
-        return noted is not None and len(noted.lines) > 1
-
-    def note_lines(self, lines: Mapping[str, tuple[Line, ...]]) -> None:
-        """Note of which line each of these checkpoints is, by name, or of one of which. Raises OSError."""
-        assert self.run_id is not None
-        self._line_notes.put(self.run_id, lines)
-
-    def line_note(self, name: str) -> LineNote | None:
-        """What is noted of a checkpoint, if anything is."""
-        return self._line_notes.get(name)
-
-    def drop_lines(self, names: Iterable[str]) -> None:
-        """Remove what is noted of these checkpoints. Raises OSError."""
-        self._line_notes.drop(self._line_notes.names.intersection(names))
-
-    def tidy_lines(self, records: Iterable[Record], series: str) -> None:
-        """Remove what is noted of checkpoints that are gone, or now say another line that was not given up. Raises
-        OSError. For a job that saves: while another does, it would seem to be wrong.
-        """
-        own = {each.name: each.line for each in records if each.counts and not (each.noted or each.abandoned)}
-        there = {*self.names, *self._links}
-        names = [name for name in self._line_notes.names if series_of(name) == series]
-        noted = {name: each for name in names if name in own and (each := self._line_notes.get(name)) is not None}
-        wrong = [name for name, each in noted.items() if own[name] not in each.lines]
-        self._line_notes.drop([*(name for name in names if name not in there), *wrong])
-        self.note_lines({name: (own[name],) for name in noted if name not in wrong and self.is_ambiguous(name)})
-
-    def remember(self, *, listed: bool = True) -> None:
-        """Store what was found, for the next process; what is gone goes if all was just `listed`. Raises OSError."""
-        self._rows.save([*self.names, *self._links] if listed else None)
-
-    def change(self, *names: str, known: bool = False, goes: bool = False) -> None:
-        """Say that checkpoints are about to change, where their folders have no mark that shows it, or to go; what is
-        `known` of them counts here for a while. Raises OSError.
-        """
-        if goes or not self.storage.near:
-            with suppress(*[OSError] * self.storage.near):  # a full disk: an emptied folder that stays then seems away
-                self._rows.drop(names, known=known)
+    def remember(self) -> None:
+        """Store what was found, for the next process; what is gone goes. Raises OSError."""
+        self._rows.save([*self.names, *self._links])
 
     def side_by_side(self, call: Callable[[Any], Any], each: Iterable[Any]) -> Iterator[Any]:
         """What `call` returns for each, in their order: in an object store some at a time."""
@@ -245,7 +204,7 @@ class Run:
     def is_still(self, record: Record, folder: Folder) -> bool:
         """Whether a folder holds what a record says; looked at again unless its metadata is the same file as then."""
         near = self.storage.near
-        mark = self.storage.fingerprints(record.name, _MARKED)[1] if near else (listing_mark(folder.files) or "/")[1:]
+        mark = self.storage.fingerprints(record.name, _MARKED)[1] if near else listing_mark(folder.files)
         if mark and not record.link and not any(map(SUPPLEMENT.fullmatch, folder.top)):
             known = self._rows.known(record.name, looked=not self.authority.strict)
             if known is not None and known[0].endswith(f"/{mark}") and known[1].save_id == record.save_id:
@@ -266,16 +225,21 @@ class Run:
             return replace(record, kind="foreign", note=f"of the run {record.run}")
         return record
 
-    def _lined(self, records: Iterable[Record]) -> list[Record]:
-        """In their order; in each series those `abandoned` that are not of the line that was saved last."""
-        ordered = sorted(records, key=lambda record: record.order)
+    def _lined(self, records: Iterable[Record]) -> tuple[list[Record], list[Record]]:
+        """In their order, and what was lost; in each series those `abandoned` that are not of the last line."""
+        lost = [self._noted(Record(name, kind="unfinished", note=_BARE)) for name, data in self._data.items() if data]
+        # of what no save has left, nor is noted of a published one, there is nothing to say
+        lost = [each for each in lost if each.lines or each.given_up is not None or self._is_of_a_save(each.name)]
+        ordered, lost = (sorted(part, key=lambda record: record.order) for part in (records, lost))
         parts: dict[str, list[Record]] = {}
-        for each in ordered:
-            parts.setdefault(each.series, []).append(each)
-        for each in self._lost():
+        for each in (*ordered, *lost):
             parts.setdefault(each.series, []).append(each)
         lines = {series: last_line(part) for series, part in parts.items()}
-        return [lined([each], line)[0] if (line := lines[each.series]) else each for each in ordered]
+        ordered, lost = ([lined([each], lines[each.series])[0] for each in part] for part in (ordered, lost))
+        return ordered, lost
+
+    def _is_of_a_save(self, name: str) -> bool:
+        return self._data[name] == "save" and self.saves.get(name) is None
 
     def _newest(self, records: Iterable[Record]) -> dict[str, Record]:
         """Of each series the newest checkpoint that counts and names a run, or that which is known."""
@@ -310,12 +274,12 @@ class Run:
 
     def _look(self, name: str, folder: Folder | None = None) -> Record | None:
         self._unread.pop(name, None)
-        self._bare.pop(name, None)
+        self._data.pop(name, None)
         try:
             self.storage.check_literal(name)
         except ParameterError as error:  # it cannot be listed, and nobody is to take its run for an empty one
             return Record(name, verified=False, note=error.message)
-        mark = folder_mark(self.storage, name)  # first: a change during the look has another one
+        mark = self._mark(name)  # first: a change during the look has another one
         try:
             folder = folder or self.folder(name)
             record = folder.record()
@@ -334,9 +298,11 @@ class Run:
             note = f"a link to {folder.place.label()}, which is empty or not there: mount it, or remove the link"
             return Record(name, kind="foreign", newer=True, link=folder.place.label(), note=note)
         if not folder.is_link:
-            self._rows.note(name, mark if self.storage.near else listing_mark(folder.files), record)
-        if (record is None or record.kind == "unfinished") and ((bare := is_bare(folder)) or not folder.files):
-            self._bare[name] = bare
+            whole = mark if mark is None or self.storage.near else mark + listing_mark(folder.files)
+            self._rows.note(name, whole, record)
+        if record is None or record.kind == "unfinished":
+            data = data_in(folder, saved=SAVING in folder.top and self.has_published(name))
+            self._data |= {name: data} if data is not None else {}
         if record is None or not folder.is_link:
             return record
         record, base = replace(record, link=folder.place.label()), self.storage.real()
@@ -348,11 +314,28 @@ class Run:
         if self._is_away(name):
             raise UnsupportedError(AWAY, file=self.storage.label(name))
 
+    def has_published(self, name: str) -> bool:
+        """Whether a checkpoint was there, by what is noted of it."""
+        noted = self.saves.get(name)
+        return noted is not None and bool(noted.lines)
+
     def _is_away(self, name: str) -> bool:
-        """Whether a checkpoint was there, and nothing is: what removes one leaves a lock or a mark until the end."""
-        with suppress(FileNotFoundError):
-            return self.storage.near and self._rows.has(name) and not any(self.storage.entries(name))
+        """Whether a checkpoint was there, and nothing is."""
+        with suppress(FileNotFoundError, NotADirectoryError):
+            if self.storage.near and not any(self.storage.entries(name)):
+                self.saves.reload()
+                return self.has_published(name)
         return False
+
+    def _mark(self, name: str) -> str | None:
+        """What changes with a folder: locally with its names, and its metadata or commit record, and in an object store
+        with what is noted of its save, before a slash. None if that is not known.
+        """
+        if self.storage.near:
+            folder, file = self.storage.fingerprints(name, _MARKED)
+            return None if folder is None or file is None else f"{folder}/{file}"
+        mark = self.saves.names.get(name)
+        return None if mark is None else f"{mark}/"
 
 
 def written(run: Run, name: str) -> float:
@@ -365,16 +348,10 @@ def written(run: Run, name: str) -> float:
     return max(data, default=0.0)
 
 
-def folder_mark(storage: Storage, name: str) -> str | None:
-    """What changes with a local folder's names, and with its metadata or commit record; None if not known."""
-    folder, file = storage.fingerprints(name, _MARKED)
-    return None if folder is None or file is None else f"{folder}/{file}"
-
-
-def listing_mark(files: Entries) -> str | None:
-    """The same of a folder in an object store, as far as that has marks."""
+def listing_mark(files: Entries) -> str:
+    """What changes with the metadata or commit record in a folder of an object store; "" if that has no tags."""
     tags = [checksum_of(files[name]) for name in (GLOBAL, COMMIT) if name in files]
-    return f"/{'+'.join(map(str, tags))}" if tags and None not in tags else None
+    return "" if None in tags else "+".join(map(str, tags))
 
 
 def list_checkpoints(

@@ -40,7 +40,8 @@ class Record:
     - `rules`: the retention rules of the job that saved it, as recorded.
     - `link`: where it leads, if it is a link in the place of a folder.
     - `line`: of each earlier line of the run the first step that is no part of this one's history.
-    - `noted`: whether it does not say its line itself, and what was noted before its save does.
+    - `lines`: of one of which it is by what was noted of its save, if it does not say its line itself; `given_up`: the
+      line that has given it up, whatever it is.
     - `abandoned`: why it is no part of the line that was saved last, such as "training went back to step 400"; "" if it
       is. Such a checkpoint is never resumed from by itself, and no rule removes it.
     - `note`: more in words: why it is foreign or not verified, or the error in its metadata.
@@ -61,7 +62,8 @@ class Record:
     rules: Mapping[str, Any] = field(default_factory=dict)
     link: str = ""
     line: tuple[int, ...] = ()
-    noted: bool = False
+    lines: tuple[tuple[int, ...], ...] = ()
+    given_up: tuple[int, ...] | None = None
     abandoned: str = ""
     note: str = ""
     damaged: bool = False
@@ -78,6 +80,11 @@ class Record:
     def counts(self) -> bool:
         """Whether it may be resumed from, be ranked by rules, and be a reason to remove others."""
         return self.kind in ("own", "unclaimed") and self.verified
+
+    @property
+    def noted(self) -> bool:
+        """Whether its line is known by what was noted of its save."""
+        return len(self.lines) == 1
 
     @property
     def doubtful(self) -> bool:
@@ -126,6 +133,12 @@ def is_numbered(name: str) -> bool:
 @lru_cache(_REMEMBERED)
 def series_of(name: str) -> str:
     return _NUMBER.sub("{}", name)
+
+
+@lru_cache(_REMEMBERED)
+def in_series(name: str, series: str) -> bool:
+    """Whether a checkpoint is of a series, whose name has ``{}`` for the step, and other numbers as they are."""
+    return re.fullmatch(re.escape(series).replace(r"\{\}", "[0-9]+"), name, re.DOTALL) is not None
 
 
 def order_of(name: str) -> tuple[tuple[int, ...], str]:

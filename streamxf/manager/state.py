@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from streamxf.errors import UnsupportedError
-from streamxf.manager.record import Line, Record, order_of, series_of
+from streamxf.manager.record import Line, Record, in_series, order_of
 from streamxf.manager.retention import Retention, with_plausible_times
 
 ABANDONED, FOREIGN = "abandoned: ", "foreign: "
+_NOT_KNOWN = "its metadata cannot be read, so that its line is not known"
 _UNKNOWN = 8  # lines, of which what nobody can read may be one
 _MOST = 1000  # lines
 _LATER = "this place may store later what was saved since"
@@ -40,22 +41,22 @@ class Doubt(NamedTuple):
 class RunState:
     """What lists, metadata, commit records and notes said of a run, at one moment.
 
-    - `records`: the checkpoints, complete or not, the oldest first.
-    - `lost`: folders with data, of which nothing says what it is, such as those that lost their metadata.
-    - `empty`: folders with nothing in them.
+    - `records`: the checkpoints, complete or not, the oldest first; `names`: of all folders that may be some.
+    - `lost`: what lost its metadata, by what is noted of it or by its data. `bare`: all folders with data of which
+      nothing there says what it is; `empty`: those with nothing in them.
     - `linked`: those to which links in the run's folder lead, such as ``best -> step-100``, each with a link.
     - `unread`: those that could not be read for now, by no fault of theirs, each with the error.
-    - `ambiguous`: those of which what is noted may be the line of a save that was killed over what is there.
-    - `unread_notes`: why notes of lines could not be read, if so.
+    - `unread_notes`: why notes of saves could not be read, by their names, or under "" why none could.
     """
 
     records: Sequence[Record] = ()
+    names: Collection[str] = ()
     lost: Sequence[Record] = ()
+    bare: Sequence[str] = ()
     empty: Sequence[str] = ()
     linked: Mapping[str, str] = field(default_factory=dict)
     unread: Mapping[str, Exception] = field(default_factory=dict)
-    ambiguous: Collection[str] = ()
-    unread_notes: Exception | None = None
+    unread_notes: Mapping[str, Exception] = field(default_factory=dict)
 
     @property
     def complete(self) -> list[Record]:
@@ -64,14 +65,17 @@ class RunState:
 
     def of(self, series: str) -> list[Record]:
         """The checkpoints of a series."""
-        return [each for each in self.records if each.series == series]
+        return [each for each in self.records if in_series(each.name, series)]
 
     def doubted(self, series: str) -> list[Record]:
         """What may be a checkpoint of a series, and does not say of which line: it cannot be read, or its metadata is
         gone, with its data there.
         """
-        lost = (each for each in self.lost if each.series == series)
-        return [*(each for each in self.of(series) if each.doubtful), *lost]
+        return [*(each for each in self.of(series) if each.doubtful), *self.lost_of(series)]
+
+    def lost_of(self, series: str) -> list[Record]:
+        """Those of a series that lost their metadata."""
+        return [each for each in self.lost if in_series(each.name, series)]
 
     # -- lines -----------------------------------------------------------------------------------------
 
@@ -79,9 +83,10 @@ class RunState:
         """The line of a series that was saved last, by what counts, and what is noted of others. Raises why notes
         cannot be read, if they may say of which line something doubted is.
         """
-        if self.unread_notes is not None and not all(each.noted for each in self.doubted(series)):
-            raise self.unread_notes
-        return last_line(each for each in (*self.records, *self.lost) if each.series == series)
+        for each in self.doubted(series) if self.unread_notes else ():
+            if not each.noted and (error := self.unread_notes.get(each.name, self.unread_notes.get(""))) is not None:
+                raise error
+        return last_line([*self.of(series), *self.lost_of(series)])
 
     def line_after(self, series: str, loaded: Record, written: When) -> tuple[Line, list[str]]:
         """The line of a job that has loaded one of these: the last, if that is its newest checkpoint, or a new one; and
@@ -89,9 +94,9 @@ class RunState:
         """
         last = self.last_line(series)
         doubted = [each for each in self.doubted(series) if _is_passed(each, loaded, written)]
-        unknown = [each.name for each in doubted if not each.noted]
+        left = [each for each in doubted if _reason(each, last) in ("", _NOT_KNOWN)]
+        unknown = [each.name for each in left if not each.noted]
         known = [each for each in self.of(series) if each.counts and not each.damaged and not _reason(each, last)]
-        left = [each for each in doubted if not (each.noted and _reason(each, last))]
         passed = bool(left) or any(each.order > loaded.order for each in known if each.name != loaded.name)
         if loaded.counts and not passed and not _reason(loaded, last):
             return last, unknown
@@ -99,10 +104,11 @@ class RunState:
             raise UnsupportedError(
                 f"training has gone back {_MOST:,} times in this run: save to another folder from now on"
             )
-        above = 0 if all(each.noted for each in left) else _UNKNOWN
+        number = max(len(last), *(len(line) for each in left for line in each.lines), 0)
+        number += 0 if all(each.lines for each in left) else _UNKNOWN
         if not loaded.counts:  # of another run: what is here is no part of its history
-            return (0,) * (len(last) + 1 + above) if known or last or left else (), unknown
-        return (*loaded.line, loaded.step + 1, *(0,) * (len(last) - len(loaded.line) + above)), unknown
+            return (0,) * (number + 1) if known or last or left else (), unknown
+        return (*loaded.line, loaded.step + 1, *(0,) * (number - len(loaded.line))), unknown
 
     # -- what to resume from -----------------------------------------------------------------------------
 
@@ -112,7 +118,7 @@ class RunState:
         """Why a checkpoint is passed over, or the error with which the search for one ends: it cannot be read for now,
         unless those to choose from are `ranked`, when nobody knows which it would be. None if nothing is known.
         """
-        if record.noted and record.abandoned and not abandoned:
+        if record.abandoned and not abandoned:
             return f"{ABANDONED}{record.abandoned}"
         if not ranked and record.name in self.unread:
             return self.unread[record.name]
@@ -120,9 +126,7 @@ class RunState:
             return UnsupportedError(record.note)
         if not record.verified:
             return f"not verified: {record.note}"
-        if record.kind == "foreign" and not foreign:
-            return f"{FOREIGN}{record.note}"
-        return f"{ABANDONED}{record.abandoned}" if record.abandoned and not abandoned else None
+        return f"{FOREIGN}{record.note}" if record.kind == "foreign" and not foreign else None
 
     def doubts(
         self, chosen: Record, written: When, passed: Collection[str], known: Collection[str] = ()
@@ -133,13 +137,15 @@ class RunState:
         abandoned checkpoint lies between the two. Raises as `last_line`.
         """
         for name in self.empty:
-            if series_of(name) == chosen.series and order_of(name) > chosen.order and name not in passed:
+            if in_series(name, chosen.series) and order_of(name) > chosen.order and name not in passed:
                 text = f"{chosen.name} is chosen, and {name} is empty: a save was killed there, or it is not mounted"
                 yield Doubt(name, text)
         self.last_line(chosen.series)
         good = [each for each in self.of(chosen.series) if each.counts and not each.damaged]
         for each in self.doubted(chosen.series):
-            ambiguous = each.name in self.ambiguous
+            if each.abandoned not in ("", _NOT_KNOWN):
+                continue
+            ambiguous = len({self._newest_if(each, line) for line in each.lines}) > 1
             # what nobody vouches for decides nothing
             decided = each.complete and not (each.damaged or each.unread or each.newer)
             if decided or each.name == chosen.name or each.name in passed:
@@ -150,17 +156,22 @@ class RunState:
             others = [chosen] if each.order < chosen.order else []
             others += [one for one in good if one.abandoned and chosen.order < one.order < each.order]
             # nobody knows when one that cannot be listed was; had training gone back before it, that would be noted
-            late = bool(others) and not each.noted and (each.order > chosen.order or written(each.name) < math.inf)
+            late = bool(others) and not each.lines and (each.order > chosen.order or written(each.name) < math.inf)
             late = late and written(each.name) > max(written(chosen.name), written(others[0].name))
             if late or ambiguous:
-                what = (
-                    f"was saved after {others[0].name}" if late else "may have been replaced by a save that was killed"
-                )
-                text = f"{what}, and cannot be read: {each.note}. Perhaps training had gone back to an earlier step"
-                yield Doubt(each.name, f"{each.name} {text} before it", stops=True)
+                why = f"saved after {others[0].name}" if late else "replaced by a save that was killed"
+                text = f"{'was' if late else 'may have been'} {why}, and cannot be read: {each.note}. Perhaps training"
+                yield Doubt(each.name, f"{each.name} {text} had gone back to an earlier step before it", stops=True)
             elif each.order > chosen.order or not 0 < written(each.name) < written(chosen.name):
                 text = f"{chosen.name} is chosen, though {each.name} may have been saved later: {each.note}"
                 yield from [Doubt(each.name, text)] if each.name not in known else ()
+
+    def _newest_if(self, doubted: Record, line: Line) -> str | None:
+        """The newest checkpoint that can be read in the line that was saved last, if this one is of that line."""
+        part = self.of(doubted.series)
+        last = last_line([*part, *self.lost_of(doubted.series), replace(doubted, lines=(line,), line=line)])
+        found = [each for each in part if each.counts and not each.damaged and not _reason(each, last)]
+        return max(found, key=lambda each: each.order).name if found else None
 
     # -- what stays --------------------------------------------------------------------------------------
 
@@ -189,7 +200,7 @@ class RunState:
         reasons |= {each.name: (each.note,) for each in counted if each.damaged}
         own = [each for each in counted if not (each.abandoned or each.damaged)]
         ranked = own
-        if coming is not None and coming.series == series:
+        if coming is not None and in_series(coming.name, series):
             ranked = [*(each for each in own if each.name != coming.name), coming]
         decided = keep.decide(with_plausible_times(ranked, now))
         for why in (protected or {}, {name: f"link {link}" for name, link in self.linked.items()}):
@@ -207,23 +218,25 @@ def last_line(records: Iterable[Record]) -> Line:
 
 def lined(records: Sequence[Record], line: Line) -> list[Record]:
     """The records of one series, those `abandoned` that are no part of a line."""
-    return [replace(each, abandoned=_reason(each, line)) if each.counts or each.noted else each for each in records]
+    return [replace(each, abandoned=reason) if (reason := _reason(each, line)) else each for each in records]
 
 
 def _reason(record: Record, line: Line) -> str:
-    number = len(record.line)
-    if number == len(line) or (number < len(line) and record.step < line[number]):
+    if record.given_up is not None and len(line) >= len(record.given_up):
+        return "it could not be read, and was passed over"
+    number, known = len(record.line), record.counts or record.noted
+    if not known or number == len(line) or (number < len(line) and record.step < line[number]):
         return ""
     if record.damaged and not record.noted:
-        return "its metadata cannot be read, so that its line is not known"
+        return _NOT_KNOWN
     end = line[number] if number < len(line) else 0
     return f"training went back to step {end - 1:,}" if end else "training went back, or began anew"
 
 
 def _is_passed(doubted: Record, loaded: Record, written: When) -> bool:
     """Whether it may be what training would have gone on from, but for being unreadable."""
-    if doubted.name == loaded.name:
-        return False
+    if doubted.name == loaded.name or len(doubted.lines) > 1:
+        return doubted.name != loaded.name
     return doubted.order > loaded.order or written(doubted.name) > written(loaded.name)
 
 

@@ -9,7 +9,7 @@ from itertools import islice
 from streamxf.errors import escaped, redacted
 from streamxf.storage.fetch import answers
 from streamxf.storage.files import NOT_THERE, NotRegular, components
-from streamxf.storage.storage import LOCK, Storage
+from streamxf.storage.storage import LOCK, Storage, StorageEntry
 
 MOST_BYTES = 2**20  # of one file
 MOST_IN_ALL = 64 * 2**20  # of all in a folder
@@ -31,9 +31,9 @@ def read_small(storage: Storage, path: str, most: int = MOST_BYTES) -> bytes | N
     return _received(storage, path, most, answer)
 
 
-def small_names(storage: Storage, folder: str) -> dict[str, int]:
-    """The regular files directly in a folder below, or in the folder itself for "", each with its size. Of more than
-    100,000 names, the others are ignored with a warning. A folder that is not there, or a link, has none.
+def small_names(storage: Storage, folder: str) -> dict[str, StorageEntry]:
+    """The regular files directly in a folder below, or in the folder itself for "", by their names. Of more than
+    100,000, the others are ignored with a warning. A folder that is not there, or a link, has none.
     """
     if folder:
         components(folder)
@@ -50,7 +50,7 @@ def small_names(storage: Storage, folder: str) -> dict[str, int]:
         return {}
     if more:
         _tell(f"what else is in {storage.label(folder)}", f"there are more than {MOST_NAMES} names")
-    return {each.name: each.size for each in found if each.size is not None}
+    return {each.name: each for each in found if each.size is not None}
 
 
 def small_files(storage: Storage, folder: str, wanted: Callable[[str], bool]) -> dict[str, bytes]:
@@ -60,9 +60,10 @@ def small_files(storage: Storage, folder: str, wanted: Callable[[str], bool]) ->
     chosen: list[str] = []
     found: dict[str, bytes] = {}
     held = 0
-    for name, size in sorted(small_names(storage, folder).items()):
+    for name, entry in sorted(small_names(storage, folder).items()):
         if not wanted(name):
             continue
+        size = entry.size or 0
         place = storage.label(_join(folder, name))
         if size > MOST_BYTES:
             _tell(place, f"it has {size} bytes")

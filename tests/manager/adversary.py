@@ -16,8 +16,7 @@ from hypothesis.stateful import precondition, rule
 from streamxf.checkpoint.notes import seal_note
 from streamxf.format.run import RunFacts
 from streamxf.manager.latest import latest_in
-from streamxf.manager.listing import folder_mark
-from streamxf.manager.notes import ANY
+from streamxf.manager.listing import Run
 from streamxf.storage.opening import open_storage
 from tests.manager.canned import checkpoint, data_of, keying
 from tests.manager.model import Folder
@@ -211,7 +210,7 @@ class Adversary(RunOnDisk):
 
     def mark(self, name: str) -> str:
         """That of a folder as it is now."""
-        return folder_mark(open_storage(self.place.run), name) or "0" if self.place.local else ANY
+        return Run(open_storage(self.place.run))._mark(name) or "0"
 
     @precondition(lambda self: self.sound())
     @rule(data=st.data(), pipe=st.booleans())

@@ -133,7 +133,7 @@ class Model:
 
     folders: dict[str, Folder] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
-    noted: dict[str, Line] = field(default_factory=dict)  # beside the checkpoints, by their names
+    noted: dict[str, Any] = field(default_factory=dict)  # beside the checkpoints, by their names
     bare: Callable[[], set[str]] = set  # folders with data, of which nothing says any more what it is
 
     @property
@@ -148,13 +148,35 @@ class Model:
     def last_line(self) -> Line:
         """The one on which training went back most often."""
         found = {step: self.line_of(step) for step in self.counted}
-        found |= {step: self.noted[name] for name, step in self.doubtful().items() if name in self.noted}
+        found |= {step: self.lines(name)[0] for name, step in self.doubtful().items() if len(self.lines(name)) == 1}
         return max(((len(line), step, line) for step, line in found.items()), default=(0, 0, ()))[2]
 
     def line_of(self, step: int) -> Line:
         """The line of a checkpoint that counts: what was noted before its save, if it does not say it itself."""
         name, each = f"step-{step}", self.counted[step]
-        return self.noted.get(name, each.line) if each.unread or each.doubted or not each.told else each.line
+        lines = self.lines(name) if each.unread or each.doubted or not each.told else []
+        return lines[0] if len(lines) == 1 else each.line
+
+    def lines(self, name: str) -> list[Line]:
+        """Of one of which what is there may be, by what is noted."""
+        if name not in self.noted:
+            return []
+        known = list(self.noted[name].lines) or [()] * (name in self.folders)
+        coming = self.noted[name].coming
+        return known + [coming] * bool(known and coming is not None and coming not in known)
+
+    def is_given_up(self, name: str, line: Line) -> bool:
+        """Whether it was passed over, in a line that this one continues or gave up."""
+        up = self.noted[name].given_up if name in self.noted else None
+        each = self.folders.get(name)
+        asked = each is None or each.unread or each.doubted or not each.told
+        return asked and up is not None and len(line) >= len(up)
+
+    def is_noted_as_lost(self, name: str, files: Collection[str]) -> bool:
+        """Whether data without a line is what a save left: nobody has noted another, and none is under way."""
+        if ".streamxf-saving" in files:
+            return False
+        return name not in self.noted or self.noted[name].given_up is not None
 
     def doubtful(self) -> dict[str, int]:
         """What may be a checkpoint, and nobody knows of which line, with its step."""
@@ -166,22 +188,26 @@ class Model:
         """Those which are history of a line, by default of the last."""
         line = self.last_line() if line is None else line
         bounds = dict(enumerate(line)) | {len(line): math.inf}
-        return {step: each for step, each in self.counted.items() if step < bounds.get(len(self.line_of(step)), 0)}
+        found = {step: each for step, each in self.counted.items() if step < bounds.get(len(self.line_of(step)), 0)}
+        return {step: each for step, each in found.items() if not self.is_given_up(f"step-{step}", line)}
 
     def after(self, step: int, own: Line) -> Line:
         """The line of training that goes on from this step, which is of its `own`."""
         last = self.last_line()
         bounds = dict(enumerate(last)) | {len(last): math.inf}
-        later = {name: number for name, number in self.doubtful().items() if number > step}
+        lines = {name: self.lines(name) for name in self.doubtful()}
         left = {
             name: number
-            for name, number in later.items()
-            if name not in self.noted or number < bounds.get(len(self.noted[name]), 0)
+            for name, number in self.doubtful().items()
+            if (number > step or (len(lines[name]) > 1 and number != step))
+            and not self.is_given_up(name, last)
+            and not (len(lines[name]) == 1 and number >= bounds.get(len(lines[name][0]), 0))
         }
         whole = {number for number, each in self.in_line(last).items() if not each.unread}
-        if step < bounds.get(len(own), 0) and step >= max({*whole, *left.values()}, default=0):
+        if step < bounds.get(len(own), 0) and not left and step >= max(whole, default=0):
             return last
-        return own + (step + 1,) + (0,) * (len(last) - len(own) + (8 if left.keys() - self.noted else 0))
+        most = max([len(last), *(len(line) for name in left for line in lines[name])])
+        return own + (step + 1,) + (0,) * (most - len(own) + 8 * any(not lines[name] for name in left))
 
     def newest_good(self, check: str, line: Line | None = None) -> int | None:
         """The newest step that a check finds nothing wrong with."""

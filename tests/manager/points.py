@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 from fsspec.implementations.memory import MemoryFileSystem
 
-from streamxf.manager import forget, holds, housekeeper, listing, sessions
+from streamxf.manager import forget, holds, housekeeper, sessions
 from streamxf.manager.housekeeper import Housekeeper
 from streamxf.storage import local
 from tests.failing import fails_with
@@ -130,8 +130,6 @@ class Points:
             stack.enter_context(patch.object(forget, "_remove_unchanged", self.locking(forget._remove_unchanged)))
             stack.enter_context(patch.object(forget, "locked", self.held(forget.locked)))
             stack.enter_context(patch.object(holds, "_PATIENCE", 1.0))
-            # what is remembered of an object store may be outdated, by design; the model knows what is there
-            stack.enter_context(patch.object(listing, "ANY", None))
             if settled is not None:
                 stack.enter_context(patch.object(local, "_SETTLED", settled))
             yield

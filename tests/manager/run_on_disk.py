@@ -15,11 +15,11 @@ from hypothesis.stateful import RuleBasedStateMachine
 from streamxf.errors import NoCheckpointError
 from streamxf.format.run import RunFacts
 from streamxf.manager import choice, housekeeper
+from streamxf.manager.catalog import SaveNotes
 from streamxf.manager.forget import ForgetReport, forget_in
 from streamxf.manager.holds import hold_checkpoint
 from streamxf.manager.housekeeper import Housekeeper
 from streamxf.manager.listing import Run
-from streamxf.manager.notes import LineNotes
 from streamxf.manager.retention import Retention
 from streamxf.storage.opening import open_storage
 from tests.failing import fails_with
@@ -153,14 +153,15 @@ class RunOnDisk(RuleBasedStateMachine):
 
     def bare(self) -> set[str]:
         """The folders with data in which nothing says that a save was begun, such as those that lost their metadata."""
-        notes = {".metadata", ".streamxf-saving", ".streamxf-commit", ".streamxf-removed"}
+        notes = {".metadata", ".streamxf-commit", ".streamxf-removed"}
         found: dict[str, set[str]] = {}
         for path, what in self.place.below().items():
             name, _, file = path.partition("/")
             if isinstance(what, bytes):
                 found.setdefault(name, set()).add(file)
         bare = {name for name, files in found.items() if any(file.endswith(".distcp") for file in files - notes)}
-        return {name for name in bare if name.removeprefix("step-").isdigit() and not found[name] & notes}
+        bare = {name for name in bare if name.removeprefix("step-").isdigit() and not found[name] & notes}
+        return {name for name in bare if self.model.lines(name) or self.model.is_noted_as_lost(name, found[name])}
 
     def read_now(self) -> set[str]:
         """The names that somebody holds."""
@@ -260,10 +261,9 @@ class RunOnDisk(RuleBasedStateMachine):
 
     def learn_line(self) -> None:
         """What is noted now."""
-        notes = LineNotes(open_storage(self.place.run), self.keying.authority())
+        notes = SaveNotes(open_storage(self.place.run), self.keying.authority())
         noted = {f"step-{step}": notes.get(f"step-{step}") for step in range(100)}
-        own = {name: each.lines for name, each in noted.items() if each is not None and each.run == self.run_id}
-        self.model.noted = {name: lines[0] for name, lines in own.items() if len(lines) == 1}
+        self.model.noted = {name: each for name, each in noted.items() if each is not None and each.run == self.run_id}
 
     def forget(self, rules: dict[str, Any], check: str, dry_run: bool = False) -> ForgetReport:
         return forget_in(self.seen(), Retention(**rules), check, dry_run=dry_run)
@@ -366,7 +366,7 @@ class RunOnDisk(RuleBasedStateMachine):
         self.learn_line()
         if not self.is_there(name):
             return before
-        assert self.model.noted.get(name, ()) == (self.line or ()) or self.blocked
+        assert self.model.lines(name) == [self.line or ()] or self.blocked
         self.measure([name])  # with what came late
         after, _ = self.model.to_go(self.keeping, self.check, self.now, read, step, self.line)
         return after

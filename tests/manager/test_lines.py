@@ -21,11 +21,12 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.notes import seal_note
 from streamxf.errors import NoCheckpointError, ParameterError, UnsupportedError
-from streamxf.manager import choice, housekeeper, notes, state
+from streamxf.manager import catalog, choice, housekeeper, notes, state
+from streamxf.manager.catalog import SaveNotes
 from streamxf.manager.folder import Folder
 from streamxf.manager.forget import forget
 from streamxf.manager.housekeeper import Housekeeper
-from streamxf.manager.listing import Run, list_checkpoints
+from streamxf.manager.listing import list_checkpoints
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.record import Record
 from streamxf.manager.retention import Retention
@@ -244,7 +245,7 @@ def test_a_note_that_is_older_than_what_cannot_be_read_decides_nothing(
 ) -> None:
     saved_run(tmp_path, 400, 500, 600)
     goes_back(tmp_path, 400, 410, 420, 430)
-    monkeypatch.setattr(Run, "note_lines", lambda *_: None)  # killed before that, or the disk was full
+    monkeypatch.setattr(SaveNotes, "_put", lambda *_: None)  # killed before that, or the disk was full
     goes_back(tmp_path, 410, 415)
     assert resumed(tmp_path) == 415
     unreadable(monkeypatch, TROUBLE[0]).add("step-415")
@@ -255,7 +256,7 @@ def test_a_note_that_is_older_than_what_cannot_be_read_decides_nothing(
 
 def test_a_line_is_noted_again_where_it_could_not_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved_run(tmp_path, 400, 500)
-    note, failed = Run.note_lines, list[int]()
+    note, failed = SaveNotes._put, list[int]()
 
     def fails_once(*what: Any) -> Any:
         failed.append(1)
@@ -263,7 +264,7 @@ def test_a_line_is_noted_again_where_it_could_not_be(tmp_path: Path, monkeypatch
             raise OSError(28, "No space left on device")
         return note(*what)
 
-    monkeypatch.setattr(Run, "note_lines", fails_once)
+    monkeypatch.setattr(SaveNotes, "_put", fails_once)
     goes_back(tmp_path, 400, 410, 420)
     damage(tmp_path / "step-420")
     assert resumed(tmp_path) == 410
@@ -373,9 +374,8 @@ def test_notes_of_lines_go_with_their_checkpoints(tmp_path: Path) -> None:
     for step in range(3, 20):
         shutil.rmtree(tmp_path / f"step-{step}")
     saved_run(tmp_path, 23)
-    assert sorted(each.name for each in tmp_path.glob(".streamxf/lines/*")) == [
-        f"step-{step}" for step in range(20, 24)
-    ]
+    noted = {each.name for each in tmp_path.glob(".streamxf/saves/*")}
+    assert noted == {f"step-{step}" for step in (1, 2, *range(20, 24))}
 
 
 @pytest.mark.parametrize("way", ["none", "skip", "latest"])
@@ -431,6 +431,7 @@ def test_a_line_is_known_where_only_others_checkpoints_can_be_read(
 
 def test_lines_do_not_grow_by_what_was_passed_over_once(tmp_path: Path) -> None:
     saved_run(tmp_path, 1, 2, 900)
+    shutil.rmtree(tmp_path / ".streamxf")
     (tmp_path / "step-900" / ".metadata").write_bytes(b"")
     for step in range(3, 8):
         goes_back(tmp_path, step - 1, step)
@@ -453,8 +454,8 @@ def test_a_note_of_a_line_that_is_none_counts_for_nothing(tmp_path: Path, lines:
     saved_run(tmp_path, 400, 500)
     run = list_checkpoints(tmp_path)[0].run
     for name in ("step-450", "step-500"):
-        note = seal_note({"run": run, "name": name, "lines": json.loads(lines)}, None)
-        put_small(open_storage(tmp_path), f".streamxf/lines/{name}", note)
+        note = seal_note({"run": run, "name": name, "lines": json.loads(lines), "coming": None, "given_up": None}, None)
+        put_small(open_storage(tmp_path), f".streamxf/saves/{name}", note)
     damage(tmp_path / "step-500")
     assert resumed(tmp_path) == 400
     saved_run(tmp_path, 600)
@@ -671,14 +672,14 @@ def test_notes_that_cannot_be_read_for_now_are_not_lost(tmp_path: Path, monkeypa
     read_small = notes.read_small
 
     def denied(storage: Any, path: str, *how: Any) -> Any:
-        if "lines/" in path:
+        if "saves/" in path:
             raise PermissionError(13, "Permission denied", path)
         return read_small(storage, path, *how)
 
     monkeypatch.setattr(notes, "read_small", denied)
     monkeypatch.setenv("STREAMXF_SKIP", "step-610")
     for call in (lambda: resumed(tmp_path), lambda: streamxf.latest(tmp_path), lambda: forget(tmp_path, 1)):
-        with pytest.raises(PermissionError, match=r"\.streamxf/lines/step-610"):
+        with pytest.raises(PermissionError, match=r"\.streamxf/saves/step-610"):
             call()
 
 
@@ -761,12 +762,12 @@ def test_a_note_goes_once_its_checkpoint_says_another_line(
         goes_back(tmp_path, None, 410, resumes=400)
         monkeypatch.delenv("STREAMXF_SKIP")
         bad.clear()
+        assert abandoned(tmp_path) == ["step-500"]
         shutil.rmtree(tmp_path / "step-410")
     saves = [600, 700] if later else []
     goes_back(tmp_path, None, *saves, resumes=500)
     damage(tmp_path / "step-500")
     assert resumed(tmp_path) == (700 if later else 400)
-    assert not [*tmp_path.glob(".streamxf/lines/step-500")] or failed == "passed over"
 
 
 def test_a_link_of_the_last_line_whose_target_lost_its_metadata(tmp_path: Path) -> None:
@@ -794,15 +795,15 @@ def test_a_note_that_could_not_be_put_is_put_by_the_next_save(tmp_path: Path, mo
     put = notes.put_note
 
     def full(storage: Any, authority: Any, file: str, *what: Any) -> None:
-        if file.startswith("lines/"):
+        if file.startswith("saves/"):
             raise OSError(28, "No space left on device")
         put(storage, authority, file, *what)
 
     with CheckpointManager(tmp_path) as manager:
         manager.resume(blank(), step=400)
-        monkeypatch.setattr(notes, "put_note", full)
+        monkeypatch.setattr(catalog, "put_note", full)
         manager.save(610, state_at(610))
-        monkeypatch.setattr(notes, "put_note", put)
+        monkeypatch.setattr(catalog, "put_note", put)
         manager.save(610, state_at(610))
     damage(tmp_path / "step-610")
     assert resumed(tmp_path) == 400
@@ -832,7 +833,7 @@ def test_notes_of_lines_go_with_what_rules_remove(tmp_path: Path) -> None:
         manager.resume(blank(), step=1)
         for step in range(3, 13):
             manager.save(step, state_at(step))
-    assert sorted(each.name for each in tmp_path.glob(".streamxf/lines/*")) == ["step-11", "step-12"]
+    assert sorted(each.name for each in tmp_path.glob(".streamxf/saves/*")) == ["step-11", "step-12", "step-2"]
 
 
 def test_an_older_folder_that_cannot_be_listed_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -891,7 +892,7 @@ def test_where_a_note_cannot_be_put_no_older_one_stays(tmp_path: Path, monkeypat
     put = notes.put_small
 
     def full(storage: Any, path: str, *what: Any, **how: Any) -> Any:
-        if path.endswith("lines/step-500"):
+        if path.endswith("saves/step-500"):
             raise OSError(28, "No space left on device")
         return put(storage, path, *what, **how)
 
@@ -914,7 +915,7 @@ def test_a_save_that_failed_over_what_cannot_be_read_leaves_no_line(
         unreadable(monkeypatch, TROUBLE[0]).add("step-500")
         with pytest.raises(CheckpointException):
             manager.save(500, {"w": lambda: None})
-    assert not [*tmp_path.glob(".streamxf/lines/*"), *tmp_path.glob(".streamxf/holds/*")]
+    assert not [*tmp_path.glob(".streamxf/holds/*")]
     assert resumed(tmp_path) == 600
 
 
@@ -1025,6 +1026,116 @@ def test_a_note_counts_for_its_own_checkpoint(tmp_path: Path) -> None:
     saved_run(tmp_path, 400, 500, 600, **KEYED)
     goes_back(tmp_path, 400, 610, **KEYED)
     shutil.rmtree(tmp_path / "step-610")
-    (tmp_path / ".streamxf" / "lines" / "step-610").rename(tmp_path / ".streamxf" / "lines" / "step-500")
+    (tmp_path / ".streamxf" / "saves" / "step-610").rename(tmp_path / ".streamxf" / "saves" / "step-500")
     zero_metadata(tmp_path / "step-500")
     assert resumed(tmp_path, **KEYED) == 600
+
+
+def test_what_was_deleted_by_hand_and_saved_anew_is_not_what_was_remembered(place: tuple[str, dict[str, Any]]) -> None:
+    url, options = place
+    saved_run(url, 300, 400, 500, 600, keep=10, storage_options=options)
+    saved_run(url, 700, keep=10, storage_options=options)  # by now the first ones are remembered
+    files = open_storage(url, options)
+    files.remove([f"step-500/{each.name}" for each in files.child("step-500").below()])
+    goes_back(url, 400, 500, storage_options=options)
+    assert resumed(url, keep=2, storage_options=options) == 500
+    assert abandoned(url, storage_options=options) == ["step-600", "step-700"]
+
+
+def leave_a_file(run: Path) -> None:
+    """Rules remove 500, and what a person has put beside it stays."""
+    saved_run(run, 300, 400, 500, 600)
+    (run / "step-500" / "ema.pt").write_bytes(b"x")
+    saved_run(run, 700, keep=Retention(last=1, steps=(400, 600)))
+    assert [each.name for each in (run / "step-500").iterdir()] == ["ema.pt"]
+
+
+@pytest.mark.parametrize("at", ["put_hold", "finish"])
+def test_a_save_that_was_killed_where_a_persons_file_lies_decides_nothing(tmp_path: Path, at: str) -> None:
+    leave_a_file(tmp_path)
+
+    def killed() -> None:
+        with patch.object(
+            housekeeper if at == "put_hold" else streamxf.FileSystemWriter, at, lambda *_, **__: os._exit(9)
+        ):
+            goes_back(tmp_path, 400, 500)
+
+    assert status_of_child(killed) == 9
+    goes_back(tmp_path, None, 800, resumes=700)
+    assert resumed(tmp_path) == 800
+    assert forget(tmp_path, 1).removed == ("step-400", "step-600", "step-700")
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_what_a_person_puts_into_a_removed_folder_is_no_checkpoint(tmp_path: Path, copied: bool) -> None:
+    leave_a_file(tmp_path)
+    os.utime(tmp_path / "step-500" / "ema.pt")  # an evaluation of it ends late
+    shutil.rmtree(tmp_path / ".streamxf") if copied else None
+    assert resumed(tmp_path) == 700
+    assert forget(tmp_path, 2).removed == ("step-400",)
+
+
+@pytest.mark.parametrize("way", ["step", "skip"])
+def test_what_was_decided_of_a_killed_save_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    run = tmp_path / "run"
+    killed_over_500(run, monkeypatch)
+    put_away(run / "step-500")
+    monkeypatch.setenv("STREAMXF_SKIP", "step-500" if way == "skip" else "")
+    goes_back(run, 600 if way == "step" else None, 700, resumes=600)
+    monkeypatch.delenv("STREAMXF_SKIP")
+    assert resumed(run) == 700
+    (run / "step-500").rmdir()
+    (tmp_path / "away").rename(run / "step-500")
+    assert resumed(run) == 700
+
+
+def test_a_killed_save_stops_nobody_where_both_answers_are_the_same(tmp_path: Path) -> None:
+    saved_run(tmp_path, 400, 500, 600)
+    zero_metadata(tmp_path / "step-600")
+
+    def killed() -> None:
+        with patch.object(streamxf.FileSystemWriter, "finish", lambda *_, **__: os._exit(9)):
+            goes_back(tmp_path, None, 600, resumes=500)
+
+    assert status_of_child(killed) == 9
+    assert resumed(tmp_path) == 500
+
+
+def test_what_is_known_to_be_abandoned_need_not_be_readable(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unreadable(monkeypatch, TROUBLE[0]).add("step-600")
+    assert resumed(run) == 420
+    read_small = notes.read_small
+
+    def denied(storage: Any, path: str, *how: Any) -> Any:
+        if "saves/step-410" in path:
+            raise PermissionError(13, "Permission denied", path)
+        return read_small(storage, path, *how)
+
+    monkeypatch.setattr(notes, "read_small", denied)
+    assert resumed(run) == 420, "of which that note says nothing"
+
+
+def test_a_save_puts_a_folder_in_the_place_of_a_link_each_time(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    saved_run(run, 400, 500)
+    for _ in range(2):
+        (run / "step-500").rename(tmp_path / "cold")
+        (run / "step-500").symlink_to(tmp_path / "cold")
+        goes_back(run, 400, 500)
+        shutil.rmtree(tmp_path / "cold")
+    assert resumed(run) == 500
+
+
+def test_data_of_what_lost_its_metadata_stays_though_a_mark_of_its_save_does(tmp_path: Path) -> None:
+    saved_run(tmp_path, 100, 200)
+
+    def killed() -> None:
+        with patch.object(Housekeeper, "_end", lambda *_, **__: os._exit(9)):
+            saved_run(tmp_path, 300)
+
+    assert status_of_child(killed) == 9
+    metadata = tmp_path / "step-300" / ".metadata"
+    metadata.rename(tmp_path / "kept")
+    saved_run(tmp_path, 250)
+    (tmp_path / "kept").rename(metadata)
+    assert resumed(tmp_path) == 300

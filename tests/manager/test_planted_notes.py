@@ -15,10 +15,11 @@ from streamxf.checkpoint import notes
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.notes import COMMIT, seal_note
 from streamxf.errors import MetadataError, ParameterError
+from streamxf.manager.catalog import RowCache
 from streamxf.manager.folder import Folder
 from streamxf.manager.latest import is_complete
-from streamxf.manager.listing import Run, folder_mark, list_checkpoints
-from streamxf.manager.notes import Authority, RowCache
+from streamxf.manager.listing import Run, list_checkpoints
+from streamxf.manager.notes import Authority
 from streamxf.manager.removal import files_of
 from streamxf.storage.opening import open_storage
 
@@ -126,7 +127,7 @@ def test_rows_neither_hide_a_checkpoint_nor_say_which_run_this_is(tmp_path: Path
     for folder in tmp_path.glob("step-*"):
         os.utime(folder, (old, old))
     told = {
-        name: [folder_mark(open_storage(tmp_path), name), json.dumps([None, 0, 1, {}, told_by(of, str(mine))])]
+        name: [Run(open_storage(tmp_path))._mark(name), json.dumps([None, 0, 1, {}, told_by(of, str(mine))])]
         for name in names
     }
     for file in (tmp_path / ".streamxf").glob("rows-*"):
@@ -154,7 +155,7 @@ def test_rows_do_not_say_which_is_the_best(tmp_path: Path, told: dict[str, float
         file.unlink()
     rows = {
         name: [
-            folder_mark(open_storage(tmp_path), name),
+            Run(open_storage(tmp_path))._mark(name),
             json.dumps([None, 0, 1, {"loss": loss}, told_by("this one", str(mine))]),
         ]
         for name, loss in told.items()

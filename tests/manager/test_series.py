@@ -57,3 +57,17 @@ def test_where_all_were_renamed_none_counts_by_itself(tmp_path: Path) -> None:
         with pytest.raises(NoCheckpointError, match="foreign=True"):
             manager.resume(state_at(0))
         assert manager.resume(state_at(0), step=3, foreign=True) == 3
+
+
+def test_names_that_differ_by_another_number_are_of_two_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    saved_run(tmp_path, 100, 200, name="exp1-step-{}")
+    with CheckpointManager(tmp_path, name="exp2-step-{}", keep=1) as manager:
+        assert manager.resume(state_at(0)) is None
+        assert "nothing is resumed from: exp1-step-200 is of no exp2-step-{}" in caplog.text
+        for step in (10, 20):
+            manager.save(step, state_at(step))
+    assert names(tmp_path) == {"exp1-step-100", "exp1-step-200", "exp2-step-20"}
+    with CheckpointManager(tmp_path, name="exp1-step-{}", keep=1) as manager:
+        assert manager.resume(state_at(0)) == 200
+        manager.save(300, state_at(300))
+    assert names(tmp_path) == {"exp1-step-300", "exp2-step-20"}

@@ -15,7 +15,7 @@ from streamxf.errors import ParameterError
 from streamxf.storage import small
 from streamxf.storage.opening import open_storage, storage_over
 from streamxf.storage.small import put_small, read_small, small_files, small_names
-from streamxf.storage.storage import LOCK, Storage
+from streamxf.storage.storage import LOCK, Storage, StorageEntry
 from tests.dcp.s3_server import storage as s3_options
 from tests.failing import fails_with
 
@@ -51,9 +51,13 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]
         yield open_storage(f"s3://checkpoints/{name}", s3_options(endpoint))
 
 
+def sizes(storage: Storage, folder: str) -> dict[str, int | None]:
+    return {name: each.size for name, each in small_names(storage, folder).items()}
+
+
 def test_what_is_put_is_read(storage: Storage) -> None:
     assert read_small(storage, "a/b/one") is None
-    assert small_names(storage, "a/b") == {}
+    assert sizes(storage, "a/b") == {}
     put_small(storage, "a/b/one*", b"1")
     put_small(storage, "a/b/one*", b"two")
     put_small(storage, "a/b/empty", b"", sync=False)
@@ -62,9 +66,9 @@ def test_what_is_put_is_read(storage: Storage) -> None:
     assert read_small(storage, "a/b/empty") == b""
     assert read_small(storage, "top") == b"top"
     assert read_small(storage, "a/b") is read_small(storage, "top/more") is None
-    assert small_names(storage, "a/b") == {"one*": 3, "empty": 0}
-    assert small_names(storage, "") == {"top": 3}
-    assert small_names(storage, "top/more") == {}
+    assert sizes(storage, "a/b") == {"one*": 3, "empty": 0}
+    assert sizes(storage, "") == {"top": 3}
+    assert sizes(storage, "top/more") == {}
     assert small_files(storage, "a/b", lambda name: True) == {"one*": b"two", "empty": b""}
     assert small_files(storage, "a/b", lambda name: name == "empty") == {"empty": b""}
     assert small_files(storage, "", lambda name: True) == {"top": b"top"}
@@ -75,7 +79,7 @@ def test_once_is_once(storage: Storage) -> None:
     with pytest.raises(FileExistsError):
         put_small(storage, "step/commit", b"second", once=True)
     assert read_small(storage, "step/commit") == b"first"
-    assert small_names(storage, "step") == {"commit": 5}  # no draft
+    assert sizes(storage, "step") == {"commit": 5}  # no draft
 
 
 def test_where_there_are_no_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +121,7 @@ def test_files_that_grow(storage: Storage, monkeypatch: pytest.MonkeyPatch, capl
     monkeypatch.setattr(small, "MOST_IN_ALL", 150)
     for name in "abc":
         put_small(storage, f"d/{name}", bytes(200 if name == "a" else 90))
-    monkeypatch.setattr(small, "small_names", lambda storage, folder: dict.fromkeys("abcd", 5))
+    monkeypatch.setattr(small, "small_names", lambda *_: {name: StorageEntry(name, "file", 5) for name in "abcd"})
     assert set(small_files(storage, "d", lambda name: True)) == {"b"}
     assert caplog.text.count("d/a is ignored") == 1
 
@@ -183,7 +187,7 @@ storage = open_storage({os.fspath(tmp_path)!r})
 for name in ("pipe", "folder", "hole", "device", "pipe/more"):
     assert read_small(storage, name) is None, name
 assert small_files(storage, "", lambda name: True) == {{"good": b"good"}}
-assert small_names(storage, "") == {{"good": 4, "hole": 2**40}}
+assert {{name: each.size for name, each in small_names(storage, "").items()}} == {{"good": 4, "hole": 2**40}}
 assert small_names(storage, "pipe") == {{}}
 assert read_small(open_storage("/dev"), "zero") is None
 """
