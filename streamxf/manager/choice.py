@@ -103,9 +103,8 @@ def choose(
     several runs; KeyMissingError if the job holds no key that reads them.
     """
     run.storage.forget_listings()
-    run.reload()
     while True:
-        state = run.read(series=series, sure=best is not None)
+        state = run.read(series=series)
         choice, complete = Choice(skipped=dict(skipped)), state.complete
         if not complete:
             if skipped:

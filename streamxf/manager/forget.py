@@ -163,7 +163,7 @@ def forget_in(
     `protected` stay, for the reason that stands there. With `coming`, as if that had been saved already. Rules count
     within a `line`, by default the last of a series; what is `abandoned` stays.
     """
-    state = read_named(run, sure=keep.by_facts) if series is None else run.read(series=series, sure=keep.by_facts)
+    state = read_named(run) if series is None else run.read(series=series)
     records = state.records
     extras = keep.extras == "remove"
     for each in {series or record.series for record in records if not record.complete and not dry_run}:

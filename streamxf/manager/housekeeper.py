@@ -171,7 +171,6 @@ class Housekeeper:
 
     def _settle_line(self) -> RunState:
         """Which line this job's saves are of; what is there. Not before its first: another job may have saved since."""
-        self._run.reload()
         state = self._run.read(series=self._series)
         if self._loaded is None:
             self.line = state.last_line(self._series)
@@ -210,7 +209,6 @@ class Housekeeper:
         tidy = partial(finish, self._run, self._series, session=self._sessions.own.id, saves=True, extras=extras)
         _logging("what killed saves left could not be removed", tidy)
         _logging("older checkpoints could not be removed", self._forget, {})
-        _logging("the listing could not be cached", self._run.remember)
 
     def _replaced(self, folder: Folder, line: Line) -> Record | None:
         """The checkpoint in whose place a save begins, if it can be read; its line is noted beside that of the save."""
@@ -391,7 +389,6 @@ class Housekeeper:
         self._abandoned = left
         for name, reason in report.failed.items():
             _log.warning("%s could not be removed, which is tried again later: %s", name, escaped(reason))
-        self._run.remember()
         return bool(report.removed)
 
 

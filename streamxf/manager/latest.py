@@ -113,7 +113,7 @@ def latest_in(run: Run, verify: Verify, *, best: tuple[str, str] | None = None, 
     """The same, with what was passed over, and why. `best` is a metric, and ``"min"`` or ``"max"``."""
     check_verify(verify)
     run.storage.forget_listings()
-    state = read_named(run, sure=best is not None)
+    state = read_named(run)
     complete = state.complete
     ranked = complete[::-1] if best is None else by_metric(complete[::-1], *best)
     choice = newest(run, state, ranked, verify, thorough=True, ranks=ranks, ranked=best is not None)

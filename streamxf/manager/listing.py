@@ -18,11 +18,11 @@ from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT
 from streamxf.errors import DAMAGE, ForeignError, NoCheckpointError, ParameterError, UnsupportedError, escaped
 from streamxf.format.names import GLOBAL, is_metadata_name, made_by_saves
 from streamxf.formats.opening import contents_of, open_source, parts_of
-from streamxf.manager.catalog import RowCache, SaveNotes
 from streamxf.manager.folder import Folder, checksum_of
 from streamxf.manager.notes import Authority
 from streamxf.manager.record import Record, in_series, is_numbered
 from streamxf.manager.removal import files_of, files_of_many, is_literal
+from streamxf.manager.saves import SaveNotes
 from streamxf.manager.state import RunState, last_line, lined
 from streamxf.places import Entries, Location, Storage, open_storage
 from streamxf.reading import Access
@@ -79,7 +79,7 @@ class Run:
         self.run_id = run_id
         self.names: list[str] = []
         """The folders that may be checkpoints, when they were listed last."""
-        self._rows = RowCache(storage, self.authority)
+        self._known: dict[str, tuple[str, Record]] = {}  # what was found, and which mark the folder had then
         self.saves = SaveNotes(storage, self.authority)
         self._links: list[str] = []
         self._linked: dict[str, str] = {}
@@ -103,9 +103,9 @@ class Run:
         return cls(open_storage(run, storage_options).past_caches(), authority, run_id)
 
     @collector_paused()
-    def read(self, *, series: str | None = None, sure: bool = False) -> RunState:
-        """What is there now, of one series or of all; nothing if there is no folder. To be `sure` of what checkpoints
-        say of themselves, each is looked at once by this process, unless keys vouch for what is remembered.
+    def read(self, *, series: str | None = None) -> RunState:
+        """What is there now, of one series or of all; nothing if there is no folder. A folder that has the same mark as
+        when this process looked at it is not read again.
         """
         try:
             links = self._list()
@@ -115,31 +115,20 @@ class Run:
         names = names if series is None else [name for name in names if in_series(name, series)]
         self._data = {name: data for name, data in self._data.items() if name in names}
         self.saves.reload()
-        marks = {name: self._mark(name) for name in names if name not in links}
-        looked = sure and not self.authority.strict
-        rows = {name: self._rows.get(name, mark, looked=looked) for name, mark in marks.items()}
-        found = {name: row for name, row in rows.items() if row is not None}
-        told = {name for name in found if self._rows.known(name, looked=True) is None}
-        again: Collection[str] = [name for name in names if name not in found]
-        lied = False
-        while True:
-            self._look_at(again, found)
-            newest = self._newest(found.values())
-            # a row hides nothing, and does not say which run this is
-            if not (again := told.intersection(record.name for record in newest.values())):
-                others = {} if series is None else {each: run for each, run in self.ids.items() if each != series}
-                self.ids = others | {each: str(record.run) for each, record in newest.items()}
-                placed, lost = self._lined(self._placed(record) for record in found.values())
-                gone = any(each.abandoned for each in placed)
-                apart = (each for each in placed if each.kind == "foreign" or (gone and (each.line or each.abandoned)))
-                if not (again := {each.name for each in apart} & told):
-                    bare = sorted(name for name, data in self._data.items() if data)
-                    empty = sorted(self._data.keys() - bare)
-                    unread = {name: error for name, error in self._unread.items() if name in names}
-                    return RunState(placed, names, lost, bare, empty, self._linked, unread, dict(self.saves.unread))
-            elif lied:
-                again = told
-            told, lied = told.difference(again), True
+        found = {name: self._known[name][1] for name in names if name not in links and self._is_known(name)}
+        self._look_at([name for name in names if name not in found], found)
+        newest = self._newest(found.values())
+        others = {} if series is None else {each: run for each, run in self.ids.items() if each != series}
+        self.ids = others | {each: str(record.run) for each, record in newest.items()}
+        placed, lost = self._lined(self._placed(record) for record in found.values())
+        bare = sorted(name for name, data in self._data.items() if data)
+        empty = sorted(self._data.keys() - bare)
+        unread = {name: error for name, error in self._unread.items() if name in names}
+        return RunState(placed, names, lost, bare, empty, self._linked, unread, dict(self.saves.unread))
+
+    def _is_known(self, name: str) -> bool:
+        mark = self._mark(name)
+        return mark is not None and name in self._known and self._known[name][0].startswith(mark)
 
     def record(self, name: str, folder: Folder | None = None) -> Record | None:
         """One checkpoint as its folder is now, or was listed; None if it holds nothing of one."""
@@ -170,10 +159,6 @@ class Run:
                 raise self._unread[unread[-1]]
         return self.run_id
 
-    def reload(self) -> None:
-        """Go by what others have noted by now."""
-        self._rows.reload()
-
     def _noted(self, record: Record) -> Record:
         """With the lines that are noted of it, if it says none itself."""
         noted, run_id = self.saves.get(record.name), self.run_id or self.ids.get(record.series)
@@ -183,10 +168,6 @@ class Run:
         if lines and noted.coming is not None:
             lines = tuple(dict.fromkeys((*lines, noted.coming)))
         return replace(record, line=lines[0] if len(lines) == 1 else (), lines=lines, given_up=noted.given_up)
-
-    def remember(self) -> None:
-        """Store what was found, for the next process; what is gone goes. Raises OSError."""
-        self._rows.save([*self.names, *self._links])
 
     def side_by_side(self, call: Callable[[Any], Any], each: Iterable[Any]) -> Iterator[Any]:
         """What `call` returns for each, in their order: in an object store some at a time."""
@@ -206,7 +187,7 @@ class Run:
         near = self.storage.near
         mark = self.storage.fingerprints(record.name, _MARKED)[1] if near else listing_mark(folder.files)
         if mark and not record.link and not any(map(SUPPLEMENT.fullmatch, folder.top)):
-            known = self._rows.known(record.name, looked=not self.authority.strict)
+            known = self._known.get(record.name)
             if known is not None and known[0].endswith(f"/{mark}") and known[1].save_id == record.save_id:
                 return True
         now = self.record(record.name, folder)
@@ -297,9 +278,10 @@ class Run:
         if away:
             note = f"a link to {folder.place.label()}, which is empty or not there: mount it, or remove the link"
             return Record(name, kind="foreign", newer=True, link=folder.place.label(), note=note)
-        if not folder.is_link:
-            whole = mark if mark is None or self.storage.near else mark + listing_mark(folder.files)
-            self._rows.note(name, whole, record)
+        self._known.pop(name, None)
+        lasts = record is not None and record.complete and record.verified and not (record.note or record.other_notes)
+        if record is not None and lasts and mark is not None and not (record.kind == "unclaimed" and record.run):
+            self._known[name] = mark if self.storage.near else mark + listing_mark(folder.files), record
         if record is None or record.kind == "unfinished":
             data = data_in(folder, saved=SAVING in folder.top and self.has_published(name))
             self._data |= {name: data} if data is not None else {}
@@ -386,11 +368,11 @@ def list_checkpoints(
     return sorted([*records, *others], key=lambda record: record.order)
 
 
-def read_named(run: Run, *, sure: bool = False) -> RunState:
+def read_named(run: Run) -> RunState:
     """What is in a run that somebody has named, as `Run.read`; raises as `list_checkpoints`."""
     storage = run.storage
     check_folder(storage)
-    state = run.read(sure=sure)
+    state = run.read()
     if any(record.kind == "own" for record in state.records):  # what else there is need not be listed
         return state
     parts = parts_of(storage, 0)

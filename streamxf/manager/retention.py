@@ -119,11 +119,6 @@ class Retention:
         """Whether there is no rule, so that nothing is ever removed."""
         return self == Retention(mode=self.mode, extras=self.extras)
 
-    @property
-    def by_facts(self) -> bool:
-        """Whether what checkpoints say of themselves decides, and not their names alone."""
-        return not replace(self, last=None, every=None, steps=()).keeps_all
-
     def to_json(self) -> dict[str, Any]:
         """The rules as a checkpoint records them: without floats, which the format does not have."""
         found = {

@@ -60,10 +60,9 @@ def small_files(storage: Storage, folder: str, wanted: Callable[[str], bool]) ->
     chosen: list[str] = []
     found: dict[str, bytes] = {}
     held = 0
-    for name, entry in sorted(small_names(storage, folder).items()):
+    for name, size in sorted((name, each.size or 0) for name, each in small_names(storage, folder).items()):
         if not wanted(name):
             continue
-        size = entry.size or 0
         place = storage.label(_join(folder, name))
         if size > MOST_BYTES:
             _tell(place, f"it has {size} bytes")

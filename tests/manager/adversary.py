@@ -5,7 +5,6 @@ like a checkpoint, like a note of the manager's, or like nothing at all.
 from __future__ import annotations
 
 import copy
-import json
 import os
 import secrets
 from typing import Any
@@ -16,8 +15,6 @@ from hypothesis.stateful import precondition, rule
 from streamxf.checkpoint.notes import seal_note
 from streamxf.format.run import RunFacts
 from streamxf.manager.latest import latest_in
-from streamxf.manager.listing import Run
-from streamxf.storage.opening import open_storage
 from tests.manager.canned import checkpoint, data_of, keying
 from tests.manager.model import Folder
 from tests.manager.run_on_disk import EVERY_CHECK, NOON, NOTE, OTHER_ID, RunOnDisk
@@ -26,8 +23,8 @@ STRANGE = ("step-1*", "step-[1-9]", "step-?9", "step-7 (copy)", "step-0003", "x-
 NAMES = st.one_of(st.integers(1, 60).map(lambda step: f"step-{step}"), st.sampled_from(STRANGE))
 TIMES = st.sampled_from([0, NOON, 4 * NOON])
 LITTER = (
-    *("rows-" + "0" * 16, "session-" + "0" * 32, "session-" + "0" * 32 + ".lock"),
-    *(f"going-{NOON}-" + "0" * 16, "damage-" + "0" * 32, "damage-..", "rows-..", "holds", "holds/x"),
+    *("saves/step-7", "session-" + "0" * 32, "session-" + "0" * 32 + ".lock"),
+    *(f"going-{NOON}-" + "0" * 16, "damage-" + "0" * 32, "damage-..", "saves/..", "holds", "holds/x"),
 )
 IN_A_FOLDER = (".streamxf-commit", ".streamxf-saving", NOTE, ".streamxf-removed", ".streamxf.lock", "notes.txt")
 HOLLOW = st.sampled_from(  # each written so many times: Hypothesis spells all of it out again and again
@@ -176,11 +173,8 @@ class Adversary(RunOnDisk):
         everything = [f"step-{step}" for step in range(61)] + ["..", ".", "", "/", "*", "../victim", "../victim/step-1"]
         file = path.rpartition("/")[2]
         content: Any = {"names": everything}
-        if file.startswith("rows-"):
-            rows = {}
-            for name in everything[:61]:
-                rows[name] = [self.mark(name), json.dumps([None, 0, 1, {}, [OTHER_ID, "", {}]])]
-            content = {"time": 2**52, "rows": rows}
+        if path.startswith(".streamxf/saves/"):
+            content = {"run": OTHER_ID, "name": file, "lines": [[1]], "coming": [2], "given_up": [1]}
         elif file.startswith("session-"):
             now = int(self.now * 1000)
             content = {"began": now, "seen": now, "ended": False, "id": "0" * 32, "series": "step-{}"}
@@ -207,10 +201,6 @@ class Adversary(RunOnDisk):
     def says_whose(self, name: str) -> bool:
         """Whether it says itself that a manager saved it; of others, without keys, anybody's notes are true."""
         return self.keying.strict or bool(self.model.folders[name].told)
-
-    def mark(self, name: str) -> str:
-        """That of a folder as it is now."""
-        return Run(open_storage(self.place.run))._mark(name) or "0"
 
     @precondition(lambda self: self.sound())
     @rule(data=st.data(), pipe=st.booleans())

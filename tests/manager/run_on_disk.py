@@ -15,12 +15,12 @@ from hypothesis.stateful import RuleBasedStateMachine
 from streamxf.errors import NoCheckpointError
 from streamxf.format.run import RunFacts
 from streamxf.manager import choice, housekeeper
-from streamxf.manager.catalog import SaveNotes
 from streamxf.manager.forget import ForgetReport, forget_in
 from streamxf.manager.holds import hold_checkpoint
 from streamxf.manager.housekeeper import Housekeeper
 from streamxf.manager.listing import Run
 from streamxf.manager.retention import Retention
+from streamxf.manager.saves import SaveNotes
 from streamxf.storage.opening import open_storage
 from tests.failing import fails_with
 from tests.manager.canned import Files, checkpoint, data_of, keying

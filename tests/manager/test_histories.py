@@ -407,8 +407,6 @@ class Histories(Adversary):
         with self.watched():
             run = self.seen()
             listed = {each.name: each for each in run.read().records}
-            if self.remembers:
-                run.remember()
             shown = {each.name: each.complete for each in list_checkpoints(self.place.run)}
         self.measure()
         counted = {

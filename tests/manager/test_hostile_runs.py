@@ -128,7 +128,7 @@ STRANGE: dict[str, Callable[[Path], None]] = {
 }
 HEX = "0123456789abcdef" * 2
 BELOW = (
-    *("catalog.json", f"rows-{HEX[:16]}", f"session-{HEX}", f"session-{HEX}.lock", f"going-1700000000-{HEX[:16]}"),
+    *("catalog.json", "saves/step-1", f"session-{HEX}", f"session-{HEX}.lock", f"going-1700000000-{HEX[:16]}"),
     *(f"damage-{HEX}", f"holds/step-1@1700000000@host-1-{HEX[:8]}"),
 )
 BESIDE = (".streamxf-saving", ".streamxf-removed", f".streamxf-note-{HEX[:8]}", ".streamxf.lock")
@@ -141,6 +141,7 @@ def test_strange_things_in_place_of_every_small_file_stop_nothing(tmp_path: Path
     (tmp_path / ".streamxf" / "holds").mkdir(exist_ok=True)
     plants = [tmp_path / ".streamxf" / name for name in BELOW] + [tmp_path / "step-2" / name for name in BESIDE]
     for path in plants:
+        path.unlink(missing_ok=True)
         STRANGE[kind](path)
     assert resumed(tmp_path) == 3
     assert forget(tmp_path, 9).failed == {}

@@ -21,8 +21,7 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.notes import seal_note
 from streamxf.errors import NoCheckpointError, ParameterError, UnsupportedError
-from streamxf.manager import catalog, choice, housekeeper, notes, state
-from streamxf.manager.catalog import SaveNotes
+from streamxf.manager import choice, housekeeper, notes, saves, state
 from streamxf.manager.folder import Folder
 from streamxf.manager.forget import forget
 from streamxf.manager.housekeeper import Housekeeper
@@ -30,6 +29,7 @@ from streamxf.manager.listing import list_checkpoints
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.record import Record
 from streamxf.manager.retention import Retention
+from streamxf.manager.saves import SaveNotes
 from streamxf.manager.sessions import Sessions
 from streamxf.storage.opening import open_storage
 from streamxf.storage.small import put_small
@@ -801,9 +801,9 @@ def test_a_note_that_could_not_be_put_is_put_by_the_next_save(tmp_path: Path, mo
 
     with CheckpointManager(tmp_path) as manager:
         manager.resume(blank(), step=400)
-        monkeypatch.setattr(catalog, "put_note", full)
+        monkeypatch.setattr(saves, "put_note", full)
         manager.save(610, state_at(610))
-        monkeypatch.setattr(catalog, "put_note", put)
+        monkeypatch.setattr(saves, "put_note", put)
         manager.save(610, state_at(610))
     damage(tmp_path / "step-610")
     assert resumed(tmp_path) == 400

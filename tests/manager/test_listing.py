@@ -1,6 +1,5 @@
 """What a listing finds out of each checkpoint, and what it leaves to those that resume."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from streamxf.manager.listing import Run, list_checkpoints
 from streamxf.storage.local import LocalStorage
 from streamxf.tools.clean import clean
 from tests.forge import pack_columns, split_metadata, unpack_columns
-from tests.tools.verify.remote import url_of
 
 from .runs import resumed, saved_run
 
@@ -56,15 +54,3 @@ def test_nobody_who_resumes_makes_an_object_for_each_chunk_of_a_large_index(
     monkeypatch.setattr("streamxf.format.table.StoredChunks.__iter__", lambda *_: 1 / 0)
     assert latest(run) == str(run / "step-2")
     assert clean(run / "step-2", dry_run=True).removed == ()
-
-
-def test_what_a_job_remembers_of_its_mount_says_nothing_to_who_lists_the_bucket(run: Path) -> None:
-    """SeaweedFS goes on to list the folder of a checkpoint that was removed."""
-    for step in ("step-1", "step-2"):
-        os.utime(run / step, (10**9, 10**9))  # or what is found counts for this process alone
-    here = Run.at(run)
-    here.read()
-    here.remember()
-    for file in (run / "step-1").iterdir():
-        file.unlink()
-    assert [each.name for each in list_checkpoints(url_of(run))] == ["step-2"]

@@ -1,6 +1,5 @@
 """Notes that somebody without keys puts into the steps of a job that encrypts, or into a run's cache."""
 
-import json
 import os
 import time
 from pathlib import Path
@@ -15,7 +14,6 @@ from streamxf.checkpoint import notes
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.notes import COMMIT, seal_note
 from streamxf.errors import MetadataError, ParameterError
-from streamxf.manager.catalog import RowCache
 from streamxf.manager.folder import Folder
 from streamxf.manager.latest import is_complete
 from streamxf.manager.listing import Run, list_checkpoints
@@ -23,7 +21,7 @@ from streamxf.manager.notes import Authority
 from streamxf.manager.removal import files_of
 from streamxf.storage.opening import open_storage
 
-from .runs import blank, complete, is_at, resumed, saved_run, state_at
+from .runs import complete, resumed, saved_run, state_at
 
 
 def test_a_commit_record_with_a_known_id_counts_for_nothing(tmp_path: Path, key: streamxf.Key) -> None:
@@ -72,20 +70,8 @@ def test_a_commit_record_that_cannot_be_read_is_none(tmp_path: Path, planted: by
         folder.committed()
 
 
-@pytest.mark.parametrize("row", ['{"a":1,"b":2}', "[1e999,1e999,1e999,[],null]", '["x",null,null,[1],[1,2,3,4]]', 7])
-def test_rows_of_any_form_stop_nothing(tmp_path: Path, row: object) -> None:
-    saved_run(tmp_path, 1, 2)
-    for name in ("step-1", "step-2"):
-        made = {"time": 2**52, "rows": {name: ["*", row], "x": {"a": 1, "b": 2}}}
-        (tmp_path / ".streamxf" / f"rows-{name}").write_bytes(seal_note(json.loads(json.dumps(made))))
-    state = blank()
-    with CheckpointManager(tmp_path) as manager:
-        assert manager.resume(state) == 2
-    assert is_at(state, 2)
-
-
 @pytest.mark.parametrize("harm", ["cut", "unfinished"])
-def test_only_rows_of_what_lasts_are_kept(tmp_path: Path, harm: str) -> None:
+def test_only_what_lasts_is_not_looked_at_again(tmp_path: Path, harm: str) -> None:
     """What is not complete now may be so when it is looked at again."""
     saved_run(tmp_path, 1, 2, 3)
     metadata = tmp_path / "step-2" / ".metadata"
@@ -96,83 +82,9 @@ def test_only_rows_of_what_lasts_are_kept(tmp_path: Path, harm: str) -> None:
     old = time.time() - 60
     for folder in tmp_path.glob("step-*"):
         os.utime(folder, (old, old))  # one that has just changed may change again within the same moment
-    for file in (tmp_path / ".streamxf").glob("rows-*"):
-        file.unlink()
     run = Run.at(tmp_path)
     assert len(run.read().records) == 3
-    assert [run._rows.known(f"step-{step}", looked=True) is not None for step in (1, 2, 3)] == [True, False, True]
-
-
-@pytest.mark.parametrize("blind", [False, True])
-def test_rows_that_their_own_writer_would_not_believe_are_not_stored(tmp_path: Path, blind: bool) -> None:
-    """A private key opens what others wrote, and vouches for nothing."""
-    saved_run(tmp_path, 1)
-    (record,) = list_checkpoints(tmp_path)
-    for file in (tmp_path / ".streamxf").glob("rows-*"):
-        file.unlink()
-    keys = streamxf.PrivateKey.generate() if blind else None
-    rows = RowCache(open_storage(tmp_path), Authority(Access.of(keys)))
-    rows.note(record.name, "mark", record)
-    rows.save([record.name])
-    assert len([*(tmp_path / ".streamxf").glob("rows-*")]) == (not blind)
-
-
-@pytest.mark.parametrize("names", [["step-2"], ["step-3"], ["step-1", "step-2", "step-3"]], ids=",".join)
-@pytest.mark.parametrize("of", ["another run", "another step"])
-def test_rows_neither_hide_a_checkpoint_nor_say_which_run_this_is(tmp_path: Path, names: list[str], of: str) -> None:
-    """Without keys anybody can write them, with the marks that the folders have."""
-    saved_run(tmp_path, 1, 2, 3)
-    (mine,) = {record.run for record in list_checkpoints(tmp_path)}
-    old = time.time() - 60
-    for folder in tmp_path.glob("step-*"):
-        os.utime(folder, (old, old))
-    told = {
-        name: [Run(open_storage(tmp_path))._mark(name), json.dumps([None, 0, 1, {}, told_by(of, str(mine))])]
-        for name in names
-    }
-    for file in (tmp_path / ".streamxf").glob("rows-*"):
-        file.unlink()
-    (tmp_path / ".streamxf" / "rows-planted").write_bytes(seal_note({"time": 2**52, "rows": told}))
-    assert [record.kind for record in list_checkpoints(tmp_path)] == ["own"] * 3
-    state = blank()
-    with CheckpointManager(tmp_path, keep=3) as manager:
-        assert manager.resume(state) == 3
-        manager.save(4, state_at(4))
-    assert {record.run for record in list_checkpoints(tmp_path)} == {mine}
-    assert complete(tmp_path) == ["step-2", "step-3", "step-4"]
-
-
-@pytest.mark.parametrize("told", [{"step-1": 0.0}, {"step-2": 9.0}, {"step-1": 0.0, "step-2": 9.0}], ids=str)
-def test_rows_do_not_say_which_is_the_best(tmp_path: Path, told: dict[str, float]) -> None:
-    with CheckpointManager(tmp_path) as manager:
-        for step, loss in enumerate([0.5, 0.1, 0.4, 0.6], start=1):
-            manager.save(step, state_at(step), metrics={"loss": loss})
-    (mine,) = {record.run for record in list_checkpoints(tmp_path)}
-    old = time.time() - 60
-    for folder in tmp_path.glob("step-*"):
-        os.utime(folder, (old, old))
-    for file in (tmp_path / ".streamxf").glob("rows-*"):
-        file.unlink()
-    rows = {
-        name: [
-            Run(open_storage(tmp_path))._mark(name),
-            json.dumps([None, 0, 1, {"loss": loss}, told_by("this one", str(mine))]),
-        ]
-        for name, loss in told.items()
-    }
-    (tmp_path / ".streamxf" / "rows-planted").write_bytes(seal_note({"time": 2**52, "rows": rows}))
-    listed = {record.name: record.metrics for record in list_checkpoints(tmp_path)}
-    assert {name: (listed[name] or {})["loss"] for name in told} == told, "the cache is not used, so this shows nothing"
-    keep = Retention(last=1, best=1, metric="loss")
-    with CheckpointManager(tmp_path, keep=keep) as manager:
-        assert manager.best() == streamxf.latest(tmp_path, best="loss") == str(tmp_path / "step-2")
-    assert streamxf.forget(tmp_path, keep).removed == ("step-1", "step-3")
-
-
-def told_by(of: str, run: str) -> list[Any]:
-    if of == "this one":
-        return [run, "", {}]
-    return ["a" * 32, "", {}] if of == "another run" else [run, "step-77", {}]
+    assert run._known.keys() == {"step-1", "step-3"}
 
 
 def test_rules_of_any_form_are_refused() -> None:
@@ -194,9 +106,9 @@ def test_what_keys_do_not_vouch_for_is_not_parsed(
 ) -> None:
     """It could take seconds, and gigabytes."""
     saved_run(tmp_path, 1, 2, chain=[streamxf.Encrypt(key)])
-    planted = seal_note(dict.fromkeys(("planted", "names", "rows")))
+    planted = seal_note(dict.fromkeys(("planted", "names", "lines")))
     (tmp_path / "step-2" / file).write_bytes(planted)
-    for each in ("rows-" + "0" * 16, "session-" + "0" * 32, f"going-{2**31}-" + "0" * 16):
+    for each in ("saves/step-1", "session-" + "0" * 32, f"going-{2**31}-" + "0" * 16):
         (tmp_path / ".streamxf" / each).write_bytes(planted)
     parse, found = notes.parse_json, []
 

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
 from streamxf.errors import AbortedError, ParameterError, UnsupportedError
-from streamxf.manager import forget, sessions
+from streamxf.manager import sessions
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.sessions import is_held
 from streamxf.storage import abilities, conditions, disk
@@ -116,7 +116,7 @@ def test_rules_keep_what_may_be_all_that_is_stored(
             manager.save(step, {"step": step})
         manager.wait()
         assert steps() == [1, 2, 3, 4, 5], "all of these may still be on their way"
-        monkeypatch.setattr(forget, "_LONGEST_DELAY", -1.0)
+        monkeypatch.setattr("streamxf.manager.state._LONGEST_DELAY", -1.0)
         manager.save(6, {"step": 6})
     assert steps() == [4, 5, 6]
     with CheckpointManager(tmp_path, keep=1, abilities={"stored": True, "in_order": True}) as manager:
