@@ -1,8 +1,13 @@
 """What the process imports last whose forked copies are ranks. Frozen, all stays shared when they collect garbage."""
 
+# ruff: noqa: F401
 import gc
 
-from streamxf import CheckpointManager, FileSystemReader, FileSystemWriter, FsspecReader, FsspecWriter, install  # noqa: F401
+import cryptography.hazmat.primitives.ciphers.aead
+import torch._dynamo  # for DTensors and optimizers
+
+import streamxf.codecs.floatzip
+from streamxf import CheckpointManager, FileSystemReader, FileSystemWriter, FsspecReader, FsspecWriter, install
 
 gc.collect()
 gc.freeze()

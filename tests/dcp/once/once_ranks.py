@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -9,7 +10,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import streamxf
@@ -132,23 +133,32 @@ def targets(folder: Path) -> Any:
 # -- sharded ---------------------------------------------------------------------------------------
 
 
+UNIT, BLOCK = 1 << 20, 1 << 18  # a quarter of what is usual, as are the matrices
+
+
+@cache
 def matrices(seed: int = 5) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {
-        "a": torch.randn(2048, 2048, generator=generator),
+        "a": torch.randn(1024, 1024, generator=generator),
         "b": torch.randn(1031, 517, generator=generator).to(torch.bfloat16),
         "c": torch.randn(12, 40, 64, generator=generator),
     }
 
 
 def spread(whole: dict[str, torch.Tensor], shape: tuple[int, ...], placements: list[Any]) -> dict[str, Any]:
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=tuple("xyz"[: len(shape)]))
-    return {name: distribute_tensor(tensor, mesh, placements) for name, tensor in whole.items()}
+    return {name: distribute_tensor(tensor.clone(), mesh(shape), placements) for name, tensor in whole.items()}
+
+
+@cache
+def mesh(shape: tuple[int, ...]) -> DeviceMesh:
+    return init_device_mesh("cpu", shape, mesh_dim_names=tuple("xyz"[: len(shape)]))
 
 
 def saved_in(folder: Path, name: str, shape: tuple[int, ...], placements: list[Any]) -> Path:
     path = folder / name
-    dcp.save(spread(matrices(), shape, placements), storage_writer=streamxf.FileSystemWriter(path))
+    writer = streamxf.FileSystemWriter(path, block_size=BLOCK)
+    dcp.save(spread(matrices(), shape, placements), storage_writer=writer)
     return path
 
 
@@ -170,7 +180,7 @@ def resharded(folder: Path) -> Any:
         for after, (shape, placements) in LAYOUTS.items():
             wanted = spread(matrices(), shape, placements)
             state = spread(matrices(6), shape, placements)
-            with counted(path) as ratio:
+            with counted(path) as ratio, patch.object(plan, "UNIT", UNIT):
                 reader = loaded(path, state)
                 read = ratio()
             assert reader.report is not None
@@ -264,7 +274,7 @@ def rows(fill: int) -> dict[str, Any]:
     """Matrices with a shard on each rank, of sizes that no number of ranks divides."""
     generator = torch.Generator().manual_seed(fill)
     whole = {
-        "large": torch.randn(9001, 1024, generator=generator),
+        "large": torch.randn(2251, 1024, generator=generator),
         "odd": torch.randn(4099, 517, generator=generator).to(torch.bfloat16),
         "small": torch.arange(1000.0) + fill,
     }
@@ -272,15 +282,15 @@ def rows(fill: int) -> dict[str, Any]:
 
 
 def rows_saved(folder: Path) -> None:
-    path = folder / "rows"
-    dcp.save(rows(1), storage_writer=streamxf.FileSystemWriter(path, _extensions=full_chain()))
+    writer = streamxf.FileSystemWriter(folder / "rows", _extensions=full_chain(), block_size=BLOCK)
+    dcp.save(rows(1), storage_writer=writer)
 
 
 def rows_loaded(folder: Path) -> Any:
     path, state, wanted = folder / "rows", rows(2), rows(1)
     found: dict[str, Any] = {}
     for read in ("each", "once"):
-        with counted(path) as ratio:
+        with counted(path) as ratio, patch.object(plan, "UNIT", UNIT):
             dcp.load(state, storage_reader=streamxf.FileSystemReader(path, keys=KEY, read=read))  # type: ignore[arg-type]
             found[read] = ratio()
     return found | {
