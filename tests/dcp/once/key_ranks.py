@@ -13,7 +13,7 @@ import streamxf
 from streamxf import Encrypt, PrivateKey, SigningKey, ZStandard
 from tests.dcp.helpers import KEY, full_chain, rewrite_index
 
-from .once_ranks import LAYOUTS, Changing, blank, counted, matrices, same, spread, values
+from .once_ranks import LAYOUTS, Changing, blank, counted, differing, matrices, same, spread, values
 
 
 def saved(folder: Path, name: str, state: dict[str, Any]) -> Path:
@@ -73,8 +73,7 @@ def sharded(folder: Path) -> Any:
             shape, placements = LAYOUTS[after]
             state, wanted = spread(matrices(6), shape, placements), spread(matrices(), shape, placements)
             problem = refusal(path, state, keys=keys_of(keyless))
-            wrong = [name for name in wanted if not torch.equal(state[name].to_local(), wanted[name].to_local())]
-            found[f"{before} to {after}"] = [problem, wrong]
+            found[f"{before} to {after}"] = [problem, differing(state, wanted)]
     return found
 
 

@@ -10,11 +10,12 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import streamxf
 from streamxf.dcp.once import plan
+from streamxf.report import LoadReport
 from streamxf.storage.reading import _LocalFile
 from tests.dcp.helpers import KEY, full_chain, raw_bytes
 from tests.dcp.s3_server import storage
@@ -71,10 +72,11 @@ def blank(state: dict[str, Any]) -> dict[str, Any]:
     return {name: torch.zeros_like(value) if isinstance(value, torch.Tensor) else None for name, value in state.items()}
 
 
-def loaded(folder: Path, state: dict[str, Any], **options: Any) -> streamxf.FileSystemReader:
+def loaded(folder: Path, state: dict[str, Any], **options: Any) -> LoadReport:
     reader = streamxf.FileSystemReader(folder, read="once", **options)
     dcp.load(state, storage_reader=reader)
-    return reader
+    assert reader.report is not None
+    return reader.report
 
 
 def replicated(folder: Path) -> Any:
@@ -85,12 +87,11 @@ def replicated(folder: Path) -> Any:
     for number in range(2):
         target = blank(state)
         with counted(path) as ratio:
-            reader = loaded(path, target, keys=KEY)
+            report = loaded(path, target, keys=KEY)
             found[f"ratio {number}"] = ratio()
-        assert reader.report is not None
         found[f"wrong {number}"] = same(target, state)
-        found[f"read {number}"] = reader.report.read, reader.report.reason
-    received = torch.tensor([reader.report.received_bytes, reader.report.stored_bytes])
+        found[f"read {number}"] = report.read, report.reason
+    received = torch.tensor([report.received_bytes, report.stored_bytes])
     dist.all_reduce(received)
     size = sum(value.nbytes for value in state.values() if isinstance(value, torch.Tensor))
     found["received"] = received[0].item() / size
@@ -103,10 +104,9 @@ def unaligned(folder: Path) -> Any:
     dcp.save(state, storage_writer=streamxf.FileSystemWriter(path, _extensions=[]))
     target = blank(state)
     with counted(path) as ratio, patch.object(plan, "UNIT", 1 << 20):
-        reader = loaded(path, target)
+        report = loaded(path, target)
         read = ratio()
-    assert reader.report is not None
-    return {"wrong": same(target, state), "read": reader.report.read, "ratio": read}
+    return {"wrong": same(target, state), "read": report.read, "ratio": read}
 
 
 def targets(folder: Path) -> Any:
@@ -124,10 +124,9 @@ def targets(folder: Path) -> Any:
     target["tied.b"] = target["tied.a"] = torch.zeros(1500, 1024)
     memory = torch.zeros(1500, 1024)  # of which each of these has its part, so that they overlap
     target["half.a"], target["half.b"] = memory[:900], memory[600:]
-    reader = loaded(path, target)
-    assert reader.report is not None
+    report = loaded(path, target)
     wanted = dict(state) | {"w0": state["w0"].float(), "step3": state["step3"].double()}
-    return {"wrong": same(target, wanted), "read": reader.report.read}
+    return {"wrong": same(target, wanted), "read": report.read}
 
 
 # -- sharded ---------------------------------------------------------------------------------------
@@ -147,12 +146,12 @@ def matrices(seed: int = 5) -> dict[str, torch.Tensor]:
 
 
 def spread(whole: dict[str, torch.Tensor], shape: tuple[int, ...], placements: list[Any]) -> dict[str, Any]:
-    return {name: distribute_tensor(tensor.clone(), mesh(shape), placements) for name, tensor in whole.items()}
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=tuple("xyz"[: len(shape)]))
+    return {name: distribute_tensor(tensor.clone(), mesh, placements) for name, tensor in whole.items()}
 
 
-@cache
-def mesh(shape: tuple[int, ...]) -> DeviceMesh:
-    return init_device_mesh("cpu", shape, mesh_dim_names=tuple("xyz"[: len(shape)]))
+def differing(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    return [name for name in wanted if not torch.equal(found[name].to_local(), wanted[name].to_local())]
 
 
 def saved_in(folder: Path, name: str, shape: tuple[int, ...], placements: list[Any]) -> Path:
@@ -181,15 +180,9 @@ def resharded(folder: Path) -> Any:
             wanted = spread(matrices(), shape, placements)
             state = spread(matrices(6), shape, placements)
             with counted(path) as ratio, patch.object(plan, "UNIT", UNIT):
-                reader = loaded(path, state)
+                report = loaded(path, state)
                 read = ratio()
-            assert reader.report is not None
-            local = [
-                name
-                for name, tensor in wanted.items()
-                if not torch.equal(state[name].to_local(), tensor.to_local())  # type: ignore[union-attr]
-            ]
-            found[f"{before} to {after}"] = [local, read, reader.report.read, reader.report.reason]
+            found[f"{before} to {after}"] = [differing(state, wanted), read, report.read, report.reason]
     return found
 
 
@@ -200,10 +193,9 @@ def many_rounds(folder: Path) -> Any:
         dcp.save(state, storage_writer=streamxf.FileSystemWriter(path, block_size=1 << 16))
         target = blank(state)
         with counted(path) as ratio:
-            reader = loaded(path, target)
+            report = loaded(path, target)
             read = ratio()
-        assert reader.report is not None
-        return {"wrong": same(target, state), "read": reader.report.read, "ratio": read}
+        return {"wrong": same(target, state), "read": report.read, "ratio": read}
 
 
 # -- those that cannot ------------------------------------------------------------------------------
@@ -293,9 +285,7 @@ def rows_loaded(folder: Path) -> Any:
         with counted(path) as ratio, patch.object(plan, "UNIT", UNIT):
             dcp.load(state, storage_reader=streamxf.FileSystemReader(path, keys=KEY, read=read))  # type: ignore[arg-type]
             found[read] = ratio()
-    return found | {
-        "wrong": [name for name in wanted if not torch.equal(state[name].to_local(), wanted[name].to_local())]
-    }
+    return found | {"wrong": differing(state, wanted)}
 
 
 # -- other ways to ask for it ----------------------------------------------------------------------

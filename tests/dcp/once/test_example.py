@@ -1,16 +1,13 @@
-"""Jobs as torchrun starts them: the example of docs/, and one of which a rank is killed."""
+"""Jobs under torchrun: the example of docs/, and one of which a rank is killed."""
 
-import runpy
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from torch import multiprocessing
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from tests.dcp.helpers import needs_gloo
 from tests.dcp.process_groups import PRELOAD
@@ -21,33 +18,17 @@ KILLED_JOB = Path(__file__).with_name("killed_job.py")
 pytestmark = [pytest.mark.slow, needs_gloo]
 
 
-def run_script(*arguments: str) -> None:
-    sys.argv[:] = arguments
-    runpy.run_path(arguments[0], run_name="__main__")
-
-
-def run_on_four_ranks(logs: Path, *arguments: str | Path) -> str:
-    """Run a script as ``torchrun --standalone`` does, in copies of a process that has imported torch; what it prints.
-
-    Raises ChildFailedError.
-    """
+def four_ranks(logs: Path, *command: str | Path) -> str:
+    """What ranks print that are copies of a process that has imported torch."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
-    config = LaunchConfig(
-        *(1, 1, 4),
-        logs_specs=DefaultLogsSpecs(str(logs), Std.ALL),
-        run_id=logs.name,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=0,
-        start_method="forkserver",
-    )
-    with ThreadPoolExecutor(1) as pool:  # outside of the main thread the launcher leaves signal handlers alone
-        pool.submit(elastic_launch(config, run_script), *map(str, arguments)).result()
-    return "".join(file.read_text() for file in sorted(logs.rglob("stdout.log")))
+    options = ["--standalone", "--nproc-per-node=4", "--start-method=forkserver", "--run-path", "--redirects=1"]
+    with ThreadPoolExecutor(1) as pool:  # outside of the main thread it leaves signal handlers alone
+        pool.submit(run.main, [*options, f"--log-dir={logs}", *map(str, command)]).result()
+    return "".join(file.read_text() for file in logs.rglob("stdout.log"))
 
 
 def test_the_example_reads_a_quarter(tmp_path: Path) -> None:
-    printed = run_on_four_ranks(tmp_path / "logs", EXAMPLE, tmp_path / "saved")
+    printed = four_ranks(tmp_path / "logs", EXAMPLE, tmp_path / "saved")
     lines = [line.split() for line in printed.splitlines() if "bytes read" in line]
     assert [line[0] for line in lines] == ["each:", "once:"]
     each, once = (int(line[1].replace(",", "")) for line in lines)
@@ -58,5 +39,5 @@ def test_the_example_reads_a_quarter(tmp_path: Path) -> None:
 def test_a_job_ends_soon_after_a_rank_was_killed(tmp_path: Path, others: str) -> None:
     """Also if its other ranks handle the signal by which torchrun ends them."""
     with pytest.raises(ChildFailedError, match=r"Signal 9 \(SIGKILL\) received by PID"):
-        run_on_four_ranks(tmp_path / "logs", KILLED_JOB, tmp_path, others)
+        four_ranks(tmp_path / "logs", KILLED_JOB, tmp_path, others)
     assert time.monotonic() - float((tmp_path / "died").read_text()) < 30
