@@ -285,7 +285,9 @@ class Housekeeper:
             is_own = save is not None and record is not None and record.time == save.facts.time
         finally:
             try:
-                if save is not None and not is_own:  # what was there before stays, and may be unreadable
+                if save is not None and is_own:
+                    self._run.saves.publish(name, save.facts.run, save.facts.line)
+                elif save is not None:  # what was there before stays, and may be unreadable
                     self._run.saves.fail(name)
             finally:
                 self._end(name, noted=holds_some and not published)
@@ -357,19 +359,18 @@ class Housekeeper:
 
     def _published(self, name: str) -> None:
         self.resumed = None
-        run_id = str(self._run.run_id)
         if (save := self._saves.get(name)) is not None:
-            _logging("the line could not be noted", self._run.saves.publish, name, run_id, save.facts.line)
+            _logging("the line could not be noted", self._run.saves.publish, name, save.facts.run, save.facts.line)
         self._end(name)
         if passed := [each for each in self._passed if each != name]:  # not before: what of this line is there does so
-            self._run.saves.give_up(passed, run_id, self.line or ())
+            self._run.saves.give_up(passed, str(self._run.run_id), self.line or ())
         self._passed = []
 
     def _supplement(self, name: str, save_id: str, *known: Mapping[str, Any]) -> None:
-        self._run.saves.touch(name)
         content = Supplement(save_id, max(time.time_ns() // 10**6, 0), *known).to_json()
         file = f"{name}/.streamxf-note-{secrets.token_hex(4)}"
         put_small(self._storage, file, self._run.authority.seal(content, Supplement.of_json), once=True)
+        self._run.saves.touch(name)
 
     def _forget(self, protected: Mapping[str, str], coming: Record | None = None) -> bool:
         """Whatever the rules say of the step, the job's own last save stays: it may have resumed from an older step."""
