@@ -5,6 +5,7 @@
 
 import os
 import time
+from pathlib import Path
 from zlib import crc32
 
 import pytest
@@ -23,6 +24,15 @@ class Exhaustive:
         """Say how to repeat this selection."""
         share = config.getoption("exhaustive")
         return f"exhaustive: one in {share}; the same again with {_DAY}={os.environ[_DAY]}" if share else None
+
+    def pytest_ignore_collect(self, collection_path: Path, config: pytest.Config) -> bool | None:
+        """Skip files without such tests, of which collecting takes half a minute in each process: neither a file itself
+        nor a module beside it has the word.
+        """
+        if not config.getoption("exhaustive") or not collection_path.match("test_*.py"):
+            return None
+        beside = (path for path in collection_path.parent.glob("*.py") if not path.match("test_*.py"))
+        return not any("exhaustive" in path.read_text() for path in (collection_path, *beside)) or None
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
