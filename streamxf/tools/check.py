@@ -114,10 +114,12 @@ def _steps(storage: Storage) -> dict[str, Any]:
     try:
         turns = [pool.submit(storage.write, "steps", contents[turn % 2]) for turn in range(1, 21)]
         while not turns[-1].done():
-            with suppress(FileNotFoundError):
+            try:
                 whole = whole and storage.read("steps", 0, 2 * _MEBIBYTE) in contents
-                continue
-            whole = False
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ESTALE):
+                    raise
+                whole = False
         for turn in turns:
             turn.result()
     finally:

@@ -278,7 +278,7 @@ values = st.one_of(
             *([0], [0, 0], [2, 3], [4, 3], ["streamxf.zstd/1"], ["streamxf.encrypt/1"], ["stream.zstd/1"], {"a": 1}),
             *("0.5", "nan", "1e-05", "1_0.0", "Infinity", ".", "a\n", "\x80", 2**53 - 1, 2**53),
         ]
-    ),
+    ).map(copy.deepcopy),
     st.recursive(st.none() | st.booleans() | st.integers(0, 2**64) | texts, st.lists, max_leaves=4),
 )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import streamxf
-from streamxf.manager import forget, sessions
+from streamxf.manager import sessions, state
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import open_storage
 from streamxf.storage.remote import RemoteStorage
@@ -31,7 +31,7 @@ def wait() -> None:
 
 
 def main(place: Storage) -> None:
-    forget._LONGEST_DELAY = DELAY
+    state._LONGEST_DELAY = DELAY
     if WHAT in ("saves", "saves_ten"):
         saved_run(place, *(range(1, 4) if WHAT == "saves" else range(4, 14)), keep=2)
         wait()
