@@ -117,7 +117,7 @@ def _steps(storage: Storage) -> dict[str, Any]:
             try:
                 whole = whole and storage.read("steps", 0, 2 * _MEBIBYTE) in contents
             except OSError as error:
-                if error.errno not in (errno.ENOENT, errno.ESTALE):
+                if not isinstance(error, FileNotFoundError) and error.errno != errno.ESTALE:
                     raise
                 whole = False
         for turn in turns:
