@@ -241,7 +241,7 @@ class CheckpointManager:
         self._writers: dict[int, FileSystemWriter] = {}
         self._saving: deque[_Saving] = deque()
         self._finished = 0
-        series = re.sub("[0-9]+([^0-9]*)$", r"{}\1", _named(name, 0))
+        series = _series(name)
         self._verify, self._series = verify, series
         self._run = Run(self._storage, Authority(access, self._chain.encryption), run_id)
         self._holds = ExitStack()  # on what was resumed from
@@ -774,10 +774,15 @@ def _named(name: str, step: int) -> str:
     return name.format(number)
 
 
+def _series(name: str) -> str:
+    return re.sub("[0-9]+([^0-9]*)$", r"{}\1", _named(name, 0))
+
+
 def _check_name(name: str, storage: Storage) -> None:
     """Raise ParameterError unless ``{}`` ends folders' names as the step, and the storage can list and remove such."""
     try:
-        fits = all(numbers_in(name.format(step))[-1:] == (step,) for step in (0, 12, 3_456_789))
+        named = {step: name.format(step) for step in (0, 12, 3_456_789)}
+        fits = all(numbers_in(each)[-1:] == (step,) and in_series(each, _series(name)) for step, each in named.items())
         longest = name.format(10**MAX_DIGITS - 1)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         fits, longest = False, ""

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from streamxf import CheckpointManager, Retention, forget, latest, list_checkpoints
-from streamxf.errors import NoCheckpointError
+from streamxf.errors import NoCheckpointError, ParameterError
 
 from .runs import saved_run, state_at
 
@@ -57,6 +57,12 @@ def test_where_all_were_renamed_none_counts_by_itself(tmp_path: Path) -> None:
         with pytest.raises(NoCheckpointError, match="foreign=True"):
             manager.resume(state_at(0))
         assert manager.resume(state_at(0), step=3, foreign=True) == 3
+
+
+@pytest.mark.parametrize("name", ["step-{:8d}", "step-{:_>8}", "{0}-{0}", "s{0:06d}-{0}", "{{}}-{}"])
+def test_a_name_whose_checkpoints_would_not_be_found_again_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ParameterError, match="for the step as its last number"):
+        CheckpointManager(tmp_path, name=name)
 
 
 def test_names_that_differ_by_another_number_are_of_two_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
