@@ -441,9 +441,8 @@ def extensions_of(extensions: Iterable[Any] | str | Codec) -> Extensions:
 def begin_sharing() -> None:
     """Start the thread that passes descriptors: CPython 3.12.0 to 3.12.2 can start none once the main thread ended."""
     if (3, 12) <= sys.version_info < (3, 12, 3):
-        anything = os.open(os.devnull, os.O_RDONLY)
-        os.close(DupFd(anything).detach())
-        os.close(anything)
+        with open(os.devnull, "rb") as file:
+            os.close(DupFd(file.fileno()).detach())
 
 
 def _log_failure(future: futures.Future[Any]) -> None:

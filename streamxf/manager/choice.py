@@ -110,10 +110,9 @@ def choose(
             if skipped:
                 raise _none(run, choice, name)
             check_copied(run, state.bare)
-            if others := [
-                each for each in {*run.names}.difference(state.names) if series_of(each) == series_of(series)
-            ]:
-                _log.warning("%s: nothing is resumed from: %s is of no %s", run.storage.label(), max(others), series)
+            rest = sorted({*run.names}.difference(state.names))
+            if others := [each for each in rest if series_of(each) == series_of(series)]:
+                _log.warning("%s: nothing is resumed from: %s is of no %s", run.storage.label(), others[-1], series)
             if left := [each.name for each in state.records if each.kind == "unfinished"]:
                 _log.warning("%s: the save of %s was not completed, and does not count", run.storage.label(), left[-1])
             return choice
@@ -154,15 +153,15 @@ def choose(
         return choice
 
 
-def check_copied(run: Run, lost: Collection[str], least: int = 1) -> None:
+def check_copied(run: Run, bare: Collection[str], least: int = 1) -> None:
     """Raise NoCheckpointError if at least so many folders have data without metadata, and nothing says that a save was
     begun there: whoever copied the run has perhaps left out hidden files, and a job that takes this for a fresh start
     would save over the data.
     """
-    if len(bare := sorted(lost, key=order_of)) >= least:
+    if len(names := sorted(bare, key=order_of)) >= least:
         raise NoCheckpointError(
-            f"{some(bare)} {'has' if len(bare) == 1 else 'have'} data, and neither metadata nor a mark that a save was "
-            f"begun there. Perhaps hidden files, such as {GLOBAL}, were left out when this was copied: copy them, too. "
+            f"{some(names)} {'has' if len(names) == 1 else 'have'} data, and neither metadata nor a mark that a save "
+            f"was begun there. Perhaps hidden files, such as {GLOBAL}, were left out when this was copied: copy them, too. "
             "Nothing was removed. To start over, use an empty folder, or move these away",
             file=run.storage.label(),
         )

@@ -20,7 +20,7 @@ from streamxf.format.names import GLOBAL, is_metadata_name, made_by_saves
 from streamxf.formats.opening import contents_of, open_source, parts_of
 from streamxf.manager.folder import Folder, checksum_of
 from streamxf.manager.notes import Authority
-from streamxf.manager.record import Record, in_series, is_numbered
+from streamxf.manager.record import Record, in_series, is_numbered, series_of
 from streamxf.manager.removal import files_of, files_of_many, is_literal
 from streamxf.manager.saves import SaveNotes
 from streamxf.manager.state import RunState, last_line, lined
@@ -81,7 +81,6 @@ class Run:
         """The folders that may be checkpoints, when they were listed last."""
         self._known: dict[str, tuple[str, Record]] = {}  # what was found, and which mark the folder had then
         self.saves = SaveNotes(storage, self.authority)
-        self._links: list[str] = []
         self._linked: dict[str, str] = {}
         self._unread: dict[str, Exception] = {}
         self._data: dict[str, str] = {}  # `data_in` folders without a checkpoint
@@ -113,18 +112,17 @@ class Run:
             return RunState()
         names = [name for name in (*self.names, *links) if is_numbered(name)]
         names = names if series is None else [name for name in names if in_series(name, series)]
-        self._data = {name: data for name, data in self._data.items() if name in names}
+        self._data, self._unread = {}, {}  # neither holds of what is known
         self.saves.reload()
         found = {name: self._known[name][1] for name in names if name not in links and self._is_known(name)}
         self._look_at([name for name in names if name not in found], found)
         newest = self._newest(found.values())
-        others = {} if series is None else {each: run for each, run in self.ids.items() if each != series}
+        others = {each: run for each, run in self.ids.items() if series is not None and each != series_of(series)}
         self.ids = others | {each: str(record.run) for each, record in newest.items()}
         placed, lost = self._lined(self._placed(record) for record in found.values())
         bare = sorted(name for name, data in self._data.items() if data)
         empty = sorted(self._data.keys() - bare)
-        unread = {name: error for name, error in self._unread.items() if name in names}
-        return RunState(placed, names, lost, bare, empty, self._linked, unread, dict(self.saves.unread))
+        return RunState(placed, names, lost, bare, empty, self._linked, self._unread, dict(self.saves.unread))
 
     def _is_known(self, name: str) -> bool:
         mark = self._mark(name)
@@ -237,8 +235,7 @@ class Run:
         self.names = [name for name, target in folders.items() if target is None and is_numbered(name)]
         links = {name: os.path.split(target) for name, target in folders.items() if target is not None}
         self._linked = {name: link for link, (folder, name) in links.items() if folder == base}
-        self._links = [*links]
-        return self._links
+        return [*links]
 
     def _look_at(self, names: Collection[str], found: dict[str, Record]) -> None:
         """What these folders say themselves."""

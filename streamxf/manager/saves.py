@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 class SaveNote:
     """What is noted of the saves of one name.
 
-    - `lines`: that of the checkpoint which is there; of several it is one. None if nothing was published there.
+    - `lines`: that of the checkpoint which is there; of several it is one. Empty if nothing was published there.
     - `coming`: that of a save that was begun, and is not known to have been published or to have failed.
     - `given_up`: the line that has given up what is there, since nobody could read that.
     """
@@ -36,9 +36,9 @@ class SaveNote:
 
     def to_json(self, name: str) -> dict[str, Any]:
         # the nonce gives each note a tag of its own in an object store
-        one = {key: None if (line := getattr(self, key)) is None else [*line] for key in ("coming", "given_up")}
-        lines = [[*line] for line in self.lines]
-        return {"run": self.run, "name": name, "lines": lines, **one, "nonce": secrets.token_hex(4)}
+        coming, given_up = (None if line is None else [*line] for line in (self.coming, self.given_up))
+        known = {"lines": [[*line] for line in self.lines], "coming": coming, "given_up": given_up}
+        return {"run": self.run, "name": name, **known, "nonce": secrets.token_hex(4)}
 
     @classmethod
     def of_json(cls, name: str, content: Any) -> SaveNote:
@@ -127,7 +127,8 @@ class SaveNotes:
         if noted := [name for name in names if name in self.names]:
             remove_notes(self._storage, [f"saves/{name}" for name in noted])
             for name in noted:
-                self.names.pop(name), self._found.pop(name, None)
+                for known in (self.names, self._found):
+                    known.pop(name, None)
 
     def reload(self) -> None:
         """Look again at what others may have noted since."""

@@ -665,18 +665,23 @@ def test_an_empty_folder_that_never_held_a_checkpoint_stops_nobody(
     assert resumed(tmp_path) == 300
 
 
-def test_notes_that_cannot_be_read_for_now_are_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved_run(tmp_path, 400, 500, 600)
-    goes_back(tmp_path, 400, 610)
-    unreadable(monkeypatch, TROUBLE[0]).add("step-610")
+def deny_notes(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    """Those with this in their paths cannot be read."""
     read_small = notes.read_small
 
     def denied(storage: Any, path: str, *how: Any) -> Any:
-        if "saves/" in path:
+        if part in path:
             raise PermissionError(13, "Permission denied", path)
         return read_small(storage, path, *how)
 
     monkeypatch.setattr(notes, "read_small", denied)
+
+
+def test_notes_that_cannot_be_read_for_now_are_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved_run(tmp_path, 400, 500, 600)
+    goes_back(tmp_path, 400, 610)
+    unreadable(monkeypatch, TROUBLE[0]).add("step-610")
+    deny_notes(monkeypatch, "saves/")
     monkeypatch.setenv("STREAMXF_SKIP", "step-610")
     for call in (lambda: resumed(tmp_path), lambda: streamxf.latest(tmp_path), lambda: forget(tmp_path, 1)):
         with pytest.raises(PermissionError, match=r"\.streamxf/saves/step-610"):
@@ -817,13 +822,20 @@ def test_a_framework_that_found_nothing_has_a_line_of_its_own(tmp_path: Path) ->
     assert resumed(tmp_path) == 10
 
 
-def test_a_save_that_failed_leaves_no_line_on_what_it_was_to_replace(tmp_path: Path) -> None:
+@pytest.mark.parametrize("readable", [True, False])
+def test_a_save_that_failed_leaves_no_line_on_what_it_was_to_replace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, readable: bool
+) -> None:
     saved_run(tmp_path, 400, 500, 600)
     with CheckpointManager(tmp_path) as manager:
         assert manager.resume(blank(), step=400) == 400
+        if not readable:
+            unreadable(monkeypatch, TROUBLE[0]).add("step-500")
         with pytest.raises(CheckpointException):
             manager.save(500, {"w": lambda: None})
-    damage(tmp_path / "step-500")
+    if readable:
+        damage(tmp_path / "step-500")
+    assert not [*tmp_path.glob(".streamxf/holds/*")]
     assert resumed(tmp_path) == 600
 
 
@@ -904,19 +916,6 @@ def test_where_a_note_cannot_be_put_no_older_one_stays(tmp_path: Path, monkeypat
     unreadable(monkeypatch, TROUBLE[0]).add("step-500")
     with pytest.raises(type(TROUBLE[0])):
         resumed(tmp_path)
-
-
-def test_a_save_that_failed_over_what_cannot_be_read_leaves_no_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved_run(tmp_path, 400, 500, 600)
-    with CheckpointManager(tmp_path) as manager:
-        assert manager.resume(blank(), step=400) == 400
-        unreadable(monkeypatch, TROUBLE[0]).add("step-500")
-        with pytest.raises(CheckpointException):
-            manager.save(500, {"w": lambda: None})
-    assert not [*tmp_path.glob(".streamxf/holds/*")]
-    assert resumed(tmp_path) == 600
 
 
 def killed_over_500(run: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
@@ -1104,14 +1103,7 @@ def test_a_killed_save_stops_nobody_where_both_answers_are_the_same(tmp_path: Pa
 def test_what_is_known_to_be_abandoned_need_not_be_readable(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unreadable(monkeypatch, TROUBLE[0]).add("step-600")
     assert resumed(run) == 420
-    read_small = notes.read_small
-
-    def denied(storage: Any, path: str, *how: Any) -> Any:
-        if "saves/step-410" in path:
-            raise PermissionError(13, "Permission denied", path)
-        return read_small(storage, path, *how)
-
-    monkeypatch.setattr(notes, "read_small", denied)
+    deny_notes(monkeypatch, "saves/step-410")
     assert resumed(run) == 420, "of which that note says nothing"
 
 
