@@ -161,8 +161,8 @@ def check_copied(run: Run, bare: Collection[str], least: int = 1) -> None:
     if len(names := sorted(bare, key=order_of)) >= least:
         raise NoCheckpointError(
             f"{some(names)} {'has' if len(names) == 1 else 'have'} data, and neither metadata nor a mark that a save "
-            f"was begun there. Perhaps hidden files, such as {GLOBAL}, were left out when this was copied: copy them, too. "
-            "Nothing was removed. To start over, use an empty folder, or move these away",
+            f"was begun there. Perhaps hidden files, such as {GLOBAL}, were left out when this was copied: copy "
+            "them, too. Nothing was removed. To start over, use an empty folder, or move these away",
             file=run.storage.label(),
         )
 
