@@ -29,11 +29,10 @@ def on_device(folder: Path) -> Any:
             with stream if number else nullcontext():
                 late(device)
                 target = blank(wanted) | odd_targets(device)
-                reader = loaded(folder / "saved", target, keys=KEY)
+                report = loaded(folder / "saved", target, keys=KEY)
                 found[f"wrong {number}"] = same(on_host(target), on_host(wanted | {"w0": wanted["w0"].float()}))
-            assert reader.report is not None
-            found[f"read {number}"] = reader.report.read, reader.report.reason
-            found[f"received {number}"] = reader.report.received_bytes
+            found[f"read {number}"] = report.read, report.reason
+            found[f"received {number}"] = report.received_bytes
         return found | {"late": copies.made}
 
 
