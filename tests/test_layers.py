@@ -271,7 +271,7 @@ CORE = {
 }
 TESTS = Path(__file__).parent
 # Ceilings, which only fall; a change that brings a capability names by how much one rises, once.
-LINES = {"core": 28_358, "around": 19_324, "tests": 94_726, "C": 1_992, "JavaScript": 924}
+LINES = {"core": 28_358, "around": 19_325, "tests": 94_751, "C": 1_992, "JavaScript": 924}
 
 
 def lines_now() -> dict[str, int]:

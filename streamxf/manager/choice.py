@@ -32,7 +32,7 @@ from streamxf.manager.folder import Folder
 from streamxf.manager.holds import has_no_place, hold_checkpoint
 from streamxf.manager.listing import SKIP, Run, named_to_skip, written
 from streamxf.manager.notes import FOLDER, Authority, is_framework_file
-from streamxf.manager.record import Record, in_series, numbers_in, order_of, series_of
+from streamxf.manager.record import Record, is_alike, numbers_in, order_of, series_of
 from streamxf.manager.removal import remove_entry
 from streamxf.manager.retention import Retention
 from streamxf.manager.sample import read_sample
@@ -111,7 +111,7 @@ def choose(
                 raise _none(run, choice, name)
             check_copied(run, state.bare)
             rest = sorted({*run.names}.difference(state.names))
-            if others := [each for each in rest if series_of(each) == series_of(series)]:
+            if others := [each for each in rest if is_alike(each, series)]:
                 _log.warning("%s: nothing is resumed from: %s is of no %s", run.storage.label(), others[-1], series)
             if left := [each.name for each in state.records if each.kind == "unfinished"]:
                 _log.warning("%s: the save of %s was not completed, and does not count", run.storage.label(), left[-1])
@@ -145,7 +145,7 @@ def choose(
                 raise
             _log.warning("nothing keeps %s from being removed while it is read: %s", choice.record.name, error)
         there = {*run.names, *(each.name for each in complete)}.intersection(passed)
-        choice.passed = any(order_of(each) > choice.record.order for each in there if in_series(each, series))
+        choice.passed = any(order_of(each) > choice.record.order for each in there if series_of(each) == series)
         if best is not None:
             state.last_line(series)  # raises if notes cannot be read
         elif name is None:

@@ -21,7 +21,7 @@ from streamxf.manager.folder import Folder
 from streamxf.manager.holds import active_holds, announce_removal, announced_removals, has_no_place, is_over
 from streamxf.manager.listing import Run, read_named
 from streamxf.manager.notes import remove_notes, written_since
-from streamxf.manager.record import Line, Record, in_series, series_of
+from streamxf.manager.record import Line, Record, series_of
 from streamxf.manager.removal import Order, files_of_many, remove_tree, remove_trees
 from streamxf.manager.retention import Retention
 from streamxf.manager.sessions import is_held
@@ -88,8 +88,8 @@ def forget(
 ) -> ForgetReport:
     """Remove the complete checkpoints of a run, with their files, that no rule of `keep` keeps.
 
-    The rules are applied to each series of names separately: ``step-100`` and ``step-200`` are one, and a model beside
-    them in ``llama-7b`` is another.
+    The rules are applied to each series of names separately: ``step-100`` and ``step-200`` are one, a model beside them
+    in ``llama-7b`` is another, and so are ``exp2-step-100`` and ``exp2-step-200``: the last number is the step.
 
     These always stay: the newest; the newest that verifies; those being read through a `CheckpointManager` or `hold`;
     targets of links in the run's folder; those being saved; those of another run, or saved under another name; and with
@@ -321,7 +321,7 @@ def finish(run: Run, series: str, *, session: str = "", saves: bool = False, ext
             _log.warning("%s", escaped(f"{run.storage.label(name)} could not be cleaned up: {error}"))
             over.discard(announced.get(name, ""))
     for name in run.names if saves and run.storage.near else ():
-        if in_series(name, series) and name not in records:
+        if series_of(name) == series and name not in records:
             files = run.folder(name).files
             if all(map(RUN_FILE.fullmatch, files)) and {COMMIT, REMOVED, SAVING}.isdisjoint(files):
                 remove_tree(run.storage, name, [], files)

@@ -25,7 +25,7 @@ from streamxf.manager.folder import Folder, checksum_of
 from streamxf.manager.forget import finish, forget_in, leftovers
 from streamxf.manager.holds import has_no_place, put_hold
 from streamxf.manager.listing import Run, written
-from streamxf.manager.record import Line, Record, in_series, numbers_in
+from streamxf.manager.record import Line, Record, numbers_in, series_of
 from streamxf.manager.removal import remove_entry, remove_tree
 from streamxf.manager.retention import Retention
 from streamxf.manager.sessions import Session, Sessions
@@ -203,7 +203,7 @@ class Housekeeper:
         except BaseException:
             self._sessions.close()
             raise
-        gone = [name for name in {*self._run.saves.names}.difference(state.names) if in_series(name, self._series)]
+        gone = [name for name in {*self._run.saves.names}.difference(state.names) if series_of(name) == self._series]
         _logging("what is noted of saves could not be removed", self._run.saves.drop, gone)
         extras = self._keep.extras == "remove"
         tidy = partial(finish, self._run, self._series, session=self._sessions.own.id, saves=True, extras=extras)

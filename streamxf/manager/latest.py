@@ -23,7 +23,7 @@ from streamxf.manager.choice import (
     newest,
 )
 from streamxf.manager.listing import Run, check_folder, of_other_formats, read_named, run_of
-from streamxf.manager.record import Record
+from streamxf.manager.record import Record, is_alike
 from streamxf.places import AbilitiesLike, Location, Storage, open_storage
 from streamxf.reading import KeysLike, TrustLike
 
@@ -117,11 +117,13 @@ def latest_in(run: Run, verify: Verify, *, best: tuple[str, str] | None = None, 
     complete = state.complete
     ranked = complete[::-1] if best is None else by_metric(complete[::-1], *best)
     choice = newest(run, state, ranked, verify, thorough=True, ranks=ranks, ranked=best is not None)
-    if choice.record is not None:
-        series = choice.record.series
-        choice.run_id = run.settle_id([each for each in complete if each.series == series])
+    if (chosen := choice.record) is not None:
+        choice.run_id = run.settle_id([each for each in complete if each.series == chosen.series])
         if best is None:
             check_later(run, state, choice)
+        for each in state.lost if best is None else ():  # `check_later` looks at those of the same series
+            if each.order > chosen.order and each.series != chosen.series and is_alike(each.name, chosen.name):
+                _log.warning("%s is chosen, though %s may have been saved later: %s", chosen.name, each.name, each.note)
     elif not complete and best is None and not run.authority.strict:
         choice = _of_other_formats(run, state.records, verify)
     if not complete and choice.record is None:

@@ -20,7 +20,7 @@ from streamxf.format.names import GLOBAL, is_metadata_name, made_by_saves
 from streamxf.formats.opening import contents_of, open_source, parts_of
 from streamxf.manager.folder import Folder, checksum_of
 from streamxf.manager.notes import Authority
-from streamxf.manager.record import Record, in_series, is_numbered, series_of
+from streamxf.manager.record import Record, is_numbered, series_of
 from streamxf.manager.removal import files_of, files_of_many, is_literal
 from streamxf.manager.saves import SaveNotes
 from streamxf.manager.state import RunState, last_line, lined
@@ -111,13 +111,13 @@ class Run:
         except FileNotFoundError:
             return RunState()
         names = [name for name in (*self.names, *links) if is_numbered(name)]
-        names = names if series is None else [name for name in names if in_series(name, series)]
+        names = names if series is None else [name for name in names if series_of(name) == series]
         self._data, self._unread = {}, {}  # neither holds of what is known
         self.saves.reload()
         found = {name: self._known[name][1] for name in names if name not in links and self._is_known(name)}
         self._look_at([name for name in names if name not in found], found)
         newest = self._newest(found.values())
-        others = {each: run for each, run in self.ids.items() if series is not None and each != series_of(series)}
+        others = {each: run for each, run in self.ids.items() if series not in (None, each)}
         self.ids = others | {each: str(record.run) for each, record in newest.items()}
         placed, lost = self._lined(self._placed(record) for record in found.values())
         bare = sorted(name for name, data in self._data.items() if data)

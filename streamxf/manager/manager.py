@@ -43,7 +43,7 @@ from streamxf.manager.holds import MAX_NAME_BYTES
 from streamxf.manager.housekeeper import Housekeeper
 from streamxf.manager.listing import Run
 from streamxf.manager.notes import Authority
-from streamxf.manager.record import MAX_DIGITS, Record, in_series, is_numbered, numbers_in
+from streamxf.manager.record import MAX_DIGITS, Record, is_numbered, numbers_in, series_of
 from streamxf.manager.retention import Retention
 from streamxf.manager.schedule import Interval, SaveTimer, Schedule
 from streamxf.manager.signals import StopSignals
@@ -241,7 +241,7 @@ class CheckpointManager:
         self._writers: dict[int, FileSystemWriter] = {}
         self._saving: deque[_Saving] = deque()
         self._finished = 0
-        series = _series(name)
+        series = series_of(_named(name, 0))
         self._verify, self._series = verify, series
         self._run = Run(self._storage, Authority(access, self._chain.encryption), run_id)
         self._holds = ExitStack()  # on what was resumed from
@@ -551,7 +551,7 @@ class CheckpointManager:
     def _path_of(self, best: tuple[str, str] | None, skip: Mapping[str, str] | None = None) -> str | Storage | None:
         skipped: dict[str, str] = {}
         passed = {_name_of(key): str(reason) for key, reason in _mapping("skip", skip).items()}
-        if odd := [name for name in passed if not in_series(name, self._series)]:
+        if odd := [name for name in passed if series_of(name) != self._series]:
             name = _named(self._name, 1)
             raise ParameterError(f"skip= has {odd[0]!r:.80}, which is no name of this run's, such as {name}")
         if self._only_looks:
@@ -774,15 +774,12 @@ def _named(name: str, step: int) -> str:
     return name.format(number)
 
 
-def _series(name: str) -> str:
-    return re.sub("[0-9]+([^0-9]*)$", r"{}\1", _named(name, 0))
-
-
 def _check_name(name: str, storage: Storage) -> None:
     """Raise ParameterError unless ``{}`` ends folders' names as the step, and the storage can list and remove such."""
     try:
         named = {step: name.format(step) for step in (0, 12, 3_456_789)}
-        fits = all(numbers_in(each)[-1:] == (step,) and in_series(each, _series(name)) for step, each in named.items())
+        fits = all(numbers_in(each)[-1:] == (step,) for step, each in named.items())
+        fits = fits and len({*map(series_of, named.values())}) == 1
         longest = name.format(10**MAX_DIGITS - 1)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         fits, longest = False, ""

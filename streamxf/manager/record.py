@@ -11,6 +11,7 @@ from typing import Any, Literal
 Kind = Literal["own", "unclaimed", "foreign", "unfinished", "removing"]
 
 _NUMBER = re.compile("[0-9]+")
+_STEP = re.compile(r"[0-9]+(?=[^0-9]*\Z)")  # the last number
 _NOT_TEXT = re.compile("[\ud800-\udfff]")
 _REMEMBERED = 2**15  # names: a job looks at the same ones after each save
 MAX_DIGITS = 15  # of a number in a name; what is longer is no step, and int() would take quadratic time
@@ -117,8 +118,9 @@ class Record:
 
     @property
     def series(self) -> str:
-        """The name with ``{}`` for each number. Checkpoints of one series are saves of one job, of which some are kept;
-        what has another name, such as a model that was put beside them, belongs to another.
+        """The name with ``{}`` for the step. Checkpoints of one series are saves of one job, of which some are kept;
+        what has another name, such as a model that was put beside them, or another number in it, such as that of an
+        experiment, belongs to another.
         """
         return series_of(self.name)
 
@@ -132,13 +134,12 @@ def is_numbered(name: str) -> bool:
 
 @lru_cache(_REMEMBERED)
 def series_of(name: str) -> str:
-    return _NUMBER.sub("{}", name)
+    return _STEP.sub("{}", name)
 
 
-@lru_cache(_REMEMBERED)
-def in_series(name: str, series: str) -> bool:
-    """Whether a checkpoint is of a series, whose name has ``{}`` for the step, and other numbers as they are."""
-    return re.fullmatch(re.escape(series).replace(r"\{\}", "[0-9]+"), name, re.DOTALL) is not None
+def is_alike(name: str, other: str) -> bool:
+    """Whether two names of checkpoints, or of series, differ by their numbers alone."""
+    return _NUMBER.sub("{}", name) == _NUMBER.sub("{}", other)
 
 
 def order_of(name: str) -> tuple[tuple[int, ...], str]:

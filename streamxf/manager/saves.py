@@ -119,6 +119,7 @@ class SaveNotes:
 
     def touch(self, name: str) -> None:
         """What is in the folder changes, by no save. Raises OSError."""
+        self.reload()  # or a note that another job has put since would go
         if not self._storage.near and (noted := self.get(name)) is not None:
             self._put(name, noted)
 

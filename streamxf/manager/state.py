@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from streamxf.errors import UnsupportedError
-from streamxf.manager.record import Line, Record, in_series, order_of
+from streamxf.manager.record import Line, Record, order_of, series_of
 from streamxf.manager.retention import Retention, with_plausible_times
 
 ABANDONED, FOREIGN = "abandoned: ", "foreign: "
@@ -65,7 +65,7 @@ class RunState:
 
     def of(self, series: str) -> list[Record]:
         """The checkpoints of a series."""
-        return [each for each in self.records if in_series(each.name, series)]
+        return [each for each in self.records if each.series == series]
 
     def doubted(self, series: str) -> list[Record]:
         """What may be a checkpoint of a series, and does not say of which line: it cannot be read, or its metadata is
@@ -75,7 +75,7 @@ class RunState:
 
     def lost_of(self, series: str) -> list[Record]:
         """Those of a series that lost their metadata."""
-        return [each for each in self.lost if in_series(each.name, series)]
+        return [each for each in self.lost if each.series == series]
 
     # -- lines -----------------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ class RunState:
         abandoned checkpoint lies between the two. Raises as `last_line`.
         """
         for name in self.empty:
-            if in_series(name, chosen.series) and order_of(name) > chosen.order and name not in passed:
+            if series_of(name) == chosen.series and order_of(name) > chosen.order and name not in passed:
                 text = f"{chosen.name} is chosen, and {name} is empty: a save was killed there, or it is not mounted"
                 yield Doubt(name, text)
         self.last_line(chosen.series)
@@ -162,7 +162,7 @@ class RunState:
                 why = f"saved after {others[0].name}" if late else "replaced by a save that was killed"
                 text = f"{'was' if late else 'may have been'} {why}, and cannot be read: {each.note}. Perhaps training"
                 yield Doubt(each.name, f"{each.name} {text} had gone back to an earlier step before it", stops=True)
-            elif each.order > chosen.order or not 0 < written(each.name) < written(chosen.name):
+            elif each.order > chosen.order or not (each.noted or 0 < written(each.name) < written(chosen.name)):
                 text = f"{chosen.name} is chosen, though {each.name} may have been saved later: {each.note}"
                 yield from [Doubt(each.name, text)] if each.name not in known else ()
 
@@ -200,7 +200,7 @@ class RunState:
         reasons |= {each.name: (each.note,) for each in counted if each.damaged}
         own = [each for each in counted if not (each.abandoned or each.damaged)]
         ranked = own
-        if coming is not None and in_series(coming.name, series):
+        if coming is not None and coming.series == series:
             ranked = [*(each for each in own if each.name != coming.name), coming]
         decided = keep.decide(with_plausible_times(ranked, now))
         for why in (protected or {}, {name: f"link {link}" for name, link in self.linked.items()}):

@@ -660,6 +660,10 @@ def test_an_empty_folder_that_never_held_a_checkpoint_stops_nobody(
     assert resumed(tmp_path) == 200
     assert streamxf.latest(tmp_path) == str(tmp_path / "step-200")
     assert caplog.text.count("step-200 is chosen, and ") == 2
+    shutil.rmtree(tmp_path / "step-100")
+    (tmp_path / "step-100").mkdir()
+    assert resumed(tmp_path) == 200
+    assert "step-100 may have" not in caplog.text, "its note says that it is of the same line, and so earlier"
     assert "step-300 is empty: a save was killed there, or it is not mounted" in caplog.text
     saved_run(tmp_path, 300)
     assert resumed(tmp_path) == 300

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch.distributed.checkpoint as dcp
 
 from streamxf import CheckpointManager, Retention, forget, latest, list_checkpoints
 from streamxf.errors import NoCheckpointError, ParameterError
@@ -59,7 +60,7 @@ def test_where_all_were_renamed_none_counts_by_itself(tmp_path: Path) -> None:
         assert manager.resume(state_at(0), step=3, foreign=True) == 3
 
 
-@pytest.mark.parametrize("name", ["step-{:8d}", "step-{:_>8}", "{0}-{0}", "s{0:06d}-{0}", "{{}}-{}"])
+@pytest.mark.parametrize("name", ["step-{:8d}", "step-{:_>8}", "{0}-{0}", "s{0:06d}-{0}"])
 def test_a_name_whose_checkpoints_would_not_be_found_again_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ParameterError, match="for the step as its last number"):
         CheckpointManager(tmp_path, name=name)
@@ -77,3 +78,23 @@ def test_names_that_differ_by_another_number_are_of_two_runs(tmp_path: Path, cap
         assert manager.resume(state_at(0)) == 200
         manager.save(300, state_at(300))
     assert names(tmp_path) == {"exp1-step-300", "exp2-step-20"}
+
+
+@pytest.mark.parametrize("by_manager", [True, False])
+def test_rules_part_experiments_that_name_the_same_run(tmp_path: Path, by_manager: bool) -> None:
+    for name in ("exp1-step-{}", "exp2-step-{}"):
+        if by_manager:
+            saved_run(tmp_path, 1, 2, name=name, run_id="ab" * 16)
+        for step in () if by_manager else (1, 2):
+            dcp.save(state_at(step), checkpoint_id=tmp_path / name.format(step), no_dist=True)
+    report = forget(tmp_path, 1)
+    assert report.removed == ("exp1-step-1", "exp2-step-1")
+    assert latest(tmp_path) == str(tmp_path / "exp2-step-2")
+
+
+def test_one_of_a_later_epoch_that_lost_its_metadata_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("epoch-1-step-2", "epoch-2-step-1"):
+        dcp.save(state_at(1), checkpoint_id=tmp_path / name, no_dist=True)
+    (tmp_path / "epoch-2-step-1/.metadata").unlink()
+    assert latest(tmp_path) == str(tmp_path / "epoch-1-step-2")
+    assert "epoch-1-step-2 is chosen, though epoch-2-step-1 may have been saved later" in caplog.text
