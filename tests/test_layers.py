@@ -36,13 +36,7 @@ LAYERS = [
     ["__main__"],
 ]
 # Where torch may be imported at the top of a module. Below it is imported by the functions that need it, if at all.
-WITH_TORCH = {
-    "dcp",
-    "integrations",
-    "tools",
-    "testing",
-    "cli",
-}
+WITH_TORCH = {"dcp", "integrations", "tools", "testing", "cli"}
 # Listings of a run need no torch.
 WITH_TORCH_LATE = {Path("manager/agreement.py"), Path("manager/manager.py")}
 SOURCES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
@@ -95,7 +89,7 @@ EXPANDING_TOO = {name for plain in ("get", "put", "copy") for name in (plain, f"
 EXPANDING_TOO |= {"delete", "upload", "download", "cp", "move", "rename"}  # which others have, too
 FILE_SYSTEMS = {"filesystem", "_filesystem", "fs", "_fs", "inner", "layer"}  # what streamxf calls them
 MAY_EXPAND = {
-    (Path("storage/remote.py"), "mv"),  # for SFTP alone, where it renames a literal path
+    (Path("storage/remote.py"), "mv")  # for SFTP alone, where it renames a literal path
 }
 
 
@@ -271,7 +265,7 @@ CORE = {
 }
 TESTS = Path(__file__).parent
 # Ceilings, which only fall; a change that brings a capability names by how much one rises, once.
-LINES = {"core": 28_358, "around": 19_325, "tests": 94_751, "C": 1_992, "JavaScript": 924}
+LINES = {"core": 28_358, "around": 19_325, "tests": 94_747, "C": 1_992, "JavaScript": 924}
 
 
 def lines_now() -> dict[str, int]:

@@ -273,10 +273,7 @@ def test_targets_of_make_exist():
 
 # what README.md or docs/guarantees.md claims, and the line of a published table that has it
 CLAIMS = {
-    "two thirds of their size": (
-        "benchmarks/sizes.md",
-        r"\| Gaussian, bf16 \|.* <= 0\.668 \| yes \| yes \|",
-    ),
+    "two thirds of their size": ("benchmarks/sizes.md", r"\| Gaussian, bf16 \|.* <= 0\.668 \| yes \| yes \|"),
     "more than a gigabyte a second per core": (
         "benchmarks/times.md",
         r"\| streamxf\.floatzip \| 0\.\d+ \(",

@@ -66,6 +66,7 @@ def salvage(
         "ID",
         "With --without-metadata: the 32 digits in the names of the save's files, if there are files of several saves.",
     ),
+    fresh: bool = options.flag("Take for damage what looks like it, on a mount that may show what is old, too."),
     *,
     written: options.Group,
     access: options.Group,
@@ -76,7 +77,7 @@ def salvage(
 
     Each item is checked as in a load, so the new checkpoint contains only intact items. One or two of them are in
     memory at a time. The damaged checkpoint is read twice and not changed. The exit code is 1 if anything is lost,
-    and 2 if all that is missing could only not be read: see why, and salvage again.
+    and 2 if all that is missing could only not be read: see why, and salvage again, or see --fresh.
 
     Examples:
     streamxf salvage /checkpoints/step-1000 /checkpoints/step-1000-salvaged
@@ -88,7 +89,7 @@ def salvage(
         )
     with out.progress("Salvaging") as bar:
         found, copy = streamxf.salvage(
-            path,
+            streamxf.open_storage(path, abilities={"fresh": True}) if fresh else path,
             target,
             **written,
             **access,
@@ -285,9 +286,7 @@ def _print_place(found: PlaceReport) -> None:
     elif found.stronger:
         show.say(f"if it does that on every machine, tell streamxf: {_said(found, found.stronger)}")
     if names := ", ".join(name for name, value in found.seen.items() if value is None):
-        show.say(
-            f"--second does not tell of {names}: it may be late itself, or only read. Give the URL of what is mounted"
-        )
+        show.say(f"--second does not tell of {names}: it may be late, or only read. Give the URL of what is mounted")
 
 
 def _word(value: bool | str | None) -> str:

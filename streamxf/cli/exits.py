@@ -59,6 +59,7 @@ def line_of(error: BaseException) -> str:
     said = reason_of(error)
     if isinstance(error, errors.DAMAGE) and not isinstance(error, errors.IdentityError) and "salvage" not in said:
         said += _NEXT.get((error.file or "").rpartition(".")[2], "")
+    said += "; if a checkpoint stays so, see `streamxf salvage --fresh`" * isinstance(error, errors.StaleError)
     return printable(" ".join(said.split()), LINE)
 
 

@@ -92,9 +92,9 @@ def storage_over(filesystem: Any, path: str, location: str) -> Storage:
 
 def are_same(first: Location, second: Location) -> bool:
     """Whether two places are known to be the same."""
-    if isinstance(first, Storage) or isinstance(second, Storage):
-        return type(first) is type(second) and vars(first) == vars(second)
+    places = (each.real() if isinstance(each, Storage) else os.fspath(each) for each in (first, second))
+    one, other = (each.removeprefix("file://") for each in places)
     try:
-        return os.path.samefile(first, second)
+        return os.path.samefile(one, other)
     except OSError:  # one of them is not there, or a URL
-        return os.fspath(first).rstrip("/") == os.fspath(second).rstrip("/")
+        return one.rstrip("/") == other.rstrip("/")

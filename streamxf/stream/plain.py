@@ -8,7 +8,7 @@ import os
 import sys
 from builtins import open as _builtin_open
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any, Literal, Self, cast, overload
@@ -18,7 +18,7 @@ from typing_extensions import Buffer
 from streamxf.buffers import Writable, flat_view, write_all
 from streamxf.chain import Chain, ChainLike, StreamCoder
 from streamxf.descriptor import Descriptor
-from streamxf.errors import AbortedError, ContainerError, ParameterError, PolicyError, located, redacted
+from streamxf.errors import AbortedError, ContainerError, ParameterError, PolicyError, located
 from streamxf.format import plain
 from streamxf.format.container import End
 from streamxf.format.header import Header
@@ -230,19 +230,18 @@ def _open_reader(
         name = next((name for name in names if isinstance(name, str)), None)
         with located(file=name):
             return read_file(origin, ring, registry, name=name)
-    opened = ExitStack()  # which the reader closes
-    name = origin.label() if isinstance(origin, Storage) else redacted(os.fspath(origin))
+    opened, storage = ExitStack(), open_storage(origin, options)  # which the reader closes
+    name = storage.label()
     try:
-        with located(file=name):
+        with located(file=name), storage.doubting():
             file: IO[bytes] | FileSlice
             if isinstance(origin, Storage) or is_url(origin) or options:
-                storage = open_storage(origin, options)
                 storage.warn_of_caches()
                 stored = opened.enter_context(storage.open())
                 file = FileSlice(stored.access, 0, stored.size)
             else:
                 file = opened.enter_context(_builtin_open(origin, "rb"))  # noqa: SIM115 - so it is one
-            return read_file(file, ring, registry, opened.close, name)
+            return read_file(file, ring, registry, opened.close, name, doubting=storage.doubting)
     except BaseException:
         opened.close()
         raise
@@ -256,13 +255,14 @@ def read_file(
     name: str | None = None,
     *,
     encrypted: bool = False,
+    doubting: Callable[[], Any] = nullcontext,
 ) -> StreamReader | PipeReader:
     """As `open`; the reader calls `finish` when closed. If `encrypted`, nothing else is read even without keys."""
     if isinstance(file, FileSlice) or file.seekable():
         parts = PlainParts.of(file if isinstance(file, FileSlice) else FileSlice(file, file.tell()))
         _check_encrypted(parts.header, ring, encrypted)
         blocks = StoredStream(parts.container, parts.header).decoded(parts.chain(ring, registry))
-        return StreamReader(blocks, finish, name)
+        return StreamReader(blocks, finish, name, doubting=doubting)
     start = _read_exactly(file, plain.PREFIX_START_BYTES)
     wrapped, format_bytes = plain.parse_prefix(
         start + _read_exactly(file, plain.prefix_size(start) - plain.PREFIX_START_BYTES)

@@ -6,6 +6,7 @@ import io
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import IO, Any, NoReturn
 
@@ -154,6 +155,7 @@ class StreamReader(CheckedReader):
     Threads may share a reader: `readinto_at` knows no position, and each read of those that do advances it in one step.
 
     - `blocks`: of a container whose `decode_ends` was called.
+    - `doubting`: that of the place, if it is one.
     """
 
     def __init__(
@@ -164,16 +166,13 @@ class StreamReader(CheckedReader):
         *,
         item: str | None = None,
         meter: Meter | None = None,
+        doubting: Callable[[], Any] = nullcontext,
     ) -> None:
         super().__init__(finish, name)
-        self._item = item
-        self._blocks = blocks
-        self._meter = meter
-        self._block_size = blocks.block_size
-        self._position = 0
+        self._item, self._blocks, self._meter, self._doubting = item, blocks, meter, doubting
+        self._block_size, self._position, self.size = blocks.block_size, 0, blocks.size
         self._moving = ForkLock()
         self._cached: dict[int, memoryview] = {}
-        self.size = blocks.size
 
     def seekable(self) -> bool:
         return True
@@ -212,7 +211,8 @@ class StreamReader(CheckedReader):
         with flat_view(buffer) as out:
             size = max(0, min(len(out), self.size - position))
             try:
-                self._read(out[:size], position)
+                with self._doubting():
+                    self._read(out[:size], position)
             except Exception as error:
                 if isinstance(error, StreamxfError):
                     self.error = error.locate(file=self._name, item=self._item)

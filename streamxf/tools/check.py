@@ -477,7 +477,7 @@ def check_place(storage: Storage, second: Storage | None = None, *, look: bool =
         problem = str(error)
     finally:
         place.remove_all()  # an interrupt may have come while it was removed
-        for each in [] if second is None or seen.get("stored") else [second.child(name)] * 5:
+        for each in [] if second is None else [second.child(name)] * (1 if seen.get("stored") else 5):
             time.sleep(1)  # a cache may yet send what the first has removed
             each.remove_all()
     return PlaceReport(storage.label(), mount, known, seen, problem)

@@ -243,10 +243,7 @@ def test_a_cache_is_refused_where_it_would_do_harm_and_read_past_elsewhere(cache
     ):
         with pytest.raises(UnsupportedError, match="leads through a cache"):
             write()
-    with (
-        pytest.warns(UserWarning, match="leads through a cache"),
-        streamxf.open(file, storage_options=options) as log,
-    ):
+    with pytest.warns(UserWarning, match="leads through a cache"), streamxf.open(file, storage_options=options) as log:
         assert log.read() == b"as it was"
     assert str(streamxf.latest(cached, storage_options=options)).endswith("/step-2")
     reader = streamxf.FsspecReader(f"{cached}/step-2", **options)

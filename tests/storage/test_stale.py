@@ -155,6 +155,7 @@ def test_a_block_that_may_be_old(spoiled: Path, tmp_path: Path, capsys: pytest.C
     assert isinstance(causes(loaded.value)[0], StaleError)
     for tool in (["salvage", step, target], ["inspect", step, "--values"], ["transcode", step, target]):
         assert command(*tool).code == 2, tool
+    assert command("salvage", step, target, "--fresh", "--json").json["loaded"] == ["step"]
     with pytest.raises(CheckpointException) as loaded:
         resumed(spoiled, verify="none")
     assert any("STREAMXF_SKIP=step-2 passes" in note for note in notes_of(causes(loaded.value)[0]))
@@ -176,7 +177,13 @@ def test_other_formats_and_recipients(spoiled: Path, tmp_path: Path) -> None:
     shutil.copytree(spoiled / "step-1", tmp_path / "longer")
     with (tmp_path / "longer/.metadata").open("ab") as file:
         file.write(b"longer")
+    (plain := tmp_path / "plain").write_bytes(streamxf.encode(os.urandom(1000), "zstd"))
+    shutil.copy(plain, cut := tmp_path / "cut")
+    os.truncate(cut, 500)
+    flip(plain, 300)
     calls: list[Callable[[], object]] = [
+        lambda: streamxf.open(cut),
+        lambda: streamxf.open(plain).read(),
         lambda: streamxf.rename(tmp_path / "longer", {"weight": "other"}),
         lambda: streamxf.inspect(path),
         lambda: streamxf.inspect(path.parent),

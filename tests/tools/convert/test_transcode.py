@@ -183,8 +183,9 @@ def test_a_checkpoint_in_the_target_stays_unless_it_may_go(tmp_path, source):
 
 
 def test_the_source_is_no_target(source):
-    with pytest.raises(errors.ParameterError, match="in_place"):
-        transcode(source, source.parent / "source" / ".", "zstd", overwrite=True)
+    for target in (source / ".", streamxf.open_storage(source), f"file://{source}"):
+        with pytest.raises(errors.ParameterError, match="in_place"):
+            transcode(source, target, "zstd", overwrite=True)
 
 
 def test_a_file_is_no_target(tmp_path, source):
