@@ -7,19 +7,5 @@ from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.small import put_small, read_small, small_files, small_names
 from streamxf.storage.storage import Entries, Storage, StorageEntry, is_url
 
-__all__ = [
-    "Abilities",
-    "AbilitiesLike",
-    "Entries",
-    "Location",
-    "Mount",
-    "Storage",
-    "StorageEntry",
-    "is_url",
-    "locked",
-    "open_storage",
-    "put_small",
-    "read_small",
-    "small_files",
-    "small_names",
-]
+__all__ = ["Abilities", "AbilitiesLike", "Entries", "Location", "Mount", "Storage", "StorageEntry", "is_url"]
+__all__ += ["locked", "open_storage", "put_small", "read_small", "small_files", "small_names"]

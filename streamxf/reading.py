@@ -4,37 +4,17 @@ from streamxf.budget import MAX_EXPANSION, Budget
 from streamxf.chain import Chain, ChainLike
 from streamxf.checkpoint.access import Access, AccessOptions
 from streamxf.checkpoint.metadata import Metadata, metadata_files, read_metadata
+from streamxf.checkpoint.opening import ItemPart, streams_of
 from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
+from streamxf.format.header import Kind
 from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem
 from streamxf.keys import KeyRing, KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress, Share, Shares
 from streamxf.storage.reading import StoredFile
+from streamxf.stream.reader import BareBlocks, Blocks, MemoryBlocks, StreamReader
 
-__all__ = [
-    "MAX_EXPANSION",
-    "Access",
-    "AccessOptions",
-    "Box",
-    "BoxReader",
-    "Budget",
-    "Chain",
-    "ChainLike",
-    "Chunk",
-    "Item",
-    "KeyRing",
-    "KeysLike",
-    "Metadata",
-    "ObjectItem",
-    "Path",
-    "Place",
-    "Progress",
-    "Share",
-    "Shares",
-    "SignerLike",
-    "StoredFile",
-    "TensorItem",
-    "TrustLike",
-    "boxes_of",
-    "metadata_files",
-    "read_metadata",
-]
+__all__ = ["Access", "AccessOptions", "Budget", "MAX_EXPANSION", "KeyRing", "KeysLike", "SignerLike", "TrustLike"]
+__all__ += ["Metadata", "metadata_files", "read_metadata", "Item", "TensorItem", "ObjectItem", "Chunk", "Path", "Place"]
+__all__ += ["Box", "BoxReader", "boxes_of", "ItemPart", "Kind", "streams_of", "StreamReader"]
+__all__ += ["Blocks", "BareBlocks", "MemoryBlocks", "StoredFile"]
+__all__ += ["Chain", "ChainLike", "Progress", "Share", "Shares"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +27,7 @@ LAYERS = [
     ["torchsave"],
     ["stream"],
     ["checkpoint"],
-    ["places", "reading"],
+    ["places", "reading", "writing"],
     ["dcp", "formats"],
     ["tools"],
     ["environment", "testing"],
@@ -261,11 +262,11 @@ def test_other_names_do_not():
 CORE = {
     *("buffers", "cached", "errors", "extension", "version", "descriptor", "engine", "torch_private", "wording"),
     *("keys", "pipeline", "progress", "budget", "report", "codec", "codecs", "registry", "format", "chain", "storage"),
-    *("torchsave", "stream", "checkpoint", "dcp", "places", "reading", "lazy", "__init__"),
+    *("torchsave", "stream", "checkpoint", "dcp", "places", "reading", "writing", "lazy", "__init__"),
 }
 TESTS = Path(__file__).parent
 # Ceilings, which only fall; a change that brings a capability names by how much one rises, once.
-LINES = {"core": 28_358, "around": 19_325, "tests": 94_747, "C": 1_992, "JavaScript": 924}
+LINES = {"core": 28_552, "around": 19_208, "tests": 94_750, "C": 1_992, "JavaScript": 924}
 
 
 def lines_now() -> dict[str, int]:
@@ -289,12 +290,14 @@ def test_nothing_grows():
 # Names of the core that the rooms around it take from where they are, and not from what is declared for all: a line for
 # each, which goes when the last import does.
 DEBT = TESTS / "boundary.txt"
-DECLARED = {"errors", "wording", "places", "reading"}  # modules for everybody
+DECLARED = {"errors", "wording", "places", "reading", "writing"}  # modules for everybody
 
 
 def names_of_the_core() -> set[str]:
-    """What rooms around the core import of it, as ``module:name``, besides the public names of streamxf."""
+    """What rooms around the core import of it, as ``module:name``, besides names that docs/api.md has for users."""
     found = set()
+    public = (TESTS.parent / "docs/api.md").read_text().partition("## For tools")[0]
+    known = {(name.split(".")[1], name.split(".")[-1]) for name in re.findall(r"^::: (\S+)$", public, re.MULTILINE)}
     modules = {module_of(path) for path in SOURCES}
     for path in SOURCES:
         if home_layer(path) in CORE:
@@ -305,7 +308,7 @@ def names_of_the_core() -> set[str]:
             for name in (alias.name for alias in node.names):
                 module = full if (full := f"{node.module}.{name}") in modules else str(node.module)
                 room = [*module.split("."), "__init__"][1]
-                if room in CORE - DECLARED and name not in streamxf.__all__:
+                if room in CORE - DECLARED and name not in streamxf.__all__ and (room, name) not in known:
                     found.add(f"{module.removeprefix('streamxf.')}:{name}")
     return found
 

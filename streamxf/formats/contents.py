@@ -18,9 +18,20 @@ from streamxf.cached import cached_property
 from streamxf.checkpoint.elements import Elements, itemsize_of, strided_elements
 from streamxf.format.extra import merged
 from streamxf.places import Storage
-from streamxf.reading import Access, BoxReader, Budget, Chunk, Item, ObjectItem, Path, Place, StoredFile, TensorItem
+from streamxf.reading import (
+    Access,
+    BareBlocks,
+    BoxReader,
+    Budget,
+    Chunk,
+    Item,
+    ObjectItem,
+    Path,
+    Place,
+    StoredFile,
+    TensorItem,
+)
 from streamxf.storage.reading import OpenFiles
-from streamxf.stream.reader import BareBlocks
 from streamxf.torchsave.archive import NotSavedByTorch
 from streamxf.torchsave.check import absent
 from streamxf.torchsave.legacy import open_archive

@@ -23,11 +23,11 @@ from streamxf.errors import (
     escaped,
 )
 from streamxf.format.names import is_metadata_name, made_by_saves, metadata_among
-from streamxf.format.run import RunFacts
 from streamxf.manager.notes import Authority, read
 from streamxf.manager.record import Record, numbers_in
 from streamxf.places import Entries, Storage, StorageEntry
 from streamxf.reading import Access, Metadata, read_metadata
+from streamxf.writing import RunFacts
 
 T = TypeVar("T")
 _ELSEWHERE = (KeyServiceError, ForeignError)  # errors of services and servers, which say nothing of what is stored

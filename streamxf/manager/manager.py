@@ -36,7 +36,6 @@ from streamxf.dcp.reader import FileSystemReader
 from streamxf.dcp.saver import deaf_from_the_start, is_dead
 from streamxf.dcp.writer import FileSystemWriter
 from streamxf.errors import AbortedError, MetadataError, ParameterError, UnsupportedError, escaped, is_damage
-from streamxf.format.run import RunFacts
 from streamxf.manager.agreement import Agreement, check_one_folder, give_back, gloo_group
 from streamxf.manager.choice import ALL, Choice, Verify, advised, check_verify, choose, clear, damage_of
 from streamxf.manager.holds import MAX_NAME_BYTES
@@ -51,6 +50,7 @@ from streamxf.places import AbilitiesLike, Location, Storage, is_url, open_stora
 from streamxf.reading import ChainLike, KeysLike
 from streamxf.storage.lock import this_thread
 from streamxf.storage.opening import path_text
+from streamxf.writing import RunFacts
 
 T = TypeVar("T")
 P = ParamSpec("P")

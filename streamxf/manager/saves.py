@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any
 
 from streamxf.errors import ForeignError, KeyServiceError, MetadataError, escaped
-from streamxf.format.run import RunFacts
 from streamxf.manager.notes import FOLDER, Authority, put_note, read, remove_notes
 from streamxf.manager.record import Line
 from streamxf.places import Storage, small_names
+from streamxf.writing import RunFacts
 
 _SAVES = f"{FOLDER}/saves"
 _log = logging.getLogger(__name__)

@@ -34,15 +34,8 @@ from streamxf.testing import properties
 from streamxf.testing.case import Case
 from streamxf.tools.check import FILES, ConformanceError, check_storage
 
-__all__ = [
-    "FILES",
-    "PROPERTIES",
-    "CodecConformance",
-    "ConformanceError",
-    "check_codec",
-    "check_property",
-    "check_storage",
-]
+__all__ = ["FILES", "PROPERTIES", "CodecConformance", "ConformanceError"]
+__all__ += ["check_codec", "check_property", "check_storage"]
 
 _FUNCTIONS: dict[str, Callable[[Case], None]] = {
     name: found

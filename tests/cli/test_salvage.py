@@ -158,10 +158,10 @@ def test_what_is_there_stays(run: Run, plain: Path, encrypted: Path):
 
 def test_a_copy_is_resumed(run: Run, plain: Path, tmp_path: Path, monkeypatch):
     """A call that could not be finished leaves what it has, and the next one takes it up."""
-    from streamxf.tools.convert import conversion
+    from streamxf.checkpoint import resumable
 
     with monkeypatch.context() as patch:
-        patch.setattr(conversion, "publish", fails_with(OSError, 5, "Input/output error", "somewhere"))
+        patch.setattr(resumable, "publish", fails_with(OSError, 5, "Input/output error", "somewhere"))
         assert run("salvage", plain, tmp_path / "new").code == 1
     done = run("salvage", plain, tmp_path / "new", "--json")
     assert done.json["written"]["kept_files"] == 1

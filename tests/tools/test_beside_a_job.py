@@ -22,13 +22,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import streamxf
+from streamxf.checkpoint import resumable
 from streamxf.checkpoint.publish import under_way
 from streamxf.errors import NoCheckpointError
 from streamxf.storage import lock
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import LOCK, Storage
-from streamxf.tools.convert import conversion
 from tests.altered import flip
 from tests.dcp.shards import rows, save_shards
 from tests.faults.forks import run_one
@@ -172,7 +172,7 @@ def test_a_conversion_is_locked_until_it_is_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     dcp.save(STATE, storage_writer=streamxf.FileSystemWriter(tmp_path))
-    publish, kept = conversion.publish, list[bool]()
+    publish, kept = resumable.publish, list[bool]()
 
     def clean_before(*arguments: Any, **options: Any) -> Any:
         if how == "resumed" and not kept:
@@ -181,7 +181,7 @@ def test_a_conversion_is_locked_until_it_is_published(
         kept.append(not streamxf.clean(tmp_path).removed)
         return publish(*arguments, **options)
 
-    monkeypatch.setattr(conversion, "publish", clean_before)
+    monkeypatch.setattr(resumable, "publish", clean_before)
     convert = partial(streamxf.transcode, tmp_path, in_place=True, chain="zstd")
     if how == "resumed":
         with pytest.raises(TimeoutError):

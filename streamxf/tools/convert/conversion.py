@@ -1,49 +1,28 @@
-"""Conversions: items written under one metadata file, data file by data file, each of which is kept if the process is
-killed; in the end they are published as a save is.
-
-Until then each finished file has a slip beside it, by which the next call recognizes it. A slip is a metadata file of a
-rank that no process has, without a pickle. So it is read as metadata is, with all checks, and where the data is
-encrypted, only who has a key can have made it.
+"""Conversions: items written under one metadata file, by this process or a fleet; a `ResumableSave` keeps what is
+finished.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 from typing import Any
 
-from streamxf.checkpoint.access import access_for
-from streamxf.checkpoint.datafile import FileRecord, SavedFile, planned_size, write_file
-from streamxf.checkpoint.metadata import SLIP_RANK
-from streamxf.checkpoint.opening import ItemPart, streams_of
-from streamxf.checkpoint.publish import assemble, placed, publish
-from streamxf.checkpoint.saving import Extensions, Save, check_space
-from streamxf.checkpoint.sources import Content
-from streamxf.errors import ContainerError, KeyMissingError, ParameterError, StreamxfError
-from streamxf.format.items import check_limits
-from streamxf.format.names import OWN_FILE, OWN_SLIP, SLIP
-from streamxf.format.run import RunFacts
-from streamxf.format.tiling import MAX_GROUP
-from streamxf.keys.envelope import Envelope, Vouchers
+from streamxf.errors import ContainerError, ParameterError
 from streamxf.places import Location, Storage
-from streamxf.reading import BoxReader, Chunk, Item, Metadata, Progress, Share, TensorItem, read_metadata
+from streamxf.reading import BoxReader, Item, ItemPart, Progress, Share
 from streamxf.storage.opening import are_same
 from streamxf.tools.fleet import Fleet, Items
-from streamxf.version import __version__
 from streamxf.wording import listed, many, size_text
+from streamxf.writing import Content, ResumableSave, RunFacts, Save, planned_bytes
 
 _NOT_THERE = "the target has not all that workers wrote, as it is seen here, for these recipients and by this signer"
 _ADDED_UP = ("save_ids", "items", "files", "kept_files", "discarded_files", "raw_bytes", "stored_bytes", "seconds")
 FILE_SIZE = 256 * 2**20
 """Bytes of items, before the chain, in one data file: what is lost of the work when the process is killed."""
-MAX_FILES = 128
 
 
 @dataclass(frozen=True)
@@ -118,30 +97,6 @@ class Conversion:
     check: Callable[[], None] | None = None
     run: RunFacts | None = None
 
-    def files(self, size: int) -> list[list[ItemPart]]:
-        """The objects and shards of each data file, in the order of their places in the source: about `size` bytes, or
-        more if there would be too many files. The same source always gives the same files.
-        """
-        parts = sorted((each for item in self.items for each in streams_of(item)), key=lambda each: each.place[:2])
-        sizes = [planned_size(each.identity(b"")) or each.place.size for each in parts]
-        size = max(size, sum(sizes) // MAX_FILES)
-        files: list[list[ItemPart]] = []
-        filled, shards = 0, Counter[str]()
-        for part, length in zip(parts, sizes, strict=True):
-            name = part.item.name
-            if not files or (filled and filled + length > size) or shards[name] == MAX_GROUP:
-                files.append([])
-                filled, shards = 0, Counter()
-            files[-1].append(part)
-            filled += length
-            shards[name] += 1
-        return files
-
-    def id(self, to: Save, file_size: int) -> str:
-        """32 hexadecimal digits, by which a later call recognizes what this conversion finished."""
-        facts = [__version__, self.identity, self.rank, *to.extensions.recorded, to.extensions.summary()]
-        return hashlib.sha256(json.dumps([*facts, to.block_log2, file_size]).encode()).hexdigest()[:32]
-
 
 def refuse_same(source: Location, target: Location, cure: str = "; in_place replaces the source") -> None:
     """Raise ParameterError, with the advice `cure`, if two paths or URLs are known to lead to the same place."""
@@ -166,14 +121,11 @@ def convert(
 
     Whatever it raises, nothing was published then, and finished files stay for the next call.
     """
-    if file_size < 1:
-        raise ParameterError(f"file_size {file_size}: it must be a number of bytes, at least 1")
-    for item in conversion.items:
-        check_limits(item.name, item.shape if isinstance(item, TensorItem) else ())
     begin = perf_counter()
+    resumable = ResumableSave(to, conversion.items, conversion.identity, file_size, conversion.rank)
     made = to.storage.make_folder()
     try:
-        return replace(_Writing(to, conversion, file_size).run(progress, fleet), seconds=perf_counter() - begin)
+        return replace(_Writing(resumable, conversion).run(progress, fleet), seconds=perf_counter() - begin)
     except BaseException:
         with suppress(OSError):  # it is not empty, or was removed
             for folder in made:
@@ -182,96 +134,74 @@ def convert(
 
 
 class _Writing:
-    def __init__(self, to: Save, conversion: Conversion, file_size: int) -> None:
-        self._to = to
-        self._storage = to.storage
-        self._conversion = conversion
-        self._files = conversion.files(file_size)
-        self._job = conversion.id(to, file_size)
-        self._rank = conversion.rank or 0
-        self._save = to.renew()
-        self._save.place = to.storage.mount()
-        self._done: list[SavedFile] = []
+    def __init__(self, resumable: ResumableSave, conversion: Conversion) -> None:
+        self._resumable, self._conversion = resumable, conversion
         self._told: list[tuple[str, int]] = []  # names of files that workers wrote, and bytes of the items in them
         self._raw = 0
-        self._access = access_for(self._save.extensions.chain)  # for slips, which must be authentic where it encrypts
 
     def run(self, progress: Progress | None, fleet: Fleet | None) -> Converted:
-        save = self._save
-        with save.beside(save.file_name(self._rank, len(self._files))):
-            kept, discarded = self._finished()
-            left = {number: parts for number, parts in enumerate(self._files) if number not in kept}
-            expected = sum(planned_size(part.identity(b"")) for parts in left.values() for part in parts)
-            check_space(self._storage, save.extensions, expected, lambda: expected)
+        resumable, save = self._resumable, self._resumable.save
+        with save.beside(save.file_name(resumable.number, len(resumable.files))):
+            resumable.find_finished()
+            kept, discarded = len(resumable.finished), resumable.discarded
+            expected = resumable.plan()
             if progress is not None:
                 save.progress = progress
                 progress.expect(expected)
-            self._done += [kept[number] for number in sorted(kept)]
-            save_id = os.urandom(16).hex()
-            self._write_all(left, fleet)
-            self._publish(save_id)
-        items = sum(map(len, self._files))
-        stored = sum(chunk.place.size for file in self._done for _, chunk in file.written)
-        chain = self._to.extensions.chain
+            self._write_all(fleet)
+            save_id = self._publish()
+        chain = save.extensions.chain
         recipients, signer = (chain.encryption.recipients, chain.encryption.signer) if chain.encryption else ((), None)
         who = tuple(f"{key.kind}:{key.id}" for key in recipients), (signer.id,) if signer is not None else ()
-        counts = items, len(self._files), len(kept), discarded, self._raw + save.meter.total().raw_bytes, stored
-        return Converted(str(chain), *who, (save_id,), *counts, 0.0, tuple(fleet.notes) if fleet else ())
+        counts = sum(map(len, resumable.files)), len(resumable.files), kept, discarded
+        raw = save.meter.total().raw_bytes + self._raw
+        notes = tuple(fleet.notes) if fleet else ()
+        return Converted(str(chain), *who, (save_id,), *counts, raw, resumable.stored_bytes(), 0.0, notes)
 
-    def _write_all(self, files: Mapping[int, Sequence[ItemPart]], fleet: Fleet | None) -> None:
-        save, conversion = self._save, self._conversion
+    def _write_all(self, fleet: Fleet | None) -> None:
+        resumable, conversion = self._resumable, self._conversion
         try:
-            there = self._hand_out(files, fleet) if fleet is not None and files else {}
-            self._done += there.values()
-            self._told.clear()
-            read = partial(conversion.read, conversion.reader)
-            for number in (number for number in files if number not in there):
-                self._done.append(_write_file(save, (self._rank, number), files[number], read, self._job))
+            if fleet is not None and resumable.left:
+                self._hand_out(fleet)
+            for number in resumable.left:
+                resumable.write(number, partial(conversion.read, conversion.reader))
         except BaseException as error:
             more = " or more" if fleet is not None else ""  # workers go on with what they have begun
             interrupted = isinstance(error, KeyboardInterrupt)
-            if (finished := len(self._done) + len(self._told)) or (more and interrupted):
+            if (finished := len(resumable.finished) + len(self._told)) or (more and interrupted):
                 error.add_note(
-                    f"nothing was published; finished data files, which stay: {finished}{more} of {len(self._files)}; "
-                    "repeat it to resume"
+                    f"nothing was published; finished data files, which stay: {finished}{more} of "
+                    f"{len(resumable.files)}; repeat it to resume"
                 )
             elif interrupted:
                 error.add_note("nothing was published, and no data file is finished: repeating it starts over")
             raise
 
-    def _hand_out(self, files: Mapping[int, Sequence[ItemPart]], fleet: Fleet) -> dict[int, SavedFile]:
-        """Have a fleet write files; returns those that are there, by the slips that say so."""
-        save, conversion = self._save, self._conversion
-        if (encryption := save.extensions.encryption) is not None:  # where a slip cannot be opened, nothing is begun
-            if not len(self._access.keys):
-                raise KeyMissingError("executor= needs a recipient's key that decrypts, and these can only encrypt")
-            self._access.keys.open(encryption.wrapped, encryption.vouch(bytes(32)), bytes(32))
-        make: Any = partial(Save, self._storage, block_log2=save.block_log2, sync=True, overwrite=True)
+    def _hand_out(self, fleet: Fleet) -> None:
+        """Have a fleet write files, which are there once their slips say so."""
+        resumable, conversion = self._resumable, self._conversion
+        resumable.check_opens()  # where a slip cannot be opened, nothing is begun
+        left = resumable.left
         with fleet:
-            for number, parts in files.items():
-                own = placed({part.item.name: part.item for part in parts}.values(), [map(_written, parts)])
-                items = {name: (own[name],) for name in own}
-                share = Share(save.progress, sum(planned_size(part.identity(b"")) for part in parts))
-                task = _write_there, conversion.read, make, fleet.chain, (self._rank, number), self._job
+            for number, parts in left.items():
+                items = {name: (item,) for name, item in resumable.items_in(number).items()}
+                share = Share(resumable.save.progress, planned_bytes(parts))
+                task = _write_there, conversion.read, resumable.write_apart(number), fleet.chain
                 assert conversion.reader is not None
                 fleet.read([conversion.reader], items, share, self._told.append, *task)
-        found = {number: file for number, file in self._finished(self._told)[0].items() if number in files}
-        fleet.missed += [_NOT_THERE] * (len(files) - len(found))
+        resumable.find_finished([name for name, _ in self._told])
+        fleet.missed += [_NOT_THERE] * len(resumable.left)
         self._raw = sum(size for _, size in self._told)
-        return found
+        self._told.clear()
 
-    def _publish(self, save_id: str) -> None:
-        conversion, save = self._conversion, self._save
+    def _publish(self) -> str:
+        resumable, conversion = self._resumable, self._conversion
         try:
-            items = placed(conversion.items, [file.written for file in self._done])
-            about: Any = {"rank": conversion.rank, "extra": conversion.extra, "run": conversion.run}
-            records = [file.record for file in self._done]
-            # the files are kept, since another call may have found and published them
-            publish(save, items, records, save_id, keep=True, check=conversion.check, **about)
+            return resumable.publish(conversion.check, extra=conversion.extra, run=conversion.run)
         except BaseException as error:
-            paths = [file.record.path for file in self._done]
+            paths = resumable.paths()
             with suppress(Exception):  # or all of them are taken to be there
-                paths = [*filter(self._storage.names(paths).__contains__, paths)]
+                paths = [*filter(resumable.save.storage.names(paths).__contains__, paths)]
             if paths:  # else whoever published to the same place has removed them
                 error.add_note(
                     f"{many(len(paths), 'finished data file')} left: repeat it to resume while source and "
@@ -279,79 +209,10 @@ class _Writing:
                 )
             raise
 
-    # -- what earlier calls and workers finished -----------------------------------------------------
-
-    def _finished(self, told: Collection[tuple[str, int]] = ()) -> tuple[dict[int, SavedFile], int]:
-        """Data files of earlier calls, or of these names, by number; and how many slips are others' or unusable."""
-        storage, save, access = self._storage, self._save, self._access
-        named = {each for name, _ in told if OWN_FILE.fullmatch(name) for each in (name, f"{name}{SLIP}")}
-        listed = storage.names(named or None)
-        encryption = save.extensions.encryption
-        who = {(key.kind, key.id) for key in encryption.recipients} if encryption is not None else set()
-        signer = encryption.signer.id if encryption is not None and encryption.signer is not None else None
-        found: dict[int, SavedFile] = {}
-        others = 0
-        for name in sorted(listed):
-            match = OWN_SLIP.fullmatch(name)
-            if match is None or int(match["rank"]) != self._rank:
-                continue
-            path, number = name.removesuffix(SLIP), int(match["number"])
-            try:  # of all that is read of it: the items of a large one are checked only where they are read
-                slip = read_metadata(storage, name, access)
-                index, parts = slip.index, [part for item in slip.each() for part in streams_of(item)]
-                facts = slip.files.get(path)
-                secret = slip.data_key(facts.key, access.keys).secret if facts and facts.key is not None else b""
-                theirs = _readers_of(slip)
-            except (StreamxfError, FileNotFoundError):  # damaged, a link, or not authenticated by a key of this call
-                others += 1
-                continue
-            own = index is not None and (index.save_id, *index.files) == (self._job, path) and number < len(self._files)
-            own = own and theirs == (who, signer)  # a worker may have opened an older key at the same location
-            if facts is None or not own or set(map(_said_of, parts)) != set(map(_said_of, self._files[number])):
-                others += 1
-            elif number not in found and listed.get(path) == facts.size:
-                about = save.modules, save.extensions.summary(), save.place
-                record = FileRecord(path, facts.size, facts.writer, slip.wrapped, *about, secret)
-                found[number] = SavedFile(record, [*map(_written, parts)])
-        return found, others
-
-
-def _readers_of(slip: Metadata) -> tuple[set[tuple[str, str]], str | None]:
-    """The recipients of a slip's file, by kind and id, and who signed it; nothing where it is not encrypted."""
-    if not slip.wrapped:
-        return set(), None
-    signature = Vouchers.parse(slip.vouchers).signature
-    return {entry.key for entry in Envelope.parse(slip.wrapped).recipients}, signature and signature[0]
-
-
-def _write_file(save: Save, at: tuple[int, int], parts: Sequence[ItemPart], read: Any, job: str) -> SavedFile:
-    """Write a data file, `at` a rank and a number, and its slip, which says that it is there."""
-    name = save.file_name(*at)
-    try:
-        file = write_file(save, name, ((part.identity(b""), partial(read, part)) for part in parts))
-        items = placed({part.item.name: part.item for part in parts}.values(), [file.written])
-        _, slip = assemble(items, [file.record], save.extensions, job, None, rank=SLIP_RANK)
-        # not synced: one that a crash damages is ignored, and the data file is on the disk already
-        save.storage.put(f"{name}{SLIP}", slip, sync=False)
-    except BaseException as error:
-        save.discard([name], error)
-        raise
-    return file
-
 
 def _write_there(
-    readers: Sequence[BoxReader], items: Items, _: None, read: Any, make: Any, chain: Any, at: tuple[int, int], job: str
+    readers: Sequence[BoxReader], items: Items, _: None, read: Any, write: Any, chain: Any
 ) -> tuple[str, int]:
-    """A worker's task: write a data file, by a writer id and data key of its own. Its name, and the items' bytes."""
-    save: Save = make(extensions=Extensions((), chain().renew()))
-    parts = [each for (item,) in items.values() for each in streams_of(item)]
-    file = _write_file(save, at, parts, partial(read, readers[0]), job)
-    return file.record.path, save.meter.total().raw_bytes
-
-
-def _written(part: ItemPart) -> tuple[str, Chunk]:
-    return part.item.name, part.chunk or Chunk((), (), part.place, False)
-
-
-def _said_of(part: ItemPart) -> tuple[Any, ...]:
-    return *part.said, part.chunk and (part.chunk.offset, part.chunk.shape)
+    """A worker's task: write a data file. Its name, and the items' bytes."""
+    name, size = write(chain(), [item for (item,) in items.values()], partial(read, readers[0]))
+    return name, size

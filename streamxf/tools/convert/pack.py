@@ -15,40 +15,40 @@ from typing import Any, Unpack
 
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.notes import check_uncommitted, known_run
-from streamxf.checkpoint.opening import ItemPart
 from streamxf.checkpoint.publish import made_by_writers
-from streamxf.checkpoint.saving import Save
-from streamxf.checkpoint.sources import Content
 from streamxf.errors import ChecksumError, MetadataError, ParameterError, UnsupportedError, located
 from streamxf.format.extra import with_order
-from streamxf.format.header import Kind
 from streamxf.format.items import ITEMSIZES, check_name, elements_size
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.format.names import GLOBAL
-from streamxf.format.run import RunFacts
 from streamxf.formats.opening import is_checkpoint
 from streamxf.places import Location, Storage, is_url, open_storage
 from streamxf.reading import (
     Access,
     AccessOptions,
+    BareBlocks,
+    Blocks,
     BoxReader,
     ChainLike,
+    ItemPart,
     KeyRing,
     KeysLike,
+    Kind,
+    MemoryBlocks,
     Metadata,
     Progress,
     SignerLike,
+    StreamReader,
     TensorItem,
     metadata_files,
 )
-from streamxf.stream.encoder import Load, MemorySource
-from streamxf.stream.reader import BareBlocks, Blocks, MemoryBlocks, StreamReader
 from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Converted, check_same, convert, refuse_same
 from streamxf.tools.convert.packed import FileTree, PackedReader, open_packed
 from streamxf.tools.fleet import Fleet
 from streamxf.torchsave.objects import find_framed
 from streamxf.torchsave.writing import saved
 from streamxf.wording import some
+from streamxf.writing import Content, Load, MemorySource, RunFacts, Save
 
 Fill = Callable[[memoryview], None]
 

@@ -32,9 +32,20 @@ from streamxf.formats import huggingface, torchfile
 from streamxf.formats.contents import FOLDERS, SUFFIXES, Contents, FileReader, Format, Shard, whole_tensor
 from streamxf.formats.opening import LOOKED_FOR, format_of, kind_of, open_layout, open_source
 from streamxf.places import Storage, StorageEntry
-from streamxf.reading import MAX_EXPANSION, Access, BoxReader, Chunk, Item, ObjectItem, Place, StoredFile, TensorItem
+from streamxf.reading import (
+    MAX_EXPANSION,
+    Access,
+    BareBlocks,
+    BoxReader,
+    Chunk,
+    Item,
+    ObjectItem,
+    Place,
+    StoredFile,
+    StreamReader,
+    TensorItem,
+)
 from streamxf.storage.reading import FileSlice, PositionalFile
-from streamxf.stream.reader import BareBlocks, StreamReader
 from streamxf.torchsave.objects import find_framed
 from streamxf.wording import many, printable, some
 

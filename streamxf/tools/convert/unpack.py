@@ -14,24 +14,34 @@ from time import perf_counter
 from typing import IO, Any, Literal, Unpack, cast
 
 from streamxf.buffers import write_all
-from streamxf.checkpoint.saving import Extensions, Save, check_space
+from streamxf.checkpoint.saving import Extensions, check_space
 from streamxf.errors import NoCheckpointError, ParameterError, located
 from streamxf.formats import torchfile
 from streamxf.formats.contents import Contents, FileReader, Format
 from streamxf.formats.huggingface import INDEX, layout_of
 from streamxf.formats.opening import OF_DCP, format_of, kind_of, open_source, parts_of
 from streamxf.places import Location, Storage, locked, open_storage
-from streamxf.reading import Access, AccessOptions, BoxReader, Chain, Progress, Shares, StoredFile, TensorItem
+from streamxf.reading import (
+    Access,
+    AccessOptions,
+    BoxReader,
+    Chain,
+    Progress,
+    Shares,
+    StoredFile,
+    StreamReader,
+    TensorItem,
+)
 from streamxf.storage.files import SyncedFile, aim, missing_folders, sync_folder, sync_names_of
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.reading import access_to
 from streamxf.stream import open as open_plain
-from streamxf.stream.reader import StreamReader
 from streamxf.tools.convert.conversion import Converted, refuse_same
 from streamxf.tools.convert.pack import copy
 from streamxf.tools.convert.packed import manifest_of
 from streamxf.tools.convert.plan import BESIDE, SHARD_SIZE, Plan, format_of_name, fresh, pieces, restored
 from streamxf.wording import listed, many, printable, size_text, some
+from streamxf.writing import Save
 
 FormatName = Literal["safetensors", "torch", "huggingface", "dcp"]
 FORMATS: dict[str, Format] = {

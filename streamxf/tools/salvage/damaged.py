@@ -20,9 +20,9 @@ from streamxf.budget import check_whole, held_bytes, most
 from streamxf.cached import cached_property
 from streamxf.checkpoint.access import UNKNOWN_RANKS
 from streamxf.checkpoint.metadata import no_file, no_metadata, unfinished, united
-from streamxf.checkpoint.opening import ItemOpener, ItemPart, streams_of
+from streamxf.checkpoint.opening import ItemOpener
 from streamxf.descriptor import ENCRYPT, parse_parameters
-from streamxf.format.header import Header, Identity, Kind
+from streamxf.format.header import Header, Identity
 from streamxf.format.index import Index
 from streamxf.format.limits import CONTAINER_MAGIC, MAX_METADATA, TRAILER_BYTES
 from streamxf.format.names import GLOBAL, OWN_FILE, TORCH_FILE, metadata_among, metadata_name, rank_of
@@ -31,21 +31,26 @@ from streamxf.keys.envelope import WRAPPED_KEY, is_signed
 from streamxf.places import Storage
 from streamxf.reading import (
     Access,
+    Blocks,
     Budget,
     Chunk,
     Item,
+    ItemPart,
     KeyRing,
+    Kind,
+    MemoryBlocks,
     Metadata,
     ObjectItem,
     Path,
     Place,
     Progress,
     Shares,
+    StreamReader,
     TensorItem,
     read_metadata,
+    streams_of,
 )
 from streamxf.storage.reading import Counted, OpenFiles
-from streamxf.stream.reader import Blocks, MemoryBlocks, StreamReader
 from streamxf.stream.scan import Found, Gap, Scan
 from streamxf.tools.damage import Damage, is_unread
 from streamxf.tools.nesting import MAX_LISTS, list_lengths

@@ -15,14 +15,13 @@ import numpy as np
 from streamxf import errors
 from streamxf.checkpoint.checkpoint import as_torch
 from streamxf.checkpoint.elements import Array, unsigned
-from streamxf.checkpoint.opening import ItemPart
 from streamxf.checkpoint.reading import run_jobs, shared_part
 from streamxf.format.extra import NESTING, in_saved_order
 from streamxf.format.items import ITEMSIZES, check_limits
 from streamxf.format.limits import MAX_NDIM
 from streamxf.format.tiling import check_tiles
 from streamxf.lazy import torch
-from streamxf.reading import Box, Chunk, Item, ObjectItem, Progress, TensorItem
+from streamxf.reading import Box, Chunk, Item, ItemPart, ObjectItem, Progress, TensorItem
 from streamxf.registry import NOT_AT_HAND
 from streamxf.stream.reader import read_all
 from streamxf.tools.damage import Damage, doubt_of

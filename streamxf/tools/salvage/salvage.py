@@ -8,19 +8,15 @@ from typing import Any, Unpack
 
 from streamxf.buffers import flat_view
 from streamxf.checkpoint.notes import known_run
-from streamxf.checkpoint.opening import ItemPart
-from streamxf.checkpoint.saving import Save
-from streamxf.checkpoint.sources import Content
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import MetadataError
 from streamxf.format.extra import NESTING, UNRECORDED, in_saved_order, with_order
-from streamxf.format.run import RunFacts
 from streamxf.places import Location, open_storage
-from streamxf.reading import Access, AccessOptions, ChainLike, KeysLike, Progress, SignerLike
-from streamxf.stream.encoder import MemorySource
+from streamxf.reading import Access, AccessOptions, ChainLike, ItemPart, KeysLike, Progress, SignerLike
 from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Converted, convert, refuse_same
 from streamxf.tools.salvage.damaged import DamagedCheckpoint, open_damaged
 from streamxf.tools.salvage.fill import Filler, Salvaged
+from streamxf.writing import Content, MemorySource, RunFacts, Save
 
 
 def load_intact(

@@ -15,11 +15,10 @@ from streamxf.formats import huggingface, torchfile
 from streamxf.formats.contents import MAX_RECORDS, PLAIN, SUFFIXES, Format
 from streamxf.formats.opening import format_of, no_checkpoint, open_layout
 from streamxf.places import Storage
-from streamxf.reading import Access, Item, StoredFile, TensorItem
+from streamxf.reading import Access, BareBlocks, Item, StoredFile, StreamReader, TensorItem
 from streamxf.storage.reading import NotFetched
 from streamxf.stream.container import StoredStream, read_header
 from streamxf.stream.plain import PlainParts
-from streamxf.stream.reader import BareBlocks, StreamReader
 from streamxf.tools.verify.reading import AnyCheck, BlockChecks, Plan, Verification, pieces_of
 from streamxf.tools.verify.report import OF_SAFETENSORS, Findings, Notes
 from streamxf.torchsave.archive import NotSavedByTorch

@@ -18,7 +18,6 @@ from streamxf import errors
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import UNKNOWN_RANKS
 from streamxf.checkpoint.metadata import unfinished
-from streamxf.checkpoint.opening import ItemPart, streams_of
 from streamxf.checkpoint.publish import HOUR, under_way
 from streamxf.engine import side_by_side
 from streamxf.errors import located
@@ -29,7 +28,7 @@ from streamxf.formats import huggingface
 from streamxf.formats.contents import Format
 from streamxf.formats.opening import is_checkpoint, kind_of, parts_of
 from streamxf.places import Location, Storage, open_storage
-from streamxf.reading import Access, AccessOptions, Metadata, Progress, Share, read_metadata
+from streamxf.reading import Access, AccessOptions, ItemPart, Metadata, Progress, Share, read_metadata, streams_of
 from streamxf.registry import NOT_AT_HAND
 from streamxf.storage.reading import NotFetched
 from streamxf.storage.storage import LOCK

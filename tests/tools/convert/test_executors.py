@@ -266,7 +266,7 @@ def test_files_that_are_not_as_slips_say_are_written_here(
 def drafted(source: Path, target: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> int:
     """Have workers write all data files, of which nothing is published; returns how many."""
     with monkeypatch.context() as patch:
-        patch.setattr("streamxf.tools.convert.conversion.publish", lambda *_, **__: 1 // 0)
+        patch.setattr("streamxf.checkpoint.resumable.publish", lambda *_, **__: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             copied(source, target, Elsewhere(), **options)
     return len(list(target.glob("*.slip")))
@@ -307,7 +307,7 @@ def test_slips_that_describe_other_tensors_are_of_no_use(
         def made(self, call: Callable[..., Any], args: Any) -> Any:
             with monkeypatch.context() as patch:
                 patch.setattr(
-                    "streamxf.tools.convert.conversion.assemble",
+                    "streamxf.checkpoint.resumable.assemble",
                     lambda items, *rest, **options: assemble(
                         {name: lie(item) if hasattr(item, "chunks") else item for name, item in items.items()},
                         *rest,
@@ -326,7 +326,7 @@ def test_slips_that_describe_other_tensors_are_of_no_use(
 def test_slips_of_who_has_no_key_are_of_no_use(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that writes files and slips without encryption: none of these is published."""
     monkeypatch.setenv("SOME_KEY", format_key(KEY))
-    monkeypatch.setattr("streamxf.tools.convert.conversion.Conversion.id", lambda *_: "0" * 32)
+    monkeypatch.setattr("streamxf.checkpoint.resumable._job_id", lambda *_: "0" * 32)
 
     class Plain(Elsewhere):
         def made(self, call: Callable[..., Any], args: Any) -> Any:

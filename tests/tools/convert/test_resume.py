@@ -154,7 +154,7 @@ def test_with_public_keys_alone_it_begins_anew(tmp_path, source):
 
 def test_slips_without_a_mac_are_of_no_use_where_there_is_a_key(source, target, monkeypatch):
     """Somebody who has no key makes files and slips for a copy that is to be encrypted."""
-    monkeypatch.setattr("streamxf.tools.convert.conversion.Conversion.id", lambda *_: "0" * 32)
+    monkeypatch.setattr("streamxf.checkpoint.resumable._job_id", lambda *_: "0" * 32)
     stop_midway(source, target, "zstd")
     done = transcode(source, target, "zstd+encrypt", recipients=KEY, file_size=FILE_SIZE)
     assert done.kept_files == 0
@@ -331,7 +331,7 @@ def test_who_loses_is_told_of_the_files_that_are_left(source, target, at):
 
 def test_one_that_cannot_be_published_goes_on_later(source, target, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("streamxf.tools.convert.conversion.publish", fails_with(OSError, 28, "No space left on device"))
+        patch.setattr("streamxf.checkpoint.resumable.publish", fails_with(OSError, 28, "No space left on device"))
         with pytest.raises(OSError, match="No space left") as raised:
             transcode(source, target, "zstd", file_size=FILE_SIZE)
     assert "repeat it to resume" in raised.value.__notes__[-1]

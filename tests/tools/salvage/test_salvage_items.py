@@ -13,9 +13,9 @@ import zstandard
 from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
 
 import streamxf
+from streamxf.checkpoint import resumable
 from streamxf.errors import MetadataError
 from streamxf.format.items import Place
-from streamxf.tools.convert import conversion
 from streamxf.tools.diff.diff import diff
 from streamxf.tools.salvage.fill import Filler
 from streamxf.tools.salvage.salvage import salvage
@@ -158,7 +158,7 @@ def test_a_copy_that_is_resumed_has_what_its_report_says(tmp_path: Path, monkeyp
     whole, (first, _, last) = in_three_parts(path)
     flip(path / first.file, first.at + first.size - 50)
     with monkeypatch.context() as patched:
-        patched.setattr(conversion, "publish", None)
+        patched.setattr(resumable, "publish", None)
         with pytest.raises(TypeError):
             salvage(path, copied, partial=True)
     flip(path / first.file, first.at + first.size - 50)
