@@ -4,6 +4,7 @@ from streamxf.budget import MAX_EXPANSION, Budget
 from streamxf.chain import Chain, ChainLike
 from streamxf.checkpoint.access import Access, AccessOptions
 from streamxf.checkpoint.metadata import Metadata, metadata_files, read_metadata
+from streamxf.checkpoint.notes import parse_note
 from streamxf.checkpoint.opening import ItemPart, streams_of
 from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
 from streamxf.format.header import Kind
@@ -15,6 +16,7 @@ from streamxf.stream.reader import BareBlocks, Blocks, MemoryBlocks, StreamReade
 
 __all__ = ["Access", "AccessOptions", "Budget", "MAX_EXPANSION", "KeyRing", "KeysLike", "SignerLike", "TrustLike"]
 __all__ += ["Metadata", "metadata_files", "read_metadata", "Item", "TensorItem", "ObjectItem", "Chunk", "Path", "Place"]
+__all__ += ["parse_note"]
 __all__ += ["Box", "BoxReader", "boxes_of", "ItemPart", "Kind", "streams_of", "StreamReader"]
 __all__ += ["Blocks", "BareBlocks", "MemoryBlocks", "StoredFile"]
 __all__ += ["Chain", "ChainLike", "Progress", "Share", "Shares"]

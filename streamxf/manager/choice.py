@@ -11,7 +11,6 @@ from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Literal, get_args
 
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.checkpoint.notes import Commit
 from streamxf.errors import (
     ContainerError,
     ForeignError,
@@ -37,6 +36,7 @@ from streamxf.manager.removal import remove_entry
 from streamxf.manager.retention import Retention
 from streamxf.manager.sample import read_sample
 from streamxf.manager.state import ABANDONED, FOREIGN, RunState
+from streamxf.notes import Commit
 from streamxf.places import Storage, small_names
 from streamxf.wording import by_reason, some
 

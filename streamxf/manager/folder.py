@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from streamxf.cached import cached_property
 from streamxf.checkpoint.metadata import Mode
-from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT, Commit, Saving, Supplement, ordered
 from streamxf.checkpoint.publish import made_by_writers
 from streamxf.errors import (
     ContainerError,
@@ -25,6 +24,7 @@ from streamxf.errors import (
 from streamxf.format.names import is_metadata_name, made_by_saves, metadata_among
 from streamxf.manager.notes import Authority, read
 from streamxf.manager.record import Record, numbers_in
+from streamxf.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT, Commit, Saving, Supplement, ordered
 from streamxf.places import Entries, Storage, StorageEntry
 from streamxf.reading import Access, Metadata, read_metadata
 from streamxf.writing import RunFacts

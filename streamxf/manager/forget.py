@@ -11,7 +11,6 @@ from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING
 from streamxf.checkpoint.publish import DAY, RUN_FILE
 from streamxf.errors import ParameterError, StreamxfError, escaped
 from streamxf.format.limits import MAX_NOTE
@@ -25,6 +24,7 @@ from streamxf.manager.record import Line, Record, series_of
 from streamxf.manager.removal import Order, files_of_many, remove_tree, remove_trees
 from streamxf.manager.retention import Retention
 from streamxf.manager.sessions import is_held
+from streamxf.notes import COMMIT, REMOVED, SAVING
 from streamxf.places import Entries, Location, locked, put_small, read_small
 from streamxf.reading import KeysLike, TrustLike
 from streamxf.wording import by_reason, listed, many, reason_of, size_text, some

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from streamxf.cached import cached_property
-from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING, Commit, CommittedFile, Saving, Supplement
 from streamxf.checkpoint.saving import check_may_replace
 from streamxf.errors import ForeignError, MetadataError, NoCheckpointError, ParameterError, escaped
 from streamxf.format.items import check_literal_path
@@ -29,6 +28,7 @@ from streamxf.manager.removal import remove_entry, remove_tree
 from streamxf.manager.retention import Retention
 from streamxf.manager.sessions import Session, Sessions
 from streamxf.manager.state import ABANDONED, RunState, lined
+from streamxf.notes import COMMIT, REMOVED, SAVING, Commit, CommittedFile, Saving, Supplement
 from streamxf.places import put_small
 from streamxf.wording import many, size_text, some
 from streamxf.writing import RunFacts

@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
-from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING
 from streamxf.errors import DAMAGE, ContainerError, NoCheckpointError, ParameterError, StreamxfError, escaped, is_damage
 from streamxf.formats.opening import contents_of, open_source
 from streamxf.manager.choice import (
@@ -24,6 +23,7 @@ from streamxf.manager.choice import (
 )
 from streamxf.manager.listing import Run, check_folder, of_other_formats, read_named, run_of
 from streamxf.manager.record import Record, is_alike
+from streamxf.notes import COMMIT, REMOVED, SAVING
 from streamxf.places import AbilitiesLike, Location, Storage, open_storage
 from streamxf.reading import KeysLike, TrustLike
 

@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 from streamxf.buffers import collector_paused
-from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT
 from streamxf.errors import DAMAGE, ForeignError, NoCheckpointError, ParameterError, UnsupportedError, escaped
 from streamxf.format.names import GLOBAL, is_metadata_name, made_by_saves
 from streamxf.formats.opening import contents_of, open_source, parts_of
@@ -24,6 +23,7 @@ from streamxf.manager.record import Record, is_numbered, series_of
 from streamxf.manager.removal import files_of, files_of_many, is_literal
 from streamxf.manager.saves import SaveNotes
 from streamxf.manager.state import RunState, last_line, lined
+from streamxf.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT
 from streamxf.places import Entries, Location, Storage, open_storage
 from streamxf.reading import Access
 from streamxf.wording import some

@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from streamxf.checkpoint.notes import parse_note, seal_note
 from streamxf.checkpoint.publish import RUN_FILE
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.errors import (
@@ -29,9 +28,10 @@ from streamxf.format.limits import MAX_NOTE
 from streamxf.keys import VerifyKey
 from streamxf.manager.removal import remove_entry
 from streamxf.places import Entries, Storage, StorageEntry, put_small, read_small, small_files
-from streamxf.reading import Access
+from streamxf.reading import Access, parse_note
 from streamxf.storage.small import MOST_BYTES
 from streamxf.wording import some
+from streamxf.writing import seal_note
 
 BLIND = "no key here can verify it"
 

@@ -14,9 +14,9 @@ from functools import cache
 from typing import IO, Any
 from weakref import WeakValueDictionary, ref
 
-from streamxf.checkpoint.notes import digits, natural
 from streamxf.errors import AbortedError, escaped
 from streamxf.manager.notes import FOLDER, Authority, notes_in, put_note, remove_notes
+from streamxf.notes import digits, natural
 from streamxf.places import Storage
 from streamxf.storage.disk import machine
 from streamxf.wording import time_text

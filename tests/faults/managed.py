@@ -25,8 +25,8 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import streamxf
-from streamxf.checkpoint.notes import SAVING, SUPPLEMENT
 from streamxf.manager.holds import active_holds
+from streamxf.notes import SAVING, SUPPLEMENT
 from streamxf.storage.opening import open_storage
 from tests.dcp.rank_scenarios import model_and_optimizer
 from tests.dcp.s3_server import serving, storage, weed

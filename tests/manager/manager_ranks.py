@@ -13,12 +13,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from streamxf.checkpoint.notes import COMMIT, parse_note
+from streamxf.checkpoint.notes import parse_note
 from streamxf.errors import NoCheckpointError, ParameterError
 from streamxf.manager import agreement
 from streamxf.manager.housekeeper import Housekeeper
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.retention import Retention
+from streamxf.notes import COMMIT
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.storage import Storage
 from tests.dcp.rank_scenarios import sharded_state

@@ -19,13 +19,13 @@ import pytest
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from streamxf.checkpoint.notes import Commit
 from streamxf.errors import AbortedError, KeyMissingError, NoCheckpointError, ParameterError
 from streamxf.format.run import RunFacts
 from streamxf.manager.forget import forget
 from streamxf.manager.listing import list_checkpoints
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.retention import Retention
+from streamxf.notes import Commit
 from tests.altered import flip
 from tests.dcp.s3_server import storage as s3_options
 from tests.polling import wait_until

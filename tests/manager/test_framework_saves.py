@@ -17,10 +17,11 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf import CheckpointManager
-from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING, Saving, parse_note, seal_note
+from streamxf.checkpoint.notes import parse_note, seal_note
 from streamxf.dcp.writer import FileSystemWriter
 from streamxf.errors import NoCheckpointError, UnsupportedError
 from streamxf.manager import housekeeper
+from streamxf.notes import COMMIT, REMOVED, SAVING, Saving
 from tests.failing import fails_with
 
 from .points import no_locks

@@ -11,9 +11,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
 from streamxf import Retention
-from streamxf.checkpoint.notes import SAVING
 from streamxf.manager import manager as module
 from streamxf.manager.manager import CheckpointManager
+from streamxf.notes import SAVING
 from streamxf.storage.lock import locked
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import LOCK

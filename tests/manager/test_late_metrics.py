@@ -12,11 +12,12 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf import CheckpointManager, Retention
-from streamxf.checkpoint.notes import COMMIT, seal_note
+from streamxf.checkpoint.notes import seal_note
 from streamxf.errors import StreamxfError, UnsupportedError
 from streamxf.format.run import metrics_json
 from streamxf.manager.listing import Run
 from streamxf.manager.record import Record
+from streamxf.notes import COMMIT
 from streamxf.tools.rekey.rekey import stock
 
 from .runs import complete, state_at

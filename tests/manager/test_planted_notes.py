@@ -9,16 +9,16 @@ import pytest
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from streamxf import CheckpointManager, Retention
-from streamxf.checkpoint import notes
+from streamxf import CheckpointManager, Retention, notes
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.notes import COMMIT, seal_note
+from streamxf.checkpoint.notes import seal_note
 from streamxf.errors import MetadataError, ParameterError
 from streamxf.manager.folder import Folder
 from streamxf.manager.latest import is_complete
 from streamxf.manager.listing import Run, list_checkpoints
 from streamxf.manager.notes import Authority
 from streamxf.manager.removal import files_of
+from streamxf.notes import COMMIT
 from streamxf.storage.opening import open_storage
 
 from .runs import complete, resumed, saved_run, state_at

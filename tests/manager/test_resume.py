@@ -18,7 +18,6 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
 from streamxf import Encrypt
-from streamxf.checkpoint.notes import COMMIT
 from streamxf.errors import ForeignError, KeyMissingError, NoCheckpointError, UnsupportedError
 from streamxf.manager import choice
 from streamxf.manager import forget as module_of_forget
@@ -29,6 +28,7 @@ from streamxf.manager.holds import active_holds, hold
 from streamxf.manager.listing import Run, list_checkpoints
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.retention import Retention
+from streamxf.notes import COMMIT
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
 from tests.altered import flip

@@ -14,7 +14,6 @@ from itertools import chain
 from typing import Any, Unpack
 
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.checkpoint.notes import check_uncommitted, known_run
 from streamxf.checkpoint.publish import made_by_writers
 from streamxf.errors import ChecksumError, MetadataError, ParameterError, UnsupportedError, located
 from streamxf.format.extra import with_order
@@ -22,6 +21,7 @@ from streamxf.format.items import ITEMSIZES, check_name, elements_size
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.format.names import GLOBAL
 from streamxf.formats.opening import is_checkpoint
+from streamxf.notes import check_uncommitted, known_run
 from streamxf.places import Location, Storage, is_url, open_storage
 from streamxf.reading import (
     Access,

@@ -13,7 +13,6 @@ from streamxf import errors
 from streamxf.budget import check_whole
 from streamxf.buffers import write_all
 from streamxf.checkpoint.metadata import metadata_in, read_sections
-from streamxf.checkpoint.notes import check_uncommitted, parse_note
 from streamxf.checkpoint.pickled import pickled
 from streamxf.checkpoint.publish import RUN_FILE
 from streamxf.errors import located
@@ -23,8 +22,9 @@ from streamxf.format.names import GLOBAL, rank_metadata_among
 from streamxf.format.plain import pack_prefix, pack_seal
 from streamxf.format.trailer import Sections, Trailer, pack, pack_keys, slices
 from streamxf.keys.envelope import WRAPPED_KEY, Envelope, Vouchers
+from streamxf.notes import check_uncommitted
 from streamxf.places import Location, Storage, locked, open_storage, read_small
-from streamxf.reading import Access, Metadata, metadata_files
+from streamxf.reading import Access, Metadata, metadata_files, parse_note
 from streamxf.storage.conditions import ReplacedMeanwhile
 from streamxf.storage.files import open_regular
 from streamxf.storage.local import LocalStorage

@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Unpack
 
 from streamxf.buffers import flat_view
-from streamxf.checkpoint.notes import known_run
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import MetadataError
 from streamxf.format.extra import NESTING, UNRECORDED, in_saved_order, with_order
+from streamxf.notes import known_run
 from streamxf.places import Location, open_storage
 from streamxf.reading import Access, AccessOptions, ChainLike, ItemPart, KeysLike, Progress, SignerLike
 from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Converted, convert, refuse_same
