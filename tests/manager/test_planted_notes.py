@@ -9,7 +9,8 @@ import pytest
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from streamxf import CheckpointManager, Retention, notes
+from streamxf import CheckpointManager, Retention
+from streamxf.checkpoint import notes
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.notes import seal_note
 from streamxf.errors import MetadataError, ParameterError
