@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -106,10 +104,10 @@ def test_a_copy_needs_a_target_or_a_place(run: Run, plain: Path, tmp_path: Path)
 @pytest.mark.slow
 def test_an_interrupt_leaves_nothing_half_published_and_the_next_call_goes_on(run: Run, tmp_path: Path):
     generator = torch.Generator().manual_seed(0)
-    state = {f"layers.{n}.weight": torch.randn(512, 1024, generator=generator) for n in range(8)}
+    state = {f"layers.{n}.weight": torch.randn(256, 1024, generator=generator) for n in range(8)}
     save(state, storage_writer=streamxf.FileSystemWriter(tmp_path / "old"))
     new = tmp_path / "new"
-    command = ["transcode", tmp_path / "old", new, "--chain", "zstd:level=19+checksum", "--file-size", "2MiB"]
+    command = ["transcode", tmp_path / "old", new, "--chain", "zstd:level=19+checksum", "--file-size", "1MiB"]
     code, shown = interrupted(command, lambda _: any(new.glob("*.slip")))
     assert code == 130
     assert shown.startswith("streamxf transcode: interrupted; nothing was published; ")
@@ -127,7 +125,7 @@ def test_an_interrupt_leaves_nothing_half_published_and_the_next_call_goes_on(ru
     again = run(*command, "--json")
     assert again.code == 0
     assert again.json["kept_files"] == len(finished)
-    target = {name: torch.zeros(512, 1024) for name in state}
+    target = {name: torch.zeros(256, 1024) for name in state}
     load(target, storage_reader=streamxf.FileSystemReader(new))
     assert all(torch.equal(target[name], state[name]) for name in state)
 
@@ -145,10 +143,10 @@ def test_an_interrupt_before_any_file_is_finished_says_that_the_next_call_starts
 def test_verify_and_clean_recognize_what_an_interrupt_in_place_left(run: Run, tmp_path: Path):
     """The old checkpoint is whole; what is finished of the new one can be used or removed."""
     generator = torch.Generator().manual_seed(0)
-    state = {f"layers.{n}.weight": torch.randn(512, 1024, generator=generator) for n in range(8)}
+    state = {f"layers.{n}.weight": torch.randn(256, 1024, generator=generator) for n in range(8)}
     path = tmp_path / "checkpoint"
     save(state, storage_writer=streamxf.FileSystemWriter(path))
-    command = ["transcode", path, "--in-place", "--chain", "zstd:level=19+checksum", "--file-size", "2MiB"]
+    command = ["transcode", path, "--in-place", "--chain", "zstd:level=19+checksum", "--file-size", "1MiB"]
     code, _ = interrupted(command, lambda _: any(path.glob("*.slip")))
     assert code == 130
     count = len(list(path.glob("*.slip")))
@@ -226,6 +224,5 @@ def test_a_folder_on_the_command_line(run: Run, file: Path, tmp_path: Path):
 def test_what_torch_says_of_quantized_tensors_is_nothing_of_the_commands(tmp_path: Path, command: str, code: int):
     with warnings.catch_warnings(action="ignore"):
         torch.save({"q": torch.quantize_per_tensor(torch.randn(4), 0.1, 1, torch.qint8)}, tmp_path / "q.pt")
-    given = [sys.executable, "-m", "streamxf", *command.split()]  # torch says it once in a process
-    done = subprocess.run(given, cwd=tmp_path, capture_output=True, text=True)
+    done = preloaded.run(command.split(), cwd=tmp_path)  # in a process of its own, since torch says it once
     assert (done.returncode, done.stderr) == (code, "")

@@ -452,11 +452,11 @@ ALL = [pytest.param(12, marks=pytest.mark.exhaustive, id=f"part-{part}") for par
 
 
 @pytest.mark.parametrize("keys", ["none", "keys", "signed"])
-@pytest.mark.parametrize("histories", [8, *ALL])
+@pytest.mark.parametrize("histories", [5, *ALL])
 def test_histories(histories: int, keys: str):
     kind = type("Histories", (Histories,), {"keys": keys})
     run_state_machine_as_test(
-        kind, settings=settings(max_examples=histories, derandomize=histories == 8, stateful_step_count=30)
+        kind, settings=settings(max_examples=histories, derandomize=histories == 5, stateful_step_count=30)
     )
 
 

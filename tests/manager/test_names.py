@@ -25,7 +25,7 @@ from streamxf.storage.storage import Storage
 from .runs import resumed, state_at
 
 CHARACTERS = "".join(each for each in string.printable if each.isprintable() and each != "/") + "é界👍\u0301"
-SOME = [CHARACTERS[at : at + 7] for at in range(0, len(CHARACTERS), 7)]
+SOME = [CHARACTERS[at : at + 25] for at in range(0, len(CHARACTERS), 25)]
 OF_A_NAME = 170 - len("-") - 15  # bytes of `name=` without the step
 
 

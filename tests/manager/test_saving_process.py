@@ -2,14 +2,13 @@
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from tests.cli import preloaded
 from tests.dcp.helpers import needs_gloo
 from tests.polling import wait_until
 
@@ -24,9 +23,13 @@ class Job:
     def __init__(self, folder: Path, *how: str) -> None:
         self.run, self.said = folder / "run", folder / "said"
         self.said.touch()
-        command = [sys.executable, "-m", "tests.manager.saving_job", str(self.run), str(self.said), *how]
-        environment = os.environ | {"MASTER_ADDR": "127.0.0.1"}
-        self.process = subprocess.Popen(command, start_new_session=True, env=environment, stderr=subprocess.PIPE)
+        self.errors = (folder / "errors").open("w+b")
+        code = "import runpy; runpy.run_module('tests.manager.saving_job', run_name='__main__', alter_sys=True)"
+        self.process = preloaded.start(
+            ["-c", code, self.run, self.said, *how],
+            (0, 1, self.errors.fileno()),
+            environment=os.environ | {"MASTER_ADDR": "127.0.0.1"},
+        )
 
     def wait_for(self, text: str) -> int:
         """The process that said it."""
@@ -38,8 +41,8 @@ class Job:
             os.killpg(self.process.pid, number)
 
     def ends(self) -> None:
-        _, errors = self.process.communicate(timeout=120)
-        assert self.process.returncode == 0, errors.decode()[-2000:]
+        wait_until(lambda: self.process.poll() is not None)
+        assert self.process.returncode == 0, os.pread(self.errors.fileno(), 2**16, 0).decode()[-2000:]
 
 
 def wait_for_the_end(process: int) -> None:
@@ -54,7 +57,8 @@ def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
     yield made
     with suppress(ProcessLookupError):
         made.tell(signal.SIGKILL)
-    made.process.communicate()
+    made.process.wait()
+    made.errors.close()
 
 
 @pytest.mark.parametrize("when", ["training", "saving 1"], ids=["while that process starts", "while it saves"])

@@ -130,8 +130,8 @@ def test_a_wrong_key(tool: Tool, source: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len(texts) == 1
 
 
-def test_what_cannot_be_sent_is_refused_by_name(tool: Tool, source: Path, spawned: Executor) -> None:
-    for executor in (Elsewhere(), spawned):
+def test_what_cannot_be_sent_is_refused_by_name(tool: Tool, source: Path, processes: Executor) -> None:
+    for executor in (Elsewhere(), processes):
         with pytest.raises(ParameterError, match=r"^path= cannot be sent .* pickle"):
             tool.run(Unpicklable(str(source)), keys="env:SOME_KEY", executor=executor)
     with pytest.raises(ParameterError, match="executor= takes an executor"):

@@ -69,11 +69,11 @@ def compared(first: Any, second: Any, executor: Executor | None = None, keys: An
 
 @pytest.mark.parametrize("kind", ["threads", "processes", "elsewhere", "backwards", "losing"])
 def test_results_are_those_of_one_process(
-    encrypted: Path, later: Path, spawned: Executor, kind: str, monkeypatch: pytest.MonkeyPatch
+    encrypted: Path, later: Path, processes: Executor, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOME_KEY", format_key(KEY))
     lossy = Losing(lambda number: number % 3 == 1)
-    executor = {"processes": spawned, "elsewhere": Elsewhere(), "backwards": Backwards(), "losing": lossy}.get(kind)
+    executor = {"processes": processes, "elsewhere": Elsewhere(), "backwards": Backwards(), "losing": lossy}.get(kind)
     executor = executor or ThreadPoolExecutor(3)
     keys = KEY if kind in ("threads", "processes") else "env:SOME_KEY"
     found, alone = values(encrypted, executor, keys), values(encrypted)
@@ -91,21 +91,21 @@ def test_results_are_those_of_one_process(
         executor.shutdown()
 
 
-def test_damage_is_that_of_one_process(encrypted: Path, later: Path, spawned: Executor) -> None:
+def test_damage_is_that_of_one_process(encrypted: Path, later: Path, processes: Executor) -> None:
     file = max(data_files(encrypted), key=lambda path: path.stat().st_size)
     for part in (3, 8):
         flip(file, file.stat().st_size * part // 12)
     alone = compared(encrypted, later)
     assert len(alone.incomparable) == 2
-    found = compared(encrypted, later, spawned)
+    found = compared(encrypted, later, processes)
     assert found == alone
     assert list(found.incomparable) == list(alone.incomparable)
-    one, there = values(encrypted).values, values(encrypted, spawned).values
+    one, there = values(encrypted).values, values(encrypted, processes).values
     assert one is not None
     assert len(one.unreadable) == 2
     assert there == one
     file.unlink()
-    assert compared(encrypted, later, spawned) == compared(encrypted, later)
+    assert compared(encrypted, later, processes) == compared(encrypted, later)
 
 
 @pytest.mark.parametrize("collectives", [True, False])
@@ -164,7 +164,7 @@ def test_tasks_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 # -- many checkpoints, each by one worker ----------------------------------------------------------------------------
 
 
-def test_many_checkpoints_and_files_are_rekeyed_by_an_executor(tmp_path: Path, spawned: Executor) -> None:
+def test_many_checkpoints_and_files_are_rekeyed_by_an_executor(tmp_path: Path, processes: Executor) -> None:
     new, paths = Key.generate(), [tmp_path / f"step-{number}" for number in range(3)]
     for path in paths:
         save({"w": torch.arange(9)}, path, full_chain())
@@ -172,21 +172,21 @@ def test_many_checkpoints_and_files_are_rekeyed_by_an_executor(tmp_path: Path, s
         file.write(b"abc")
     paths.append(tmp_path / "a.sxf")
     change = partial(streamxf.rekey, keys=KEY, recipients=new)
-    assert [*spawned.map(change, paths)] == [(".metadata",)] * 3 + [("a.sxf",)]
-    assert [*spawned.map(change, paths)] == [()] * 4  # repeated
+    assert [*processes.map(change, paths)] == [(".metadata",)] * 3 + [("a.sxf",)]
+    assert [*processes.map(change, paths)] == [()] * 4  # repeated
     for path in paths[:3]:
         assert streamxf.verify(path, keys=new).ok
     with streamxf.open(tmp_path / "a.sxf", keys=new) as file:
         assert file.read() == b"abc"
 
 
-def test_many_checkpoints_are_converted_by_an_executor(tmp_path: Path, spawned: Executor) -> None:
+def test_many_checkpoints_are_converted_by_an_executor(tmp_path: Path, processes: Executor) -> None:
     paths = [tmp_path / f"step-{number}" for number in range(3)]
     for path in paths:
         save({"w": torch.arange(9)}, path, full_chain())
     targets = [tmp_path / f"copy-{number}" for number in range(3)]
     copy = partial(streamxf.transcode, chain="zstd", keys=KEY)
-    assert [made.items for made in spawned.map(copy, paths, targets)] == [1, 1, 1]
+    assert [made.items for made in processes.map(copy, paths, targets)] == [1, 1, 1]
     for path, target in zip(paths, targets, strict=True):
         assert streamxf.diff(path, target, keys=KEY, encrypted=(True, False)).same
 
@@ -233,7 +233,7 @@ class Stubborn(OSError):
 
 
 class Raising(Deadly):
-    """Raises what cannot be pickled, in other spawned."""
+    """Raises what cannot be pickled, in other processes."""
 
     def read(self, path: str, start: int, stop: int) -> bytes:
         if os.getpid() != self.parent_id:
@@ -241,11 +241,11 @@ class Raising(Deadly):
         return super().read(path, start, stop)
 
 
-def test_exceptions_that_cannot_be_pickled(encrypted: Path, later: Path, spawned: Executor) -> None:
+def test_exceptions_that_cannot_be_pickled(encrypted: Path, later: Path, processes: Executor) -> None:
     storage = Raising(str(encrypted))
-    found = values(storage, spawned)
+    found = values(storage, processes)
     assert "cannot be pickled" in found.notes[-1]
     assert found.values == values(encrypted).values
-    difference = compared(storage, later, spawned)
+    difference = compared(storage, later, processes)
     assert "cannot be pickled" in difference.notes[-1]
     assert replace(difference, notes=()) == compared(storage, later)

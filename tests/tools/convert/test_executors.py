@@ -47,13 +47,13 @@ def counts(done: Any) -> tuple[Any, ...]:
 # -- the same copy -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["threads", "fork", "spawn", "elsewhere", "backwards", "losing"])
-def test_the_copy_is_that_of_one_process(tmp_path: Path, source: Path, spawned: Executor, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["threads", "fork", "processes", "elsewhere", "backwards", "losing"])
+def test_the_copy_is_that_of_one_process(tmp_path: Path, source: Path, processes: Executor, kind: str) -> None:
     if kind == "fork":
         executor: Any = ProcessPoolExecutor(2, multiprocessing.get_context("fork"))
     else:
         lossy = Losing(lambda number: number % 3 == 1)
-        known = {"spawn": spawned, "elsewhere": Elsewhere(), "backwards": Backwards(), "losing": lossy}
+        known = {"processes": processes, "elsewhere": Elsewhere(), "backwards": Backwards(), "losing": lossy}
         executor = known.get(kind) or ThreadPoolExecutor(3)
     target = tmp_path / "target"
     done = copied(source, target, executor)
@@ -65,7 +65,7 @@ def test_the_copy_is_that_of_one_process(tmp_path: Path, source: Path, spawned: 
     assert_whole(target)
     only_named(target)
     assert len({name.rpartition("_")[2] for name in data_files(target)}) == done.files  # a writer id for each
-    if executor is not spawned:
+    if executor is not processes:
         executor.shutdown()
 
 
@@ -84,13 +84,13 @@ def test_other_chains(tmp_path: Path, source: Path, chain: str) -> None:
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_encrypted_and_signed(
-    tmp_path: Path, source: Path, spawned: Executor, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, source: Path, processes: Executor, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     signer = SigningKey.generate()
     dcp_save(trained(), storage_writer=streamxf.FileSystemWriter(tmp_path / "in", _extensions=[streamxf.Encrypt(KEY)]))
     for name, key in ("OLD", KEY), ("NEW", new := Key.generate()), ("SIGNER", signer):
         monkeypatch.setenv(name, format_key(key))
-    executor = Elsewhere() if elsewhere else spawned
+    executor = Elsewhere() if elsewhere else processes
     how: dict[str, Any] = {"keys": KEY, "recipients": new, "signer": signer}
     if elsewhere:
         how = {"keys": "env:OLD", "recipients": "env:NEW", "signer": "env:SIGNER"}
@@ -105,11 +105,11 @@ def test_encrypted_and_signed(
         assert all(key.reveal() not in sent for key in (KEY, new, signer))
 
 
-def test_ranks_with_metadata_of_their_own_in_place(tmp_path: Path, spawned: Executor) -> None:
+def test_ranks_with_metadata_of_their_own_in_place(tmp_path: Path, processes: Executor) -> None:
     whole = torch.arange(90_000.0).reshape(300, 300)
     states = [{"w": rows(whole, rank, 3), "own": torch.full((40, 900), rank)} for rank in range(3)]
     save_shards(tmp_path / "a", states, lambda: [streamxf.ZStandard()], use_collectives=False)
-    done = transcode(tmp_path / "a", chain="lz4", in_place=True, file_size=20_000, executor=spawned)
+    done = transcode(tmp_path / "a", chain="lz4", in_place=True, file_size=20_000, executor=processes)
     assert len(done.save_ids) == 3
     assert done.notes == ()
     assert_whole(tmp_path / "a")
@@ -118,13 +118,13 @@ def test_ranks_with_metadata_of_their_own_in_place(tmp_path: Path, spawned: Exec
             assert torch.equal(found["own"].read(), state["own"])
 
 
-def test_checkpoints_of_torchs_writer(tmp_path: Path, spawned: Executor) -> None:
+def test_checkpoints_of_torchs_writer(tmp_path: Path, processes: Executor) -> None:
     dcp_save(trained(), storage_writer=StockWriter(tmp_path / "stock"))
-    copied(tmp_path / "stock", tmp_path / "target", spawned)
+    copied(tmp_path / "stock", tmp_path / "target", processes)
     assert_same(loaded(tmp_path / "target"), trained())
 
 
-def test_packed_files_and_folders_come_out_as_they_were(tmp_path: Path, spawned: Executor) -> None:
+def test_packed_files_and_folders_come_out_as_they_were(tmp_path: Path, processes: Executor) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     tensors = {f"w{n}": torch.randn(100, 300) for n in range(9)}
@@ -134,7 +134,7 @@ def test_packed_files_and_folders_come_out_as_they_were(tmp_path: Path, spawned:
     torch.save({"state": {n: torch.randn(300, 100).t() for n in range(5)}, **objects}, folder / "optimizer.pt")
     for source in (folder, folder / "model.safetensors", folder / "optimizer.pt"):
         target = tmp_path / f"packed-{source.name}"
-        for executor, key in ((spawned, KEY), (Elsewhere(), None)):
+        for executor, key in ((processes, KEY), (Elsewhere(), None)):
             done = pack(source, target, recipients=key, file_size=FILE_SIZE, executor=executor, overwrite=True)
             assert done.notes == ()
             back = tmp_path / f"{key}" / source.name
@@ -198,12 +198,12 @@ def test_what_workers_finished_is_kept(tmp_path: Path, source: Path) -> None:
     assert copied(source, begun, None).kept_files == 3  # and of one process, too
 
 
-def test_damage_is_an_error_as_in_one_process(tmp_path: Path, source: Path, spawned: Executor) -> None:
+def test_damage_is_an_error_as_in_one_process(tmp_path: Path, source: Path, processes: Executor) -> None:
     flip(max((source / name for name in data_files(source)), key=lambda path: path.stat().st_size))
     with pytest.raises(BlockError) as alone:
         copied(source, tmp_path / "alone", None)
     with pytest.raises(BlockError) as there:
-        copied(source, tmp_path / "target", spawned)
+        copied(source, tmp_path / "target", processes)
     assert str(there.value) == str(alone.value)
     assert not (tmp_path / "target" / ".metadata").exists()
 
@@ -362,16 +362,16 @@ def test_a_key_in_memory_stays_here(tmp_path: Path, source: Path, what: str, mon
     assert not (tmp_path / "target").exists()
 
 
-def test_public_keys_alone(tmp_path: Path, source: Path, spawned: Executor) -> None:
+def test_public_keys_alone(tmp_path: Path, source: Path, processes: Executor) -> None:
     """This process could not take up what workers encrypt; with an owner's key beside them it can."""
     private, signer = PrivateKey.generate(), SigningKey.generate()
     with pytest.raises(KeyMissingError, match="these can only encrypt"):
-        copied(source, tmp_path / "target", spawned, "encrypt", recipients=private.public, signer=signer)
+        copied(source, tmp_path / "target", processes, "encrypt", recipients=private.public, signer=signer)
     unsigned = KeyRing(private, allow_unsigned=True)
     with pytest.raises(PolicyError, match="not signed"):
-        copied(source, tmp_path / "target", spawned, "encrypt", recipients=unsigned)
+        copied(source, tmp_path / "target", processes, "encrypt", recipients=unsigned)
     assert not (tmp_path / "target").exists()
-    assert copied(source, tmp_path / "target", spawned, "encrypt", recipients=[private.public, KEY]).notes == ()
+    assert copied(source, tmp_path / "target", processes, "encrypt", recipients=[private.public, KEY]).notes == ()
     assert_same(loaded(tmp_path / "target", KEY), trained())
 
 

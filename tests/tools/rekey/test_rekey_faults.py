@@ -101,23 +101,28 @@ def opens(path: Path, key: Any) -> list[str]:
     return [file.name for file in sorted(path.glob("*.metadata")) if opens_one(path, key, file.name)]
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("error", [OSError("injected"), KeyboardInterrupt("injected")], ids=["error", "interrupt"])
-@pytest.mark.parametrize("ranks", [0, 2], ids=["global", "of ranks"])
+FAILED, INTERRUPTED = OSError("injected"), KeyboardInterrupt("injected")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "error", "after"),
+    [(0, FAILED, False), (0, INTERRUPTED, True), (2, FAILED, True), (2, INTERRUPTED, False)],  # each pair of them
+    ids=["global-error-before", "global-interrupt-after", "of ranks-error-after", "of ranks-interrupt-before"],
+)
 def test_the_old_metadata_or_the_new(tmp_path: Path, ranks: int, error: BaseException, after: bool) -> None:
     path = tmp_path / "checkpoint"
+    if ranks:
+        state = save_as_ranks(ranks, path, lambda: [streamxf.Encrypt(KEY)], items=1, use_collectives=False)
+    else:
+        state = {"step": 1}
+        save(state, path, [streamxf.Encrypt(KEY)])
+    before = {file.name: file.read_bytes() for file in path.iterdir()}
+    names = sorted(name for name in before if name.endswith(".metadata"))
     outcomes = set()
     number = 0
     while True:
-        for file in path.glob("*"):
-            file.unlink()
-        if ranks:
-            state = save_as_ranks(ranks, path, lambda: [streamxf.Encrypt(KEY)], items=1, use_collectives=False)
-        else:
-            state = {"step": 1}
-            save(state, path, [streamxf.Encrypt(KEY)])
-        before = {file.name: file.read_bytes() for file in path.iterdir()}
-        names = sorted(name for name in before if name.endswith(".metadata"))
+        for name, data in before.items():
+            (path / name).write_bytes(data)
         with pytest.MonkeyPatch.context() as patch:
             faults = Faults(patch, number, error, after)
             try:

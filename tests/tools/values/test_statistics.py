@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from streamxf.tools.values.statistics import SHOWN, SLICE, Statistics, ValueCounter, has_numbers
@@ -119,6 +119,7 @@ def check_histogram(found: Statistics, finite: list[float]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS, *COMPLEX, PACKED], ids=str)
+@settings(settings(), max_examples=settings().max_examples // 4)  # for each of many types
 @given(data=st.binary(max_size=400), cut=st.integers(0, 50))
 def test_any_bits_of_any_dtype(dtype: torch.dtype, data: bytes, cut: int):
     assert has_numbers(str(dtype).removeprefix("torch."))

@@ -4,7 +4,7 @@ import multiprocessing
 import os
 import pickle
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -51,12 +51,6 @@ def plain(tmp_path: Path) -> Path:
 def encrypted(tmp_path: Path) -> Path:
     save(STATE, tmp_path / "encrypted", full_chain(), block_size=BLOCK, thread_count=2)
     return tmp_path / "encrypted"
-
-
-@pytest.fixture(scope="module")
-def processes() -> Iterator[Executor]:
-    with ProcessPoolExecutor(2, multiprocessing.get_context("forkserver")) as pool:
-        yield pool
 
 
 def same(report: VerifyReport) -> VerifyReport:
