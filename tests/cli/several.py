@@ -1,10 +1,11 @@
-"""Run as a script: runs the commands whose arguments it reads as JSON, one after the other, and prints what came of
-them. A process of its own may have fewer rights, or a small disk.
+"""Run as a script: reads lines of JSON, each a shell's command and the arguments of several commands of streamxf, runs
+them one after the other, and prints what came of them. A process of its own may have fewer rights, or a small disk.
 """
 
 import contextlib
 import io
 import json
+import subprocess
 import sys
 
 from streamxf.cli.__main__ import main
@@ -18,4 +19,7 @@ def one(arguments: list[str]) -> list[object]:
 
 
 if __name__ == "__main__":
-    json.dump([one(arguments) for arguments in json.load(sys.stdin)], sys.stdout)
+    for line in sys.stdin:
+        before, commands = json.loads(line)
+        subprocess.run(["sh", "-c", before], check=True)
+        print(json.dumps([one(arguments) for arguments in commands]), flush=True)

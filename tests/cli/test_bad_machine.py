@@ -7,7 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -23,14 +24,13 @@ from tests.cli.command import Done, Run
 from tests.cli.world import build, fingerprint
 
 FILLED = """
-mount -t tmpfs -o size=2m none "$1"
-cp -r plain encrypted small.sxf "$1"
-dd if=/dev/zero of="$1/rest" bs=4k 2>&1 | true
-shift
-exec "$@"
+mount -t tmpfs -o size=2m none full
+cp -r plain encrypted small.sxf full
+dd if=/dev/zero of=full/rest bs=4k 2>&1 | true
 """
-READ_ONLY = 'mount --bind plain "$1" && mount -o remount,ro,bind "$1" && shift && exec "$@"'
-MOUNT = 'mount -t tmpfs -o size=256k none "$1" && shift && exec "$@"'
+READ_ONLY = "mount --bind plain full && mount -o remount,ro,bind full"
+SMALL = "mount -t tmpfs -o size=256k none full"
+UNMOUNTED = "umount -l full 2>&1 | true\n"
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +45,46 @@ def world() -> Iterator[Path]:
     shutil.rmtree(root)
 
 
-def run_all(world: Path, before: list[str], commands: list[str]) -> list[Done]:
-    """Run commands in a process that is started by `before`."""
-    given = json.dumps([[word for word in command.split("  ") if word] for command in commands])
-    command = [*before, sys.executable, several.__file__]
-    done = subprocess.run(command, input=given, capture_output=True, text=True, cwd=world, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return [Done(*one) for one in json.loads(done.stdout)]
+Runs = Callable[..., list[Done]]
+
+
+@contextmanager
+def several_in(world: Path, *before: str) -> Iterator[Runs]:
+    """Runs commands, after one of a shell, in a process that is started by `before`."""
+    start = [*before, sys.executable, several.__file__]
+    with subprocess.Popen(start, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=world) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        asks, answers = process.stdin, process.stdout
+
+        def run_all(commands: Iterable[str], script: str = ":") -> list[Done]:
+            words = [[word for word in command.split("  ") if word] for command in commands]
+            print(json.dumps([script, words]), file=asks, flush=True)
+            return [Done(*one) for one in json.loads(answers.readline())]
+
+        yield run_all
+
+
+@pytest.fixture(scope="module")
+def without_rights(world: Path) -> Iterator[Runs]:
+    """Root's rights are taken away."""
+    if shutil.which("setpriv") is None:
+        pytest.skip("there is no setpriv, which takes root's rights away")
+    drop = "-dac_override,-dac_read_search"
+    before = ["setpriv", f"--bounding-set={drop}", f"--inh-caps={drop}"] if os.geteuid() == 0 else []
+    with several_in(world, *before) as run_all:
+        yield run_all
+
+
+@pytest.fixture(scope="module")
+def mounting(world: Path) -> Iterator[Runs]:
+    """What the shell's command mounts is there for this process alone, until the next."""
+    try:
+        subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no tmpfs can be mounted for one process alone")
+    with several_in(world, "unshare", "-rm") as run_all:
+        yield lambda commands, script: run_all(commands, UNMOUNTED + script)
 
 
 def check(command: str, done: Done, code: int, says: str) -> None:
@@ -63,16 +96,8 @@ def check(command: str, done: Done, code: int, says: str) -> None:
     assert done.code == code, (command, done)
 
 
-def without_rights() -> list[str]:
-    """What takes root's rights away."""
-    if shutil.which("setpriv") is None:
-        pytest.skip("there is no setpriv, which takes root's rights away")
-    drop = "-dac_override,-dac_read_search"
-    return ["setpriv", f"--bounding-set={drop}", f"--inh-caps={drop}"] if os.geteuid() == 0 else []
-
-
 @pytest.mark.parametrize("damaged", [False, True])
-def test_what_may_not_be_read_is_told_from_damage(world: Path, damaged: bool):
+def test_what_may_not_be_read_is_told_from_damage(world: Path, without_rights: Runs, damaged: bool):
     path = world / f"closed {damaged}"
     state = {name: torch.ones(1000) for name in "abc"}
     save(state, storage_writer=streamxf.FileSystemWriter(path, thread_count=3))
@@ -82,7 +107,7 @@ def test_what_may_not_be_read_is_told_from_damage(world: Path, damaged: bool):
         flip(other)
     commands = [f"verify  {path}", f"inspect  {path}  --values", f"salvage  {path}  {path} new"]
     commands += [f"verify  {path}  --json", f"inspect  {path}  --values  --json", f"salvage  {path}  {path} 2  --json"]
-    for number, done in enumerate(run_all(world, without_rights(), commands)):
+    for number, done in enumerate(without_rights(commands)):
         assert done.code == (1 if damaged else 2), done
         facts = done.json.get("flagged", done.json) if number >= 3 else None
         if facts is None:
@@ -94,7 +119,7 @@ def test_what_may_not_be_read_is_told_from_damage(world: Path, damaged: bool):
 
 
 @pytest.mark.parametrize("name", [".metadata", "*.distcp"])
-def test_what_may_not_be_read_has_its_whole_path(world: Path, name: str):
+def test_what_may_not_be_read_has_its_whole_path(world: Path, without_rights: Runs, name: str):
     run = world / f"run {name[-3:]}"
     with streamxf.CheckpointManager(run) as manager:
         for step in (1, 2):
@@ -103,7 +128,7 @@ def test_what_may_not_be_read_has_its_whole_path(world: Path, name: str):
     file.chmod(0)
     commands = [f"latest  {run}", f"list  {run}", *(f"{each}  {run}/step-2" for each in ("inspect", "verify"))]
     commands += [f"diff  {run}/step-2  {run}/step-1", f"unpack  {run}/step-2  {run}/w.safetensors"]
-    for command, done in zip(commands, run_all(world, without_rights(), commands), strict=True):
+    for command, done in zip(commands, without_rights(commands), strict=True):
         if name == ".metadata" or command.split()[0] not in ("list", "inspect"):
             assert f"{file}" in done.out + done.err, (command, done)
 
@@ -134,8 +159,7 @@ def test_what_a_disk_cannot_read_has_its_path(world: Path, run: Run, monkeypatch
             assert re.search(rf"{name}\S*{re.escape(bad)}", done.out + done.err), (command, done)
 
 
-def test_without_permission(world: Path):
-    before = without_rights()
+def test_without_permission(world: Path, without_rights: Runs):
     unreadable = ["locked", "locked file", "none.key", "good.safetensors", "good.pt"]
     commands = [
         *("inspect  locked", "verify  locked", "clean  locked  --yes", "recipients  locked"),
@@ -156,7 +180,7 @@ def test_without_permission(world: Path):
     (world / "read only").chmod(0o555)
     (world / "read only" / "plain").chmod(0o555)
     try:
-        found = run_all(world, before, commands)
+        found = without_rights(commands)
     finally:
         subprocess.run(["chmod", "-R", "u+rwX", str(world)], check=True)
         (world / "none.key").chmod(0o600)
@@ -167,33 +191,22 @@ def test_without_permission(world: Path):
     assert fingerprint(world) == whole
 
 
-def mounted(script: str) -> list[str]:
-    """What has a folder mounted for one process alone."""
-    before = ["unshare", "-rm", "sh", "-c", script, "sh", "full"]
-    try:
-        subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("no tmpfs can be mounted for one process alone")
-    return before
-
-
-def test_on_a_full_disk(world: Path):
-    before = mounted(MOUNT)
+def test_on_a_full_disk(world: Path, mounting: Runs):
     commands = [
         *("pack  good.safetensors  full/a  --chain  checksum", "pack  good.pt  full/b  --chain  checksum"),
         *("pack  stock  full/c  --chain  checksum", "unpack  plain  full/d.safetensors", "unpack  plain  full/e.pt"),
         *("transcode  plain  full/f  --chain  checksum", "salvage  plain  full/g  --chain  checksum"),
     ]
     whole = fingerprint(world)
-    for command, done in zip(commands, run_all(world, before, commands), strict=True):
+    for command, done in zip(commands, mounting(commands, SMALL), strict=True):
         check(command, done, 1, "disk is too full")
     assert fingerprint(world) == whole
 
 
-def test_in_place_and_small_files_on_a_full_disk(world: Path):
+def test_in_place_and_small_files_on_a_full_disk(world: Path, mounting: Runs):
     with streamxf.open(world / "small.sxf", "wb", chain="encrypt", keys=f"file:{world / 'right.key'}") as file:
         file.write(bytes(100_000))
-    before, keys = mounted(FILLED), "--key  file:right.key"
+    keys = "--key  file:right.key"
     commands = {
         "rename  full/plain  layers.*=l.*": "full/plain/.metadata: ",
         f"rekey  full/encrypted  {keys}  --recipient  file:wrong.key": "full/encrypted/.metadata: ",
@@ -203,7 +216,7 @@ def test_in_place_and_small_files_on_a_full_disk(world: Path):
         "keygen  full/new.key  --kind  hybrid": "the key file cannot be written: ",
     }
     whole = fingerprint(world)
-    for command, done in zip(commands, run_all(world, before, [*commands]), strict=True):
+    for command, done in zip(commands, mounting(commands, FILLED), strict=True):
         check(
             command,
             done,
@@ -214,7 +227,7 @@ def test_in_place_and_small_files_on_a_full_disk(world: Path):
     assert fingerprint(world) == whole
 
 
-def test_on_a_file_system_that_is_mounted_read_only(world: Path):
+def test_on_a_file_system_that_is_mounted_read_only(world: Path, mounting: Runs):
     shutil.copytree(world / "encrypted", world / "plain" / "encrypted")
     shutil.copy(world / "good.pt", world / "plain" / "good.pt")
     commands = [
@@ -224,7 +237,7 @@ def test_on_a_file_system_that_is_mounted_read_only(world: Path):
         "keygen  full/new.key",
     ]
     try:
-        found = run_all(world, mounted(READ_ONLY), commands)
+        found = mounting(commands, READ_ONLY)
     finally:
         shutil.rmtree(world / "plain" / "encrypted")
         (world / "plain" / "good.pt").unlink()
@@ -234,7 +247,7 @@ def test_on_a_file_system_that_is_mounted_read_only(world: Path):
         assert "could not be removed" not in done.err
 
 
-def test_what_cannot_be_removed_from_a_file_system_that_is_mounted_read_only(world: Path):
+def test_what_cannot_be_removed_from_a_file_system_that_is_mounted_read_only(world: Path, mounting: Runs):
     leftovers = [f"__{rank}_0_{'a' * 32}.distcp" for rank in range(2)]
     for step in range(3):
         shutil.copytree(world / "encrypted", world / "plain" / "run" / f"step-{step}")
@@ -242,7 +255,7 @@ def test_what_cannot_be_removed_from_a_file_system_that_is_mounted_read_only(wor
         (world / "plain" / name).touch()
     commands = ["forget  full/run  --key  file:right.key  --keep  last=1  --yes", "clean  full  --min-age  0  --yes"]
     try:
-        forgot, cleaned = run_all(world, mounted(READ_ONLY), commands)
+        forgot, cleaned = mounting(commands, READ_ONLY)
     finally:
         shutil.rmtree(world / "plain" / "run")
         for name in leftovers:

@@ -5,6 +5,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,15 +41,37 @@ def test_help_imports_nothing_heavy():
     assert "<bool>" not in done.stdout
 
 
-LOOKS = [
-    *((kind, []) for kind in WRITERS),
-    *((kind, ["--values"]) for kind in ("encrypted", "stock", "safetensors", "torch.save")),
-    *(("compressed", view) for view in (["--tree"], ["--items"], ["--json", "--items"], ["--html", "page.html"])),
-]
+FILES = ("safetensors", "torch.save", "Hugging Face", "Hugging Face .bin")
+WITH_VALUES = ("encrypted", "stock", "safetensors", "torch.save")
 
 
-def run_without_torch(commands: list[list[str]]) -> str:
-    """Run commands one after the other in a process that must not import torch; returns what they print."""
+def commands_on(kind: str, folder: Path) -> Iterator[list[str]]:
+    """All that commands can do with a sample of a format: look, check, convert there and back, and save the rest."""
+    folder.mkdir()
+    path = str(written(kind, {f"layers.{layer}.w": torch.zeros(4, 4) for layer in range(3)}, folder))
+    keys = ["--key", "env:KEY"] if kind == "encrypted" else []
+    yield ["inspect", path]
+    if kind in WITH_VALUES:
+        yield ["inspect", path, "--values", *keys]
+    if kind == "compressed":
+        for view in (["--tree"], ["--items"], ["--json", "--items"], ["--html", str(folder / "page.html")]):
+            yield ["inspect", path, *view]
+    yield ["verify", path, *keys]
+    yield ["unpack", path, str(folder / "out.safetensors"), *keys]
+    if kind in (*FILES, "stock"):
+        yield ["pack", path, str(folder / "packed")]
+    if kind not in FILES:
+        access = [*keys, "--recipient", "env:KEY"] if keys else []
+        yield ["transcode", path, str(folder / "copy"), *access]
+        yield ["salvage", path, str(folder / "salvaged"), *access, *(["--rank", "0"] if kind == "rank-local" else [])]
+
+
+def test_no_torch_is_imported_for_what_needs_none(tmp_path: Path):
+    """Importing torch and its distributed packages takes seconds, and the answer a few milliseconds."""
+    commands = [each for number, kind in enumerate(WRITERS) for each in commands_on(kind, tmp_path / str(number))]
+    save_file({"w": torch.zeros(4)}, tmp_path / "w.safetensors")
+    streamxf.pack(tmp_path / "w.safetensors", tmp_path / "packed")
+    commands += [["unpack", str(tmp_path / "packed"), str(tmp_path / "again.safetensors")]]
     done = python(
         "import sys; from streamxf.cli.__main__ import main\n"
         f"for command in {commands!r}:\n"
@@ -57,55 +80,9 @@ def run_without_torch(commands: list[list[str]]) -> str:
         KEY=bytes(range(32)).hex(),
     )
     assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
-
-
-def test_inspecting_imports_no_torch(tmp_path: Path):
-    """Importing torch and its distributed packages takes seconds, and the answer a few milliseconds."""
-    commands = []
-    for number, (kind, view) in enumerate(LOOKS):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        path = written(kind, {f"layers.{layer}.w": torch.zeros(4, 4) for layer in range(3)}, folder)
-        options = [str(folder / word) if word == "page.html" else word for word in view]
-        if kind == "encrypted" and "--values" in view:
-            options += ["--key", "env:KEY"]
-        commands.append(["inspect", str(path), *options])
-    printed = run_without_torch(commands)
-    assert all(f"/{number}/" in printed for number in range(len(commands)))  # JSON spells other letters of a path
-
-
-def test_verifying_and_unpacking_import_no_torch(tmp_path: Path):
-    """Not to decode what a chain stored, either, nor to write again what was packed."""
-    commands = []
-    for number, kind in enumerate(WRITERS):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        path = str(written(kind, {f"layers.{layer}.w": torch.zeros(4, 4) for layer in range(3)}, folder))
-        keys = ["--key", "env:KEY"] if kind == "encrypted" else []
-        commands += [["verify", path, *keys], ["unpack", path, str(folder / "out.safetensors"), *keys]]
-    save_file({"w": torch.zeros(4)}, tmp_path / "w.safetensors")
-    streamxf.pack(tmp_path / "w.safetensors", tmp_path / "packed")
-    commands += [["unpack", str(tmp_path / "packed"), str(tmp_path / "again.safetensors")]]
-    run_without_torch(commands)
+    writes = [command for command in commands if command[0] not in ("inspect", "verify")]
+    assert (done.stdout.count("wrote "), len(writes)) == (31, 31)
     assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "w.safetensors").read_bytes()
-
-
-def test_writing_checkpoints_imports_no_torch(tmp_path: Path):
-    commands = []
-    for number, kind in enumerate(WRITERS):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        path = str(written(kind, {f"layers.{layer}.w": torch.zeros(4, 4) for layer in range(3)}, folder))
-        access = ["--key", "env:KEY", "--recipient", "env:KEY"] if kind == "encrypted" else []
-        if kind in ("safetensors", "torch.save", "Hugging Face", "Hugging Face .bin", "stock"):
-            commands.append(["pack", path, str(folder / "packed")])
-        if kind not in ("safetensors", "torch.save", "Hugging Face", "Hugging Face .bin"):
-            commands.append(["transcode", path, str(folder / "copy"), *access])
-            ranks = ["--rank", "0"] if kind == "rank-local" else []
-            commands.append(["salvage", path, str(folder / "salvaged"), *access, *ranks])
-    printed = run_without_torch(commands)
-    assert printed.count("wrote ") == len(commands) == 5 + 2 * 7
 
 
 def test_verifying_a_small_file_imports_little(tmp_path: Path):
@@ -183,38 +160,35 @@ def shell(tmp_path: Path):
         environment = os.environ | {"PATH": path, "HOME": str(tmp_path), "SHELL": bash, "COLUMNS": "80"}
         done = subprocess.run([bash, "--norc", "-c", script], capture_output=True, text=True, env=environment)
         assert (done.returncode, done.stderr) == (0, "")
-        return done.stdout.split()
+        return done.stdout.splitlines()
 
     return run
 
 
 COMPLETE = """
-{source}
 COMP_WORDS=({words}); COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 ))
 $(complete -p streamxf | sed 's/.*-F \\([^ ]*\\).*/\\1/') streamxf
 echo "${{COMPREPLY[@]}}"
 """
+COMPLETED = {
+    'streamxf ""': NAMES,
+    "streamxf re": [name for name in NAMES if name.startswith("re")],
+    "streamxf verify --expect": ["--expect-save-id"],
+    'streamxf pack a b --chain ""': ["checksum", "encrypt", "floatzip", "lz4", "zstd"],
+    "streamxf transcode a b --chain zst": ["zstd"],
+    "streamxf pack a b --chain floatzip+ch": ["floatzip+checksum"],
+    'streamxf keygen new.key --kind ""': ["symmetric", "hybrid", "x25519", "signing"],
+}
 
 
-@pytest.mark.parametrize(
-    ("words", "found"),
-    [
-        ('streamxf ""', NAMES),
-        ("streamxf re", [name for name in NAMES if name.startswith("re")]),
-        ("streamxf verify --expect", ["--expect-save-id"]),
-        ('streamxf pack a b --chain ""', ["checksum", "encrypt", "floatzip", "lz4", "zstd"]),
-        ("streamxf transcode a b --chain zst", ["zstd"]),
-        ("streamxf pack a b --chain floatzip+ch", ["floatzip+checksum"]),
-        ('streamxf keygen new.key --kind ""', ["symmetric", "hybrid", "x25519", "signing"]),
-    ],
-)
-def test_bash_completes(shell, words: str, found: list[str]):
-    source = 'eval "$(streamxf --show-completion; true)"'
-    assert sorted(shell(COMPLETE.format(source=source, words=words))) == sorted(found)
+def test_bash_completes(shell):
+    asked = "".join(COMPLETE.format(words=words) for words in COMPLETED)
+    found = shell(f'eval "$(streamxf --show-completion; true)"\n{asked}')
+    assert [sorted(line.split()) for line in found] == [sorted(wanted) for wanted in COMPLETED.values()]
 
 
 def test_completion_is_installed_where_bash_finds_it(shell, tmp_path: Path):
     shell("streamxf --install-completion; true")
     assert (tmp_path / ".bashrc").exists()
-    found = shell(COMPLETE.format(source="source ~/.bashrc", words="streamxf verif"))
+    found = shell(f"source ~/.bashrc\n{COMPLETE.format(words='streamxf verif')}")
     assert found == ["verify"]
