@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 import streamxf
 from streamxf import Key
+from streamxf.cli import ranks
 from streamxf.errors import ParameterError
 from streamxf.keys.file import write_key
 from streamxf.tools import fleet
@@ -141,8 +142,8 @@ main(["verify", *sys.argv[1:]])
 @pytest.mark.slow
 def test_ranks_under_torchrun(damaged: Path, tmp_path: Path) -> None:
     key = f"file:{tmp_path / 'key'}"
-    command = two_ranks("-m", "streamxf", "verify", damaged, "--key", key)
-    done = subprocess.run(command, capture_output=True, text=True, env=environment())
+    _, _, torchrun, *command = two_ranks("-m", "streamxf", "verify", damaged, "--key", key)
+    done = preloaded.module(str(torchrun), *command, **environment())
     assert done.returncode == 1, done.stderr
     first, _, *rest = done.stdout.splitlines()
     wanted, _, *others = str(streamxf.verify(damaged, keys=KEY)).splitlines()
@@ -202,11 +203,14 @@ def test_ranks_that_see_different_saves_fail(damaged: Path, tmp_path: Path, thre
     assert "do not see the same files" in line
 
 
-@pytest.mark.parametrize(
-    ("size", "rank"), [("x", "0"), ("", "0"), ("2", "2"), ("2", "-1"), ("2", None), ("1", "x"), ("\u0662", "0")]
-)
-def test_what_torchrun_would_not_set(tmp_path: Path, size: str, rank: str | None) -> None:
-    done = preloaded.module("streamxf", "verify", tmp_path, WORLD_SIZE=size, **({} if rank is None else {"RANK": rank}))
+def test_what_torchrun_would_not_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("together", "silent"):
+        monkeypatch.setattr(ranks, name, False)
+    for size, rank in (("x", "0"), ("", "0"), ("2", "2"), ("2", "-1"), ("1", "x"), ("\u0662", "0"), ("2", None)):
+        monkeypatch.setenv("WORLD_SIZE", size)
+        monkeypatch.delenv("RANK", raising=False) if rank is None else monkeypatch.setenv("RANK", rank)
+        assert not ranks.join(), (size, rank)
+    done = preloaded.module("streamxf", "verify", tmp_path)
     assert done.returncode == 2
     assert done.stderr == "streamxf: RANK and WORLD_SIZE are not those of a rank under torchrun\n"
 
