@@ -90,14 +90,6 @@ def test_with_a_key(run: Run, encrypted: Path, key_file: Path):
     assert run("clean", encrypted, "--yes", "--key", f"file:{key_file}").code == 1
 
 
-@pytest.mark.parametrize("age", ["2x", "h", "-1", "1h30m", "nan"])
-def test_what_is_no_time(run: Run, littered: Path, age: str):
-    done = run("clean", littered, "--yes", "--min-age", age)
-    assert done.code == 2
-    assert "is not a time" in done.err
-    assert (littered / LEFTOVER).exists()
-
-
 @pytest.mark.parametrize(("typed", "stays"), [("y\n", False), ("n\n", True)])
 def test_at_a_terminal_it_asks(littered: Path, typed: str, stays: bool):
     code, shown = at_terminal(["clean", littered], typed)

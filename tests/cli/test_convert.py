@@ -94,13 +94,6 @@ def test_transcode_in_place(run: Run, plain: Path, key_file: Path, key: streamxf
     assert "(--recipient)" in again.err
 
 
-def test_a_copy_needs_a_target_or_a_place(run: Run, plain: Path, tmp_path: Path):
-    assert run("transcode", plain).code == 2
-    assert run("transcode", plain, tmp_path / "new", "--in-place").code == 2
-    assert run("transcode", plain, tmp_path / "new", "--file-size", "much").code == 2
-    assert not (tmp_path / "new").exists()
-
-
 @pytest.mark.slow
 def test_an_interrupt_leaves_nothing_half_published_and_the_next_call_goes_on(run: Run, tmp_path: Path):
     generator = torch.Generator().manual_seed(0)

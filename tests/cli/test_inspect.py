@@ -149,15 +149,3 @@ def test_only_a_page_is_written_over(run: Run, layered: Path, tmp_path: Path, te
     assert done.code == 2
     assert "not an HTML page" in done.err
     assert file.read_text() == text
-
-
-def test_a_page_that_cannot_be_written(run: Run, layered: Path, tmp_path: Path):
-    done = run("inspect", layered, "--html", tmp_path / "missing" / "page.html")
-    assert done.code == 2
-    assert "missing" in done.err
-    assert done.out == ""
-
-
-def test_what_is_no_checkpoint(run: Run, tmp_path: Path):
-    assert run("inspect", tmp_path).code == 2
-    assert run("inspect", tmp_path / "missing").code == 2

@@ -40,13 +40,6 @@ def test_an_error_names_the_option_and_the_option_helps(run: Run, tmp_path: Path
     assert "1 item salvaged" in done.out
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "1.5", "many"])
-def test_a_factor_is_a_whole_number(run: Run, zeros: Path, value: str) -> None:
-    done = run("verify", zeros, f"--max-expansion={value}")
-    assert (done.code, done.out) == (2, "")
-    assert "--max-expansion" in done.err
-
-
 def test_output_out_of_proportion_is_not_printed(run: Run, tmp_path: Path, little: None) -> None:
     (tmp_path / "in").mkdir()
     path = long_name_of_many_chunks(tmp_path / "in")

@@ -148,14 +148,6 @@ def test_a_file_that_is_gone_is_one_line(run: Run, tmp_path: Path):
     assert line.endswith(f" and 95 more: {why} [file {file}]")
 
 
-def test_what_is_there_stays(run: Run, plain: Path, encrypted: Path):
-    for target in (plain, encrypted):
-        before = {file.name: file.read_bytes() for file in target.iterdir()}
-        done = run("salvage", plain, target)
-        assert done.code == 2
-        assert {file.name: file.read_bytes() for file in target.iterdir()} == before
-
-
 def test_a_copy_is_resumed(run: Run, plain: Path, tmp_path: Path, monkeypatch):
     """A call that could not be finished leaves what it has, and the next one takes it up."""
     from streamxf.checkpoint import resumable

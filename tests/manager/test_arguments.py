@@ -133,11 +133,6 @@ def test_what_is_kept(tmp_path: Path, keep: Any):
         forget(tmp_path, keep)
 
 
-def test_a_number_is_that_of_the_newest(tmp_path: Path):
-    saved_run(tmp_path, 1, 2, 3)
-    assert forget(tmp_path, 2).removed == ("step-1",)
-
-
 def test_what_is_installed_is_used(tmp_path: Path):
     """Or a job that encrypts everything would save its checkpoints for all to read."""
     key = streamxf.Key.generate()
@@ -195,15 +190,6 @@ def test_trust_of_the_manager_replaces_the_signer_of_the_chain(tmp_path: Path):
                 manager.resume(blank())
             with CheckpointManager(tmp_path, **given, reader={"trust": signer.verify_key}) as manager:
                 assert manager.resume(blank()) == 1
-
-
-def test_a_step_that_is_not_there(tmp_path: Path):
-    saved_run(tmp_path, 1)
-    with (
-        CheckpointManager(tmp_path) as manager,
-        pytest.raises(NoCheckpointError, match=r"no checkpoint of step 2 .*`streamxf list`"),
-    ):
-        manager.resume(blank(), step=2)
 
 
 def test_late_metrics_of_what_was_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -156,11 +156,6 @@ def test_damage_that_only_the_load_finds_makes_it_fall_back(run: Path, caplog: p
     assert f"{run}/step-3 is passed over: " in caplog.text
 
 
-def test_a_save_without_its_metadata_is_none(run: Path) -> None:
-    (run / "step-3" / ".metadata").unlink()
-    assert resumed(run) == 2
-
-
 def test_nothing_usable_is_no_fresh_start(run: Path) -> None:
     for step in (1, 2, 3):
         damage(run / f"step-{step}")
@@ -197,7 +192,7 @@ def test_one_step_and_no_other_may_be_asked_for(run: Path) -> None:
     with CheckpointManager(run) as manager:
         assert manager.resume(state, step=2) == 2
         assert is_at(state, 2)
-        with pytest.raises(NoCheckpointError, match="of step 9"):
+        with pytest.raises(NoCheckpointError, match=r"no checkpoint of step 9 .*`streamxf list`"):
             manager.resume(state, step=9)
     damage(run / "step-2")
     with CheckpointManager(run) as manager, pytest.raises(NoCheckpointError, match="of step 2"):

@@ -55,15 +55,6 @@ def test_everything_is_found_again(checkpoint: Path, state: dict[str, Any]) -> N
     helpers.assert_same(target, state)
 
 
-def test_damage_to_the_pickle_alone_does_not_matter(checkpoint: Path, state: dict[str, Any]) -> None:
-    """Only torch's own readers read it."""
-    helpers.save(state, checkpoint)
-    flip(checkpoint / ".metadata", 100)
-    found = load_intact(checkpoint, keys=helpers.KEY)
-    check(found, state, set())
-    assert not found.unchecked
-
-
 def test_encrypted_items_need_what_is_left_of_a_wrapped_key(checkpoint: Path, state: dict[str, Any]) -> None:
     helpers.save(state, checkpoint)
     for keys in (None, helpers.OTHER_KEY):
