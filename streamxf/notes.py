@@ -16,9 +16,8 @@ from streamxf.format import fields
 from streamxf.format.index import Index
 from streamxf.format.items import check_literal_path
 from streamxf.format.limits import MAX_NOTE, MAX_NUMBER
-from streamxf.format.names import is_metadata_name
 from streamxf.format.run import metrics_json, metrics_of
-from streamxf.places import Storage, read_small
+from streamxf.places import Storage, is_metadata_name, read_small
 from streamxf.reading import Access, parse_note
 from streamxf.writing import RunFacts
 

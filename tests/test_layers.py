@@ -266,7 +266,7 @@ CORE = {
 }
 TESTS = Path(__file__).parent
 # Ceilings, which only fall; a change that brings a capability names by how much one rises, once.
-LINES = {"core": 28_380, "around": 19_395, "tests": 94_647, "C": 1_992, "JavaScript": 924}
+LINES = {"core": 28_384, "around": 19_383, "tests": 94_649, "C": 1_992, "JavaScript": 924}
 
 
 def lines_now() -> dict[str, int]:
@@ -291,6 +291,8 @@ def test_nothing_grows():
 # each, which goes when the last import does.
 DEBT = TESTS / "boundary.txt"
 DECLARED = {"errors", "wording", "places", "reading", "writing"}  # modules for everybody
+# Helpers that know nothing of checkpoints, nor of streams.
+DECLARED |= {"buffers", "cached", "engine", "lazy", "pipeline", "version"}
 
 
 def names_of_the_core() -> set[str]:

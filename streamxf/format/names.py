@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-GLOBAL = ".metadata"  # the metadata file of all ranks
+GLOBAL = ".metadata"
+"""The metadata file of all ranks."""
 SLIP = ".slip"  # what a conversion writes beside a data file that is finished, until all are, ends with this
 
 _RANK = r"__(?P<rank>0|[1-9][0-9]{0,9})"
@@ -30,6 +31,7 @@ def metadata_name(rank: int | None) -> str:
 
 
 def is_metadata_name(name: str) -> bool:
+    """Whether it is that of a metadata file: of all ranks, or of a single one."""
     return name == GLOBAL or _RANK_METADATA.fullmatch(name) is not None
 
 

@@ -13,11 +13,10 @@ from streamxf.checkpoint.metadata import only_inside
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import ForeignError, NoCheckpointError, StreamxfError, UnsupportedError, located
 from streamxf.format.limits import PLAIN_MAGIC
-from streamxf.format.names import made_by_saves
 from streamxf.formats import huggingface, torchfile
 from streamxf.formats.contents import PLAIN, SUFFIXES, Contents, FileReader, Format, sizes_of
 from streamxf.keys.envelope import Envelope, Vouchers
-from streamxf.places import Storage
+from streamxf.places import Storage, made_by_saves
 from streamxf.reading import Access, Place, StoredFile
 from streamxf.wording import OLD, many, some
 

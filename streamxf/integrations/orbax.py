@@ -16,8 +16,7 @@ from streamxf.checkpoint.writer import CheckpointWriter
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError
 from streamxf.format.extra import from_json
 from streamxf.format.items import ITEMSIZES
-from streamxf.format.names import GLOBAL
-from streamxf.places import is_url, open_storage
+from streamxf.places import GLOBAL, is_url, open_storage
 from streamxf.reading import ChainLike, KeysLike
 from streamxf.wording import some
 

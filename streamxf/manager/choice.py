@@ -25,7 +25,6 @@ from streamxf.errors import (
     located,
     notes_of,
 )
-from streamxf.format.names import GLOBAL, is_metadata_name, metadata_among, rank_of
 from streamxf.formats.opening import contents_of
 from streamxf.manager.folder import Folder
 from streamxf.manager.holds import has_no_place, hold_checkpoint
@@ -37,7 +36,7 @@ from streamxf.manager.retention import Retention
 from streamxf.manager.sample import read_sample
 from streamxf.manager.state import ABANDONED, FOREIGN, RunState
 from streamxf.notes import Commit
-from streamxf.places import Storage, small_names
+from streamxf.places import GLOBAL, Storage, is_metadata_name, metadata_among, rank_of, small_names
 from streamxf.wording import by_reason, some
 
 if TYPE_CHECKING:

@@ -21,11 +21,10 @@ from streamxf.errors import (
     UnsupportedError,
     escaped,
 )
-from streamxf.format.names import is_metadata_name, made_by_saves, metadata_among
 from streamxf.manager.notes import Authority, read
 from streamxf.manager.record import Record, numbers_in
 from streamxf.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT, Commit, Saving, Supplement, ordered
-from streamxf.places import Entries, Storage, StorageEntry
+from streamxf.places import Entries, Storage, StorageEntry, is_metadata_name, made_by_saves, metadata_among
 from streamxf.reading import Access, Metadata, read_metadata
 from streamxf.writing import RunFacts
 

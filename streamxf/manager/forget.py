@@ -14,7 +14,6 @@ from typing import Any
 from streamxf.checkpoint.publish import DAY, RUN_FILE
 from streamxf.errors import ParameterError, StreamxfError, escaped
 from streamxf.format.limits import MAX_NOTE
-from streamxf.format.names import is_metadata_name, made_by_saves
 from streamxf.manager.choice import Choice, Verify, check_later, check_verify, newest
 from streamxf.manager.folder import Folder
 from streamxf.manager.holds import active_holds, announce_removal, announced_removals, has_no_place, is_over
@@ -25,7 +24,7 @@ from streamxf.manager.removal import Order, files_of_many, remove_tree, remove_t
 from streamxf.manager.retention import Retention
 from streamxf.manager.sessions import is_held
 from streamxf.notes import COMMIT, REMOVED, SAVING
-from streamxf.places import Entries, Location, locked, put_small, read_small
+from streamxf.places import Entries, Location, is_metadata_name, locked, made_by_saves, put_small, read_small
 from streamxf.reading import KeysLike, TrustLike
 from streamxf.wording import by_reason, listed, many, reason_of, size_text, some
 

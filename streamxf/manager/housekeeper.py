@@ -16,7 +16,6 @@ from streamxf.cached import cached_property
 from streamxf.checkpoint.saving import check_may_replace
 from streamxf.errors import ForeignError, MetadataError, NoCheckpointError, ParameterError, escaped
 from streamxf.format.items import check_literal_path
-from streamxf.format.names import is_metadata_name, made_by_saves
 from streamxf.manager import notes
 from streamxf.manager.choice import Verify, check_alone, digest_of
 from streamxf.manager.folder import Folder, checksum_of
@@ -29,7 +28,7 @@ from streamxf.manager.retention import Retention
 from streamxf.manager.sessions import Session, Sessions
 from streamxf.manager.state import ABANDONED, RunState, lined
 from streamxf.notes import COMMIT, REMOVED, SAVING, Commit, CommittedFile, Saving, Supplement
-from streamxf.places import put_small
+from streamxf.places import is_metadata_name, made_by_saves, put_small
 from streamxf.wording import many, size_text, some
 from streamxf.writing import RunFacts
 

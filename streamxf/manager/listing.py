@@ -15,7 +15,6 @@ from typing import Any
 
 from streamxf.buffers import collector_paused
 from streamxf.errors import DAMAGE, ForeignError, NoCheckpointError, ParameterError, UnsupportedError, escaped
-from streamxf.format.names import GLOBAL, is_metadata_name, made_by_saves
 from streamxf.formats.opening import contents_of, open_source, parts_of
 from streamxf.manager.folder import Folder, checksum_of
 from streamxf.manager.notes import Authority
@@ -24,7 +23,7 @@ from streamxf.manager.removal import files_of, files_of_many, is_literal
 from streamxf.manager.saves import SaveNotes
 from streamxf.manager.state import RunState, last_line, lined
 from streamxf.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT
-from streamxf.places import Entries, Location, Storage, open_storage
+from streamxf.places import GLOBAL, Entries, Location, Storage, is_metadata_name, made_by_saves, open_storage
 from streamxf.reading import Access
 from streamxf.wording import some
 

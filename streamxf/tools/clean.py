@@ -13,9 +13,8 @@ from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.metadata import no_metadata, resumable
 from streamxf.checkpoint.publish import DAY, HOUR, RUN_FILE, leftovers, made_by_writers, older_than, under_way
 from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, PolicyError, UnsupportedError
-from streamxf.format.names import GLOBAL, rank_of
 from streamxf.formats.opening import contents_of
-from streamxf.places import Location, Storage, locked, open_storage
+from streamxf.places import GLOBAL, Location, Storage, locked, open_storage, rank_of
 from streamxf.reading import Access, AccessOptions, metadata_files
 from streamxf.wording import by_reason, listed, many, reason_of, size_text
 

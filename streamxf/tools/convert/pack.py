@@ -19,10 +19,9 @@ from streamxf.errors import ChecksumError, MetadataError, ParameterError, Unsupp
 from streamxf.format.extra import with_order
 from streamxf.format.items import ITEMSIZES, check_name, elements_size
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
-from streamxf.format.names import GLOBAL
 from streamxf.formats.opening import is_checkpoint
 from streamxf.notes import check_uncommitted, known_run
-from streamxf.places import Location, Storage, is_url, open_storage
+from streamxf.places import GLOBAL, Location, Storage, is_url, open_storage
 from streamxf.reading import (
     Access,
     AccessOptions,

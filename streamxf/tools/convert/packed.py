@@ -27,11 +27,10 @@ from streamxf.checkpoint.elements import Elements
 from streamxf.errors import MetadataError, UnsupportedError
 from streamxf.format.items import beyond_limits, contiguous_strides, elements_size
 from streamxf.format.limits import MAX_PATH
-from streamxf.format.names import GLOBAL
 from streamxf.formats import huggingface, torchfile
 from streamxf.formats.contents import FOLDERS, SUFFIXES, Contents, FileReader, Format, Shard, whole_tensor
 from streamxf.formats.opening import LOOKED_FOR, format_of, kind_of, open_layout, open_source
-from streamxf.places import Storage, StorageEntry
+from streamxf.places import GLOBAL, Storage, StorageEntry
 from streamxf.reading import (
     MAX_EXPANSION,
     Access,

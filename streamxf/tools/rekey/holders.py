@@ -18,12 +18,12 @@ from streamxf.checkpoint.publish import RUN_FILE
 from streamxf.errors import located
 from streamxf.format.index import Index
 from streamxf.format.limits import MAX_NOTE, NO_PICKLE, PLAIN_MAGIC, TRAILER_BYTES, WRAPPED_KEY_BYTES
-from streamxf.format.names import GLOBAL, rank_metadata_among
+from streamxf.format.names import rank_metadata_among
 from streamxf.format.plain import pack_prefix, pack_seal
 from streamxf.format.trailer import Sections, Trailer, pack, pack_keys, slices
 from streamxf.keys.envelope import WRAPPED_KEY, Envelope, Vouchers
 from streamxf.notes import check_uncommitted
-from streamxf.places import Location, Storage, locked, open_storage, read_small
+from streamxf.places import GLOBAL, Location, Storage, locked, open_storage, read_small
 from streamxf.reading import Access, Metadata, metadata_files, parse_note
 from streamxf.storage.conditions import ReplacedMeanwhile
 from streamxf.storage.files import open_regular

@@ -25,10 +25,10 @@ from streamxf.descriptor import ENCRYPT, parse_parameters
 from streamxf.format.header import Header, Identity
 from streamxf.format.index import Index
 from streamxf.format.limits import CONTAINER_MAGIC, MAX_METADATA, TRAILER_BYTES
-from streamxf.format.names import GLOBAL, OWN_FILE, TORCH_FILE, metadata_among, metadata_name, rank_of
+from streamxf.format.names import OWN_FILE, TORCH_FILE, metadata_name
 from streamxf.format.trailer import Sections, Trailer, slices
 from streamxf.keys.envelope import WRAPPED_KEY, is_signed
-from streamxf.places import Storage
+from streamxf.places import GLOBAL, Storage, metadata_among, rank_of
 from streamxf.reading import (
     Access,
     Blocks,

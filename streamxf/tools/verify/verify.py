@@ -22,12 +22,11 @@ from streamxf.checkpoint.publish import HOUR, under_way
 from streamxf.engine import side_by_side
 from streamxf.errors import located
 from streamxf.format.limits import TRAILER_BYTES
-from streamxf.format.names import GLOBAL, made_by_saves, metadata_among, rank_of
 from streamxf.format.trailer import Trailer
 from streamxf.formats import huggingface
 from streamxf.formats.contents import Format
 from streamxf.formats.opening import is_checkpoint, kind_of, parts_of
-from streamxf.places import Location, Storage, open_storage
+from streamxf.places import GLOBAL, Location, Storage, made_by_saves, metadata_among, open_storage, rank_of
 from streamxf.reading import Access, AccessOptions, ItemPart, Metadata, Progress, Share, read_metadata, streams_of
 from streamxf.registry import NOT_AT_HAND
 from streamxf.storage.reading import NotFetched
