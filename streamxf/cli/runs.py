@@ -208,6 +208,9 @@ def forget(
     dry_run: bool = options.DRY_RUN,
     yes: bool = options.YES,
     unverified: bool = options.flag("Also count and remove checkpoints that the given keys do not verify."),
+    abandoned: bool = options.flag(
+        "Remove checkpoints that training has given up by going back to an earlier one; without rules, only these."
+    ),
     *,
     keys: options.Group,
     run_id: str | None = options.RUN_ID,
@@ -239,7 +242,7 @@ def forget(
     if metric is not None:
         rules["metric"], rules["mode"] = options.metric(metric)
     kept = Retention(**rules)
-    recorded = kept.keeps_all
+    recorded = kept.keeps_all and not abandoned
     if recorded and extras:
         raise ParameterError("--extras is no rule: give at least one of --keep, --max-age, --max-size")
     shows = dry_run or (recorded and not yes)
@@ -252,11 +255,11 @@ def forget(
         if known and kept.metric not in known:  # or all the best would go because of a typing error
             text = f"no checkpoint has the metric {kept.metric!r:.80}; there are {', '.join(sorted(known))}"
             raise ParameterError(text)
-    report = forget_in(place, kept, verify, dry_run=shows or asks)
+    report = forget_in(place, kept, verify, dry_run=shows or asks, abandoned=abandoned)
     if asks and report.removed:
         if not out.confirmed(str(report), len(report.removed)):
             return FINE
-        report = forget_in(place, kept, verify)
+        report = forget_in(place, kept, verify, abandoned=abandoned)
     facts = {"path": run, **asdict(report)}
     facts["reasons"] = {name: [*map(with_options, why)] for name, why in facts.pop("kept").items()}
     if recorded and not out.json:

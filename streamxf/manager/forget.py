@@ -81,6 +81,7 @@ def forget(
     allow_unsigned: bool = False,
     verify: Verify = "sample",
     unverified: bool = False,
+    abandoned: bool = False,
     run_id: str | None = None,
     dry_run: bool = False,
     storage_options: Mapping[str, Any] | None = None,
@@ -109,6 +110,8 @@ def forget(
         all of it, or by its metadata and the sizes of its files. A sample of less than 1 GiB is everything.
     unverified : bool
         Whether to count and remove checkpoints that the keys do not verify.
+    abandoned : bool
+        Whether to remove those that training has given up by going back to an earlier one; without `keep`, only these.
     run_id : str, optional
         Which run, if the folder holds checkpoints of several.
     dry_run : bool
@@ -130,8 +133,9 @@ def forget(
     check_verify(verify)
     vouchers = {"keys": keys, "trust": trust, "allow_unsigned": allow_unsigned}
     place = Run.at(run, storage_options, run_id, unverified=unverified, **vouchers)
-    rules = Retention.of(keep) if keep is not None else recorded_rules(place, dry_run=dry_run)
-    return forget_in(place, rules, verify, dry_run=dry_run)
+    given = keep is not None or abandoned
+    rules = Retention.of(keep) if given else recorded_rules(place, dry_run=dry_run)
+    return forget_in(place, rules, verify, dry_run=dry_run, abandoned=abandoned)
 
 
 def recorded_rules(run: Run, *, dry_run: bool) -> Retention:
@@ -157,10 +161,11 @@ def forget_in(
     protected: Mapping[str, str] | None = None,
     coming: Record | None = None,
     line: Line | None = None,
+    abandoned: bool = False,
 ) -> ForgetReport:
     """The same; with `series`, for the checkpoints of that one alone, of which the newest is not read in full. Those in
     `protected` stay, for the reason that stands there. With `coming`, as if that had been saved already. Rules count
-    within a `line`, by default the last of a series; what is `abandoned` stays.
+    within a `line`, by default the last of a series; what that has `abandoned` stays unless it may go.
     """
     state = read_named(run) if series is None else run.read(series=series)
     records = state.records
@@ -174,12 +179,13 @@ def forget_in(
     }
     readers, going = active_holds(run.storage), []
     in_use: dict[str, str] = {}
-    now, late = time.time(), not run.storage.abilities.keeps_older
+    how: Any = {"line": line, "protected": protected, "coming": coming, "abandoned": abandoned}
+    now, how["late"] = time.time(), not run.storage.abilities.keeps_older
     for each in sorted({record.series for record in records if record.counts}):
-        own, decided = state.rules_applied(each, keep, now, line=line, protected=protected, coming=coming, late=late)
+        own, decided = state.rules_applied(each, keep, now, **how)
         if line is None and own:
             check_later(run, state, Choice(own[-1]))  # or the rules of the wrong line might remove the other
-        doomed = [record for record in own if not decided[record.name] and record.name not in readers]
+        doomed = [record for record in records if decided.get(record.name) == () and record.name not in readers]
         if doomed:
             good = newest(run, state, reversed(own), verify, thorough=series is None).record
             for record in doomed if good is None else [good]:

@@ -384,7 +384,7 @@ class Housekeeper:
             _log.info("removed %s, %s", some(report.removed), size_text(report.bytes))
         left = [name for name, why in report.kept.items() if why[0].startswith(ABANDONED)]
         if set(left) - set(self._abandoned):
-            text = "%s: no rule removes %s: training went back to an earlier checkpoint"
+            text = "%s: no rule removes %s: training went back to an earlier one. `streamxf forget --abandoned` does"
             _log.warning(text, self._storage.label(), some(left))
         self._abandoned = left
         for name, reason in report.failed.items():

@@ -185,29 +185,31 @@ class RunState:
         protected: Mapping[str, str] | None = None,
         coming: Record | None = None,
         late: bool = False,
+        abandoned: bool = False,
     ) -> tuple[list[Record], dict[str, tuple[str, ...]]]:
         """The checkpoints of a series to which rules apply, the oldest first, and why each that counts stays; those
         without a reason may go, once one of the line has been verified. Rules count within a `line`, by default the
-        last; what it has abandoned stays, and so does what is `protected`, for the reason that stands there. With
-        `coming`, as if that had been saved already. A place that stores `late` keeps what may not be stored yet, and
-        two from before. Raises as `last_line`.
+        last; what it has `abandoned` stays unless that may go, and so does what is `protected`, for the reason that
+        stands there. With `coming`, as if that had been saved already. A place that stores `late` keeps what may not be
+        stored yet, and two from before. Raises as `last_line`.
         """
         self.last_line(series)
         counted = [each for each in self.of(series) if each.counts]
         counted = counted if line is None else lined(counted, line)
         reasons: dict[str, tuple[str, ...]] = {each.name: () for each in counted}
-        reasons |= {each.name: (f"{ABANDONED}{each.abandoned}",) for each in counted if each.abandoned}
+        given_up = [each for each in counted if each.abandoned]
         reasons |= {each.name: (each.note,) for each in counted if each.damaged}
         own = [each for each in counted if not (each.abandoned or each.damaged)]
         ranked = own
         if coming is not None and coming.series == series:
             ranked = [*(each for each in own if each.name != coming.name), coming]
         decided = keep.decide(with_plausible_times(ranked, now))
+        decided |= {each.name: () if abandoned else (f"{ABANDONED}{each.abandoned}",) for each in given_up}
         for why in (protected or {}, {name: f"link {link}" for name, link in self.linked.items()}):
             decided |= {name: (*decided[name], why[name]) for name in why.keys() & decided.keys()}
         for each in _unstored(own, now) if late else ():
             decided[each.name] = decided[each.name] or (_LATER,)
-        return own, reasons | {each.name: decided[each.name] for each in own}
+        return own, reasons | {each.name: decided[each.name] for each in (*own, *given_up)}
 
 
 def last_line(records: Iterable[Record]) -> Line:

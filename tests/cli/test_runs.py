@@ -331,6 +331,7 @@ def test_a_path_cannot_steer_the_terminal(run: Run, plain: Path, tmp_path: Path)
         *[("--keep best=1 --metric loss", [200, 1000]), ("--keep best=1 --metric loss:max", [1000])],
         *[("--keep best=2 --metric loss --keep last=2", [100, 200, 300, 1000]), ("--max-size 1B", [1000])],
         *[("--max-size 2TB", [100, 200, 300, 1000]), ("--max-size 1B --keep step=100", [100, 1000])],
+        *[("--abandoned", [100, 200, 300, 1000]), ("--abandoned --keep last=1", [1000])],
     ],
 )
 def test_each_option(run: Run, folder: Path, arguments: str, stay: list[int]):

@@ -43,6 +43,20 @@ __all__ = ["place"]
 KEYED = {"chain": "floatzip+encrypt", "keys": streamxf.Key(bytes(range(32)))}
 
 
+def test_what_training_has_given_up_goes_when_somebody_says_so(run: Path) -> None:
+    os.symlink("step-500", run / "best")
+    kept = {f"step-{step}" for step in (300, 400, 410, 420)}
+    assert (
+        {*forget(run, abandoned=True, dry_run=True).removed} == {*forget(run, abandoned=True).removed} == {"step-600"}
+    )
+    assert set(complete(run)) == kept | {"step-500"}
+    (run / "best").unlink()
+    damage(run / "step-420")
+    assert forget(run, abandoned=True, verify="whole").removed == ("step-500",), "as 410 is of the line, and verifies"
+    assert forget(run, 1, abandoned=True).removed == ("step-300", "step-400")
+    assert resumed(run) == 410
+
+
 def goes_back(run: Any, to: int | None, *steps: int, resumes: int | None = None, **options: Any) -> None:
     with CheckpointManager(run, **options) as manager:
         assert manager.resume(blank(), step=to) == (resumes or to)
@@ -87,7 +101,7 @@ def test_rules_count_within_the_line_and_abandoned_ones_stay_and_are_named(
 ) -> None:
     goes_back(run, 420, 430, keep=3)
     assert complete(run) == ["step-410", "step-420", "step-430", "step-500", "step-600"]
-    assert "no rule removes step-500, step-600: training went back to an earlier checkpoint" in caplog.text
+    assert "no rule removes step-500, step-600: training went back to an earlier one" in caplog.text
     report = forget(run, 1)
     assert report.removed == ("step-410", "step-420")
     assert report.kept["step-600"] == ("abandoned: training went back to step 400",)
