@@ -37,6 +37,7 @@ from streamxf.format.tiling import Boxes
 from streamxf.storage.storage import Storage
 
 T = TypeVar("T")
+_NEXT_TO_TYPE = ["bytes_io_data"] * hasattr(WriteItem, "bytes_io_data")  # which torch 2.7 does not have
 
 
 def packed(data: bytes) -> bytes:
@@ -137,7 +138,7 @@ class PlannedItems(LazyItems[WriteItem]):
         data = [None if item.type == WriteItemType.BYTE_IO else item.tensor_data for item in items]
         layout = SharedLayout(
             names=[item.index.fqn for item in items],
-            kinds=[(item.type, item.bytes_io_data) for item in items],
+            kinds=[(item.type, *(getattr(item, name) for name in _NEXT_TO_TYPE)) for item in items],
             about=[each and (each.properties, each.size, tuple(each.chunk.sizes)) for each in data],
         )
         return cls(layout, packed(_rows(each.chunk.offsets if each else () for each in data).tobytes()))
@@ -170,7 +171,7 @@ class PlannedItems(LazyItems[WriteItem]):
         """Those of some rows, counted among what is kept."""
         return type(self)(self.layout, self.offsets, self._rows[rows])
 
-    def rows(self) -> Iterator[tuple[str, tuple[WriteItemType, Any], Any, list[int]]]:
+    def rows(self) -> Iterator[tuple[str, tuple[Any, ...], Any, list[int]]]:
         """What the layout has of each item, and its offset."""
         names, kinds, about = (self.layout[name] for name in ("names", "kinds", "about"))
         for row, offset in zip(self._rows.tolist(), self.boxes()[0].T.tolist(), strict=True):

@@ -154,8 +154,7 @@ class StreamReader(CheckedReader):
 
     Threads may share a reader: `readinto_at` knows no position, and each read of those that do advances it in one step.
 
-    - `blocks`: of a container whose `decode_ends` was called.
-    - `doubting`: that of the place, if it is one.
+    - `blocks`: of a container whose `decode_ends` was called; `doubting`: that of the place, if it is one.
     """
 
     def __init__(
