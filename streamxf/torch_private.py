@@ -188,7 +188,9 @@ def planner_of_the_save() -> Any:
 
 def state_on_the_way() -> Any:
     """The state that torch sends, with the writer that is being pickled, to its process for saves; else None."""
-    return _variables_in(_PROCESS, "_AsyncCheckpointProcess.save").get("staged_state_dict")
+    queued = _variables_in("multiprocessing.queues", "Queue._feed").get("obj")  # by torch 2.7, in a thread of its own
+    sent = _variables_in(_PROCESS, "_AsyncCheckpointProcess.save") or getattr(queued, "__dict__", {})
+    return sent.get("staged_state_dict")
 
 
 def in_the_process_that_saves() -> bool:

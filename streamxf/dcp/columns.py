@@ -184,7 +184,7 @@ class PlannedItems(LazyItems[WriteItem]):
                 made.append(WriteItem(MetadataIndex(name), *kind))
                 continue
             chunk = ChunkStorageMetadata(at := torch.Size(offset), torch.Size(data[2]))
-            made.append(WriteItem(MetadataIndex(name, at), *kind, TensorWriteData(chunk, data[0], data[1])))
+            made.append(WriteItem(MetadataIndex(name, at), *kind, TensorWriteData(chunk, *data[:2])))  # type: ignore[call-arg]
         return made
 
     @cached_property

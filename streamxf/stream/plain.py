@@ -231,9 +231,8 @@ def _open_reader(
         with located(file=name):
             return read_file(origin, ring, registry, name=name)
     opened, storage = ExitStack(), open_storage(origin, options)  # which the reader closes
-    name = storage.label()
     try:
-        with located(file=name), storage.doubting():
+        with located(file=storage.label()), storage.doubting():
             file: IO[bytes] | FileSlice
             if isinstance(origin, Storage) or is_url(origin) or options:
                 storage.warn_of_caches()
@@ -241,7 +240,7 @@ def _open_reader(
                 file = FileSlice(stored.access, 0, stored.size)
             else:
                 file = opened.enter_context(_builtin_open(origin, "rb"))  # noqa: SIM115 - so it is one
-            return read_file(file, ring, registry, opened.close, name, doubting=storage.doubting)
+            return read_file(file, ring, registry, opened.close, storage.label(), doubting=storage.doubting)
     except BaseException:
         opened.close()
         raise

@@ -170,8 +170,7 @@ class StreamReader(CheckedReader):
         super().__init__(finish, name)
         self._item, self._blocks, self._meter, self._doubting = item, blocks, meter, doubting
         self._block_size, self._position, self.size = blocks.block_size, 0, blocks.size
-        self._moving = ForkLock()
-        self._cached: dict[int, memoryview] = {}
+        self._moving, self._cached = ForkLock(), dict[int, memoryview]()
 
     def seekable(self) -> bool:
         return True

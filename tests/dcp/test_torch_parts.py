@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -303,12 +304,15 @@ class AsksForTheState:
 def test_a_writer_that_is_pickled_finds_the_state_that_goes_with_it():
     process: Any = _AsyncCheckpointProcess.__new__(_AsyncCheckpointProcess)
     process._send, process._wait_for_response = pickle.dumps, lambda: Metadata({})
-    process._save_process = multiprocessing.Process()
+    process._save_process, queue = multiprocessing.Process(), multiprocessing.Queue()
     writer, state = AsksForTheState(), {"weight": torch.ones(3)}
     process.save(state, storage_writer=writer)
     assert writer.found is state
     pickle.dumps(writer)
     assert writer.found is None
+    queue.put(SimpleNamespace(staged_state_dict=state, storage_writer=writer))
+    assert queue.get()
+    assert writer.found is state, "as torch 2.7 sends it"
 
 
 class AsksForItsFuture(dcp.DefaultSavePlanner):
@@ -327,16 +331,15 @@ class IsAskedAfterwards(dcp.FileSystemWriter):
 
 
 def test_a_save_in_the_background_finds_its_future(tmp_path: Path):
-    writer: Any = IsAskedAfterwards(tmp_path)
-    planner = AsksForItsFuture()
-    future = dcp.async_save({"weight": torch.ones(3)}, storage_writer=writer, planner=planner)
+    writer, planner, state = IsAskedAfterwards(tmp_path), AsksForItsFuture(), {"weight": torch.ones(3)}
+    future: Any = dcp.async_save(state, storage_writer=writer, planner=planner)
     future.result(300)
     assert planner.found is writer.found is future
     assert torch_private.future_of_async_save() is None
-    dcp.save({"weight": torch.ones(3)}, storage_writer=writer, planner=planner)
+    dcp.save(state, storage_writer=writer, planner=planner)
     assert planner.found is None
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(lambda: dcp.save({"weight": torch.ones(3)}, storage_writer=writer, planner=planner)).result(300)
+        pool.submit(lambda: dcp.save(state, storage_writer=writer, planner=planner)).result(300)
     assert planner.found is None
 
 
