@@ -3,8 +3,8 @@
 import os
 import secrets
 import shutil
-import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from fsspec.implementations.memory import MemoryFileSystem
@@ -67,18 +67,20 @@ class Disk:
         return self.path(name).is_dir()
 
 
-def below(top: Path) -> Found:
+def below(top: Path, prefix: str = "") -> Found:
     found: Found = {}
-    for folder, folders, files in os.walk(top):
-        for name in (*files, *folders):
-            path = Path(folder, name)
-            facts = path.lstat()
-            if stat.S_ISLNK(facts.st_mode):
-                found[str(path.relative_to(top))] = f"a link to {path.readlink()}"
-            elif stat.S_ISREG(facts.st_mode):
-                found[str(path.relative_to(top))] = path.read_bytes()
-            elif not stat.S_ISDIR(facts.st_mode):
-                found[str(path.relative_to(top))] = "no regular file"
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(top) as entries:
+        for entry in entries:
+            name = f"{prefix}{entry.name}"
+            if entry.is_symlink():
+                found[name] = f"a link to {os.readlink(entry.path)}"
+            elif entry.is_dir():
+                found |= below(Path(entry.path), f"{name}/")
+            elif entry.is_file():
+                with open(entry.path, "rb") as file:
+                    found[name] = file.read()
+            else:
+                found[name] = "no regular file"
     return found
 
 
