@@ -8,6 +8,8 @@ VENV := .venv
 STAMPS := $(VENV)/stamps
 # Tools are run as modules, because the scripts in .venv/bin name an absolute path and break when the tree is moved.
 RUN := $(VENV)/bin/python -m
+# Whatever it is set to: hundreds of processes of the tests import the same modules, and compile what the first did not keep.
+unexport PYTHONDONTWRITEBYTECODE
 # -qq leaves errors only. Without the constraints pip would fetch another build of torch; see constraints.txt.
 PIP_INSTALL := $(RUN) pip --disable-pip-version-check install -qq -c constraints.txt
 

@@ -5,7 +5,9 @@ On a quiet machine, ``make test ARGS=--weigh`` brings that file up to date.
 
 import os
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +31,15 @@ class Durations:
         """Put files without a weight first, then by weight: what starts last should not take long."""
         if "PYTEST_XDIST_WORKER" in os.environ:
             known = weights()
-            items.sort(key=lambda item: -known.get(item.nodeid.split("::")[0], float("inf")))
+            items.sort(key=lambda item: (-known.get(file := item.nodeid.split("::")[0], float("inf")), file))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(self, collector: pytest.Collector) -> Iterator[Any]:
+        """Have the second process import from the end: each file's asserts are then rewritten by one process only."""
+        report = yield
+        if isinstance(collector, pytest.Directory) and os.environ.get("PYTEST_XDIST_WORKER") == "gw1":
+            report.result.reverse()
+        return report
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
         """Print the slowest of a long run, and write down all if asked to."""

@@ -29,8 +29,9 @@ CC = shutil.which(os.environ.get("CC") or "cc")
 CPU = Path("/proc/cpuinfo")
 FEATURES = CPU.read_text().split() if CPU.exists() else []
 LEVELS = {"x86-64": "sse4_2", "x86-64-v3": "avx2", "x86-64-v4": "avx512bw"}
-FLAGS = "-std=c11 -O3 -fno-math-errno -shared -fPIC -DPy_LIMITED_API=0x030B0000"
+# of each function one version, which is for the level: with clones, the processor would choose the same in all
 ALONE = "-DSTREAMXF_NO_CLONES -DSTREAMXF_NO_FOLDS"
+FLAGS = f"-std=c11 -O3 -fno-math-errno -shared -fPIC -DPy_LIMITED_API=0x030B0000 {ALONE}"
 PART = 4096  # bytes; CRCs are computed over three of them at once
 
 if kernel.compiled is None or CC is None or not any(each in FEATURES for each in LEVELS.values()):
