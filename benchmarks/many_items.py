@@ -27,7 +27,7 @@ from benchmarks.result import Result, Row, Spread, Table, goal_row
 from benchmarks.simulated import as_stock, plan, sent, states, write
 
 RANKS, SMOKE_RANKS = 64, 4
-ITEMS, SMOKE_ITEMS = (10_000, 100_000), (400, 1_200)
+ITEMS, SMOKE_ITEMS = (10_000, 100_000), (80, 240)
 MAX_ROUNDS, MAX_LONG_ROUNDS = 3, 1  # all of it shall take minutes, and half of a round is verify
 GOAL_EXPONENT = 1.15
 KEY = streamxf.Key(bytes(range(32)))

@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from benchmarks import child
 from benchmarks.harness import Settings
 from benchmarks.machine import describe, machine
 from benchmarks.result import RESULTS, markdown, store
@@ -39,6 +40,7 @@ UNPUBLISHED = ("gpu", "cores", "scaling", "read_once")  # run by their names alo
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmarks that were named, or all of them."""
     options = _options(arguments)
+    child.smoke = options.smoke
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     print(f"{describe(machine())}\n", flush=True)
     with TemporaryDirectory(prefix="streamxf-bench-", dir=options.folder) as temporary:

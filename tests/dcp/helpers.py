@@ -5,10 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import logging
-import os
 import pickle
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +29,7 @@ from streamxf.format.limits import TRAILER_BYTES
 from streamxf.format.trailer import Sections, Trailer, pack, pack_keys
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import DataKey, Vouchers
+from tests.cli import preloaded
 from tests.forge import pack_index, split_metadata
 
 KEY = Key(bytes(range(32)))
@@ -419,5 +417,7 @@ def run_as_main(function: Callable[[Path], None], folder: Path, before: str = ""
     code = f"{before}if __name__ == '__main__':\n    from {function.__module__} import {function.__name__} as run"
     script = folder / "script.py"
     script.write_text(f"{code}\n    from pathlib import Path\n    run(Path({str(folder)!r}))\n")
-    path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
-    subprocess.run([sys.executable, script], env={**os.environ, "PYTHONPATH": path}, check=True, timeout=300)
+    ran = preloaded.script(
+        f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')", cwd=Path(__file__).parents[2]
+    )
+    assert ran.returncode == 0, ran.stderr

@@ -1,7 +1,6 @@
 """A save in the background that nobody waits for is finished when the script ends, and tells if it failed."""
 
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import pytest
@@ -73,12 +72,13 @@ if __name__ == "__main__":
 
 def run(script: str, folder: Path, *arguments: str, code: int = 0) -> str:
     """Run a script to its end, and to that of all processes that it started; what they wrote to stderr."""
-    file = folder / "script.py"
-    file.write_text(script)
-    command = [sys.executable, str(file), str(folder / "checkpoint"), *arguments]
-    ended = subprocess.run(command, timeout=300, stderr=subprocess.PIPE, text=True)
-    assert ended.returncode == code, ended.stderr
-    return ended.stderr
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as told:
+        started = preloaded.start(["-c", script, folder / "checkpoint", *arguments], (0, 1, writing))
+        os.close(writing)
+        said = told.read()
+    assert started.wait() == code, said
+    return said
 
 
 def test_async_save_outlives_the_script_and_one_that_fails_is_told_on_stderr(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Training beside saves: stagers, weights that change as soon as they may, FSDP2, and the manager."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from torch.distributed.fsdp import fully_shard
 
 import streamxf
 from streamxf import Retention, Schedule
+from tests.cli import preloaded
 from tests.dcp.helpers import KEY, blank
 
 from .helpers import assert_kept, chain, load, load_into, on_host, save, weights, writer
@@ -173,8 +172,7 @@ def test_the_manager(device: torch.device, tmp_path: Path, background: bool) -> 
 
 @pytest.mark.slow
 def test_a_save_by_another_process(device: torch.device, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.gpu.by_process", device.type, str(tmp_path / "checkpoint")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+    done = preloaded.module("tests.gpu.by_process", device.type, tmp_path / "checkpoint")
     assert done.stdout.strip().endswith("same"), done.stdout + done.stderr
 
 
