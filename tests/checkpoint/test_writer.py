@@ -40,6 +40,7 @@ from streamxf.torchsave.unpickler import read_stock
 from streamxf.wording import reason_of
 from tests.dcp.helpers import KEY, assert_same, blank, data_files, entries_of, raw_bytes
 from tests.dcp.test_frame import DTYPES, filled
+from tests.forked import status_of_child
 from tests.progress.recorder import Recorder
 from tests.reference_decoder import load as reference_load
 from tests.reference_keys import Reader, aes_key
@@ -470,50 +471,26 @@ def test_another_thread_waits_for_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_child_changes_nothing(tmp_path: Path) -> None:
-    with CheckpointWriter(tmp_path) as writer:
-        writer["a"] = np.arange(10**5)
-        child = os.fork()
-        if child == 0:
-            try:
-                try:
-                    writer["b"] = 1
-                except AbortedError:
-                    writer.__exit__(None, None, None)
-            except AbortedError:
-                os._exit(0)
-            os._exit(1)
-        assert os.waitpid(child, 0)[1] == 0
-    with Checkpoint(tmp_path) as checkpoint:
-        assert [*checkpoint] == ["a"]
+def test_a_forked_child_that_goes_on_or_leaves_changes_nothing(tmp_path: Path) -> None:
+    def go_on() -> None:
+        with pytest.raises(AbortedError):
+            writer["b"] = 1
+        with pytest.raises(AbortedError):
+            writer.__exit__(None, None, None)
 
+    def leave() -> None:
+        writer.__exit__(SystemExit, SystemExit(7), None)
+        gc.collect()
 
-FORK = """
-import gc, os, sys
-import numpy as np
-import streamxf
-
-def work():
-    with streamxf.CheckpointWriter(sys.argv[1], chain="checksum") as writer:
-        writer.add("small", np.arange(100))  # which is gathered with what follows
-        child = os.fork()
-        if not child:
-            raise SystemExit(7)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-        writer.add("other", np.arange(50))
-
-try:
-    work()
-finally:
-    gc.collect()
-"""
-
-
-def test_a_forked_child_that_leaves_writes_nothing(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK, tmp_path], check=True, timeout=300)
+    sizes = {"a": 10**5, "small": 100, "other": 50}
+    with CheckpointWriter(tmp_path, chain="checksum") as writer:
+        for name, size in sizes.items():
+            assert [status_of_child(act) for act in (go_on, leave)] == [0, 0]
+            writer.add(name, np.arange(size))  # small ones are gathered with what follows
     with Checkpoint(tmp_path, framework="numpy") as checkpoint:
-        assert (checkpoint["small"].read() == np.arange(100)).all()
-        assert (checkpoint["other"].read() == np.arange(50)).all()
+        assert {name: checkpoint[name].read().tolist() for name in checkpoint} == {
+            name: [*range(size)] for name, size in sizes.items()
+        }
 
 
 # -- memory ----------------------------------------------------------------------------------------------------
