@@ -6,10 +6,10 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from itertools import islice
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -254,8 +254,7 @@ def cat(
         raise ParameterError("--require is for items of checkpoints: name one")
     ring = KeyRing.of(access["keys"], access["trust"], access["allow_unsigned"])
     buffer = bytearray(_STEP)
-    with ExitStack() as stack, located(file=None if path == "-" else path):
-        reader = stack.enter_context(streamxf.open(_opened(path, stack), keys=ring))
+    with located(file=None if path == "-" else path), streamxf.open(_place(path), keys=ring) as reader:
         while count := reader.readinto(buffer):
             sys.stdout.buffer.write(memoryview(buffer)[:count])
     return FINE
@@ -301,7 +300,7 @@ def _index(text: str) -> Any:
     return slice(*numbers) if len(numbers) > 1 else numbers[0]
 
 
-def _opened(path: str, stack: ExitStack) -> IO[bytes] | Any:
+def _place(path: str) -> Any:
     if path == "-":
         stdin: Any = sys.stdin.buffer
         _refuse_others(stdin.peek(len(PLAIN_MAGIC)))
@@ -313,9 +312,9 @@ def _opened(path: str, stack: ExitStack) -> IO[bytes] | Any:
             "unpack writes all of it as a file",
             file=path,
         )
-    file = stack.enter_context(storage.open())
-    _refuse_others(file.read(0, min(file.size, len(PLAIN_MAGIC))))
-    return file.raw
+    with storage.doubting(), storage.open() as file:
+        _refuse_others(file.read(0, min(file.size, len(PLAIN_MAGIC))))
+    return storage
 
 
 def _refuse_others(beginning: bytes) -> None:

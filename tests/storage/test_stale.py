@@ -164,7 +164,7 @@ def test_metadata_that_is_not_listed_yet(spoiled: Path) -> None:
             call(spoiled / "step-2")
 
 
-def test_other_formats_and_recipients(spoiled: Path, tmp_path: Path) -> None:
+def test_other_formats_and_recipients(spoiled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "hub/model.safetensors"
     path.parent.mkdir()
     save_file({"weight": torch.zeros(1000)}, path)
@@ -174,9 +174,9 @@ def test_other_formats_and_recipients(spoiled: Path, tmp_path: Path) -> None:
     with (tmp_path / "longer/.metadata").open("ab") as file:
         file.write(b"longer")
     (plain := tmp_path / "plain").write_bytes(streamxf.encode(os.urandom(1000), "zstd"))
-    shutil.copy(plain, cut := tmp_path / "cut")
-    os.truncate(cut, 500)
+    (cut := tmp_path / "cut").write_bytes(plain.read_bytes()[:500])
     flip(plain, 300)
+    assert runner(capsys)("cat", plain).code == runner(capsys)("cat", cut).code == 2
     calls: list[Callable[[], object]] = [
         lambda: streamxf.open(cut),
         lambda: streamxf.open(plain).read(),
