@@ -60,9 +60,12 @@ def start(
     *,
     cwd: str | Path | None = None,
     environment: Mapping[str, str] | None = None,
+    imports: Sequence[str] = (),
 ) -> Process:
-    """Start a command whose stdin, stdout and stderr are `streams`, by default those of this process."""
-    return _ask(_server(), arguments, streams, cwd or os.getcwd(), environment or os.environ)
+    """Start a command whose stdin, stdout and stderr are `streams`, by default those of this process, and which has
+    imported more modules.
+    """
+    return _ask(_server(*imports), arguments, streams, cwd or os.getcwd(), environment or os.environ)
 
 
 def run(
@@ -108,10 +111,10 @@ def main() -> None:
 
 
 @cache
-def _server() -> socket.socket:
+def _server(*imports: str) -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        command = [sys.executable, "-W", "ignore", __file__, "serve", str(theirs.fileno())]
+        command = [sys.executable, "-W", "ignore", __file__, "serve", str(theirs.fileno()), *imports]
         subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)  # ends when `ours` is closed
     return ours
 
@@ -168,8 +171,9 @@ def _watched(tells: int) -> None:
     os._exit(0)
 
 
-def _served(descriptor: int) -> None:
+def _served(descriptor: int, *imports: str) -> None:
     import runpy
+    from importlib import import_module
 
     import torch.distributed.checkpoint  # noqa: F401
 
@@ -177,6 +181,8 @@ def _served(descriptor: int) -> None:
     from streamxf.cli.__main__ import main as command
 
     assert all(hasattr(streamxf, name) for name in streamxf.__all__)  # which imports what has them
+    for name in imports:
+        import_module(name)
 
     with open(os.devnull, "w") as nothing:
         sys.stdout = nothing
@@ -201,6 +207,6 @@ def _served(descriptor: int) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["serve"]:
-        _served(int(sys.argv[2]))
+        _served(int(sys.argv[2]), *sys.argv[3:])
     else:
         main()

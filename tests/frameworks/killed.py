@@ -8,14 +8,18 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import streamxf
+from tests.cli import preloaded
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
 SECONDS = 300
 
 WAITING = Path(__file__).parent / "waiting.py"
+COPIED = Path(__file__).parent / "copied.py"
+IMPORTS = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.launcher.api")
 COMMIT = "streamxf.manager.manager:CheckpointManager.commit"
 SHOULD_SAVE = "streamxf.manager.manager:CheckpointManager.should_save"
 
@@ -30,17 +34,46 @@ def environment(**variables: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1", **variables}
 
 
+def copies(count: int = 1) -> list[str | Path]:
+    """A script and its arguments in a process that has imported torch before it begins, or in ranks that have."""
+    return [COPIED, str(count)]
+
+
+def started(command: list[str | Path], **variables: str) -> Any:
+    """A process whose output can be read."""
+    if command[0] != COPIED:
+        return subprocess.Popen(command, env=environment(**variables), stdout=subprocess.PIPE, text=True)
+    reading, writing = os.pipe()
+    code = f"import runpy; runpy.run_path({str(COPIED)!r}, run_name='__main__')"
+    process: Any = preloaded.start(
+        ["-c", code, *command[1:]], (0, writing, 2), environment=environment(**variables), imports=IMPORTS
+    )
+    os.close(writing)
+    process.stdout = os.fdopen(reading)
+    return process
+
+
+@contextmanager
+def running(command: list[str | Path], **variables: str) -> Iterator[Any]:
+    """A process that is killed at the end with its descendants, all at once."""
+    process = started(command, **variables)
+    late = threading.Timer(SECONDS, kill, (process.pid,))  # which ends its output, too
+    late.start()
+    try:
+        yield process
+    finally:
+        late.cancel()
+        if process.poll() is None:
+            kill(process.pid)
+        process.stdout.close()
+        process.wait()
+
+
 def finished(command: list[str | Path], **variables: str) -> list[str]:
     """The lines that a process prints until it ends by itself."""
-    process = subprocess.Popen(
-        command, env=environment(**variables), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        printed, errors = process.communicate(timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        kill(process.pid)
-        raise
-    assert process.returncode == 0, printed + errors
+    with running(command, **variables) as process:
+        printed: str = process.stdout.read()
+        assert process.wait() == 0, printed
     return printed.splitlines()
 
 
@@ -51,21 +84,11 @@ def killed_at(line: str, command: list[str | Path], **variables: str) -> None:
 
 
 @contextmanager
-def printing(line: str, command: list[str | Path], **variables: str) -> Iterator[subprocess.Popen[str]]:
+def printing(line: str, command: list[str | Path], **variables: str) -> Iterator[Any]:
     """A process that has printed a line that begins so. It and its descendants are killed at the end, all at once."""
-    process = subprocess.Popen(command, env=environment(**variables), stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    late = threading.Timer(SECONDS, kill, (process.pid,))  # which ends its output, too
-    late.start()
-    try:
+    with running(command, **variables) as process:
         assert any(printed.startswith(line) for printed in process.stdout), f"it has not printed {line!r}"
         yield process
-    finally:
-        late.cancel()
-        if process.poll() is None:
-            kill(process.pid)
-        process.stdout.close()
-        process.wait(SECONDS)
 
 
 def kill(pid: int) -> None:
@@ -106,17 +129,18 @@ def assert_managed(
     *,
     saving: str = COMMIT,
     inside: str = "",
+    told: list[str | Path] | None = None,
     **variables: str,
 ) -> Path:
     """The same of one with a `CheckpointManager`: killed in its second save, where `saving` is called; and then told by
-    SIGTERM to end, in its fourth step from there. Returns the manager's folder, which is `inside` that of the run.
+    SIGTERM to end, in its fourth step from there, by a launcher of its own if `told` is one. Returns the manager's
+    folder, which is `inside` that of the run.
     """
     whole = losses(finished([*launcher, *script, folder / "whole"], **variables))
     assert [*whole] == [str(step) for step in range(1, 13)]
     run = folder / "managed"
     killed_at("waiting", [*launcher, WAITING, saving, "2", *script, run], **variables)
-    with printing("waiting", [*launcher, WAITING, SHOULD_SAVE, "4", *script, run], **variables) as process:
-        assert process.stdout is not None
+    with printing("waiting", [*(told or launcher), WAITING, SHOULD_SAVE, "4", *script, run], **variables) as process:
         process.send_signal(signal.SIGTERM)
         process.stdout.read()  # until it has ended
     saved = streamxf.list_checkpoints(run / inside)[-1]

@@ -11,7 +11,7 @@ from tests.dcp.helpers import stored_chain
 from tests.dcp.test_install_environment import with_entry_points
 
 from .damaged import assert_falls_back
-from .killed import EXAMPLES, ROOT, assert_managed, finished, two_ranks
+from .killed import EXAMPLES, ROOT, assert_managed, copies, finished, two_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +27,7 @@ dist.destroy_process_group()
 
 def test_killed_and_resumed(tmp_path: Path) -> None:
     saving = "streamxf.dcp.writer:ChainWriterMixin.finish"
-    run = assert_managed(tmp_path, two_ranks(), [EXAMPLES / "fsdp2.py"], saving=saving)
+    run = assert_managed(tmp_path, copies(2), [EXAMPLES / "fsdp2.py"], saving=saving, told=two_ranks())
     records = streamxf.list_checkpoints(run)
     assert [record.name for record in records][-2:] == ["step-9", "step-12"]
     assert len(records) <= 3, "the last 2, and the best one"
@@ -36,7 +36,7 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
 
 
 def test_damaged_and_resumed(tmp_path: Path) -> None:
-    assert_falls_back(tmp_path, two_ranks(EXAMPLES / "fsdp2.py"), "*.distcp")
+    assert_falls_back(tmp_path, [*copies(2), EXAMPLES / "fsdp2.py"], "*.distcp")
 
 
 def test_ranks_by_environment(tmp_path: Path) -> None:
