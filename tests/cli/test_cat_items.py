@@ -97,12 +97,6 @@ def test_what_cannot_be_shown(run: Run, path: Path, arguments: list[str], says: 
     assert str(path) in done.err
 
 
-def test_a_folder_without_an_item(run: Run, path: Path) -> None:
-    done = run("cat", path)
-    assert done.code == 2
-    assert "the item that you name" in done.err
-
-
 def test_only_blocks_that_hold_the_part_are_read(run: Run, path: Path) -> None:
     with streamxf.Checkpoint(path) as checkpoint:
         (place,) = checkpoint.stored["w"].places

@@ -69,12 +69,6 @@ def test_the_exit_code_is_right_where_nothing_can_be_said(folder: Path, streams:
     assert in_shell(folder, "inspect nothing", streams) == (2, "", "")
 
 
-def test_without_arguments_there_is_help(folder: Path):
-    code, shown, said = in_shell(folder, "", "")
-    assert (code, said) == (2, "")
-    assert "Usage: streamxf" in shown
-
-
 @pytest.mark.parametrize("arguments", [["a.safetensors"], ["nothing", "--json"]], ids=" ".join)
 def test_nobody_reads(folder: Path, arguments: list[str]):
     reading, writing = os.pipe()

@@ -1,5 +1,6 @@
-"""A job that saves to a run, by itself: ``python -m tests.manager.one_job save|train RUN SAID keyed|plain``."""
+"""A job that saves to a run, by itself: ``python -m tests.manager.one_job RUN SAID save|train keyed|plain``."""
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from streamxf.storage.storage import Storage
 from tests.manager.runs import state_at
 
 
-def main(what: str, run: str, said: str, keyed: str) -> None:
+def main(run: str, said: str, what: str, keyed: str) -> None:
     options: dict[str, Any] = {}
     if keyed == "keyed":
         options = {"chain": "zstd+encrypt", "keys": streamxf.Key(bytes(range(32)))}
@@ -20,7 +21,7 @@ def main(what: str, run: str, said: str, keyed: str) -> None:
 
     def waits(storage: Storage, name: str, *arguments: Any, **more: Any) -> None:
         if name == ".metadata" and what == "save":
-            Path(said).write_text("begun")
+            Path(said).write_text(f"begun {os.getpid()}")
             signal.pause()
         put(storage, name, *arguments, **more)
 
@@ -28,7 +29,7 @@ def main(what: str, run: str, said: str, keyed: str) -> None:
     with CheckpointManager(run, **options) as manager:
         manager.save(1, state_at(1))
         manager.wait()
-        Path(said).write_text("saved 1")
+        Path(said).write_text(f"saved {os.getpid()}")
         signal.pause()
 
 

@@ -2,8 +2,6 @@
 
 import asyncio
 import gc
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +20,7 @@ from streamxf.manager.holds import active_holds
 from streamxf.places import open_storage
 from streamxf.storage.fetch import made
 from streamxf.storage.multipart import pending_uploads
+from tests.cli import preloaded
 from tests.dcp.s3_server import storage as s3_options
 from tests.polling import wait_until
 
@@ -115,6 +114,6 @@ def test_on_a_disk_a_hold_ends_with_the_process(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, {"w": torch.ones(3)})
     code = f"import streamxf; manager = streamxf.CheckpointManager({str(tmp_path)!r}); print(manager.latest())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = preloaded.script(code)
     assert done.stdout.strip() == str(tmp_path / "step-1")
     assert active_holds(open_storage(tmp_path)) == {}

@@ -7,9 +7,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -28,8 +26,8 @@ from streamxf.manager.retention import Retention
 from streamxf.notes import Commit
 from tests.altered import flip
 from tests.dcp.s3_server import storage as s3_options
-from tests.polling import wait_until
 
+from .jobs import Job
 from .runs import blank, complete, damage, is_at, resumed, saved_run, state_at
 
 KEYED: dict[str, Any] = {"chain": "zstd+encrypt", "keys": streamxf.Key(bytes(range(32)))}
@@ -218,15 +216,14 @@ def test_encryption_is_turned_on_midway_once_somebody_says_so(tmp_path: Path) ->
 def test_a_job_that_was_preempted_in_its_first_save_starts_over_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
 ) -> None:
-    with Job(tmp_path, "save", options) as job:
+    with Job("one_job", tmp_path, "save", "keyed" if options else "plain") as job:
         job.wait_for("begun")
-        job.kill()
-    assert kinds(tmp_path) == {"step-1": "unfinished"}
-    assert resumed(tmp_path, **options) is None
+    assert kinds(job.run) == {"step-1": "unfinished"}
+    assert resumed(job.run, **options) is None
     assert "the save of step-1 was not completed" in caplog.text
-    saved_run(tmp_path, 2, **options)
-    assert kinds(tmp_path) == {"step-2": "own"}
-    assert not (tmp_path / "step-1").exists()
+    saved_run(job.run, 2, **options)
+    assert kinds(job.run) == {"step-2": "own"}
+    assert not (job.run / "step-1").exists()
 
 
 def test_what_was_never_published_is_not_reported_as_kept(tmp_path: Path) -> None:
@@ -257,59 +254,19 @@ def test_an_evaluation_with_the_same_configuration_reads_and_removes_nothing(
     assert complete(tmp_path) == ["step-4", "step-5"]
 
 
-class Job:
-    """A process that saves to a run."""
-
-    def __init__(self, run: Path, what: str, options: dict[str, Any] | None = None) -> None:
-        self._said = run.with_name(f"{run.name}-{secrets.token_hex(4)}")
-        keyed = "keyed" if options else "plain"
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.manager.one_job", what, str(run), str(self._said), keyed],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def wait_for(self, word: str) -> None:
-        def has_said() -> bool:
-            assert self._process.poll() is None, self._process.communicate()[1]
-            return self._said.exists() and word in self._said.read_text()
-
-        wait_until(has_said)
-
-    def kill(self) -> None:
-        self._process.send_signal(signal.SIGKILL)
-        self._process.wait()
-
-    def __enter__(self) -> Job:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._process.poll() is None:
-            self.kill()
-        self._process.communicate()
-
-
 def test_the_second_of_two_jobs_by_mistake_is_told_of_the_first_and_may_save_once_that_was_killed(
     tmp_path: Path,
 ) -> None:
-    run = tmp_path / "run"
-    with Job(run, "train") as first:
-        first.wait_for("saved 1")
-        with CheckpointManager(run, keep=1) as second:
+    with Job("one_job", tmp_path, "train", "plain") as first:
+        pid = first.wait_for("saved")
+        with CheckpointManager(first.run, keep=1) as second:
             assert second.resume(blank()) == 1, "reading is not saving"
-            with pytest.raises(
-                AbortedError, match=rf"process {first.pid} on .+, which was last heard of .+ ago"
-            ) as error:
+            with pytest.raises(AbortedError, match=rf"process {pid} on .+, which was last heard of .+ ago") as error:
                 second.save(2, state_at(2))
             assert os.uname().nodename in str(error.value)
             first.kill()
             second.save(2, state_at(2))
-    assert complete(run) == ["step-2"]
+    assert complete(first.run) == ["step-2"]
 
 
 # -- clocks ----------------------------------------------------------------------------------------------------------

@@ -3,46 +3,17 @@
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.cli import preloaded
 from tests.dcp.helpers import needs_gloo
 from tests.polling import wait_until
 
+from .jobs import Job
 from .runs import complete, resumed
 
 pytestmark = [pytest.mark.slow, needs_gloo]
-
-
-class Job:
-    """The job and what it says; its processes are a group."""
-
-    def __init__(self, folder: Path, *how: str) -> None:
-        self.run, self.said = folder / "run", folder / "said"
-        self.said.touch()
-        self.errors = (folder / "errors").open("w+b")
-        code = "import runpy; runpy.run_module('tests.manager.saving_job', run_name='__main__', alter_sys=True)"
-        self.process = preloaded.start(
-            ["-c", code, self.run, self.said, *how],
-            (0, 1, self.errors.fileno()),
-            environment=os.environ | {"MASTER_ADDR": "127.0.0.1"},
-        )
-
-    def wait_for(self, text: str) -> int:
-        """The process that said it."""
-        wait_until(lambda: text in self.said.read_text() or self.process.poll() is not None)
-        return int(self.said.read_text().partition(text)[2].split()[0])
-
-    def tell(self, *signals: int) -> None:
-        for number in signals:
-            os.killpg(self.process.pid, number)
-
-    def ends(self) -> None:
-        wait_until(lambda: self.process.poll() is not None)
-        assert self.process.returncode == 0, os.pread(self.errors.fileno(), 2**16, 0).decode()[-2000:]
 
 
 def wait_for_the_end(process: int) -> None:
@@ -53,12 +24,8 @@ def wait_for_the_end(process: int) -> None:
 
 @pytest.fixture
 def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
-    made = Job(tmp_path, *getattr(request, "param", ()))
-    yield made
-    with suppress(ProcessLookupError):
-        made.tell(signal.SIGKILL)
-    made.process.wait()
-    made.errors.close()
+    with Job("saving_job", tmp_path, *getattr(request, "param", ())) as made:
+        yield made
 
 
 @pytest.mark.parametrize("when", ["training", "saving 1"], ids=["while that process starts", "while it saves"])

@@ -123,7 +123,7 @@ def test_a_folder_comes_back_file_by_file(tmp_path, suffix, options):
     state = hub(tmp_path / "hub", suffix)
     pack(tmp_path / "hub", tmp_path / "packed", **options)
     states.assert_same(packed(tmp_path / "packed"), state)
-    unpack(tmp_path / "packed", tmp_path / "back")
+    assert unpack(tmp_path / "packed", tmp_path / "back").restored
     assert states.digests(tmp_path / "back") == states.digests(tmp_path / "hub")
 
 
