@@ -13,7 +13,7 @@ from streamxf.budget import MAX_EXPANSION, Budget
 from streamxf.cached import cached_property
 from streamxf.checkpoint.access import Access, Codecs, Names, Require, SaveIds
 from streamxf.checkpoint.elements import Array, Elements, itemsize_of, unsigned
-from streamxf.checkpoint.metadata import Metadata, merged, metadata_files, no_file, read_metadata
+from streamxf.checkpoint.metadata import Metadata, merge_ranks, metadata_files, no_file, read_metadata
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.checkpoint.reading import Box, BoxReader, cut, empty_array
 from streamxf.errors import ContainerError, ParameterError, UnsupportedError, located
@@ -120,7 +120,7 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
         self.framework = framework
         self.metadata = tuple(metadata)
         self._of_file = {file: each for each in self.metadata for file in each.named()}
-        self.stored: Mapping[str, Item] = MappingProxyType(merged(self.metadata))
+        self.stored: Mapping[str, Item] = MappingProxyType(merge_ranks(self.metadata))
         self._openers: dict[str, ItemOpener] = {}
         self._files = OpenFiles(storage.open, near=storage.near)
         self._last: tuple[ItemPart, Elements] | None = None

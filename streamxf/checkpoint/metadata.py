@@ -341,7 +341,7 @@ _Each = tuple[int | None, Item]
 
 
 @collector_paused()
-def merged(files: Sequence[Metadata]) -> Mapping[str, Item]:
+def merge_ranks(files: Sequence[Metadata]) -> Mapping[str, Item]:
     """All items by name: shards of one tensor become one item. What several ranks have under one name, and is not that,
     has a key with the rank behind that name, but for that of the lowest rank.
     """
@@ -353,7 +353,7 @@ def merged(files: Sequence[Metadata]) -> Mapping[str, Item]:
             found.setdefault(name, []).append((file.rank, item))
     items: dict[str, Item] = {}
     for name, each in found.items():
-        for level, (rank, item) in enumerate(_levels(each)):
+        for level, (rank, item) in enumerate(_layers(each)):
             label = f"{name} (rank {rank})" if level else name
             while level and label in found:
                 label += "'"
@@ -361,11 +361,11 @@ def merged(files: Sequence[Metadata]) -> Mapping[str, Item]:
     return items
 
 
-def _levels(each: list[_Each]) -> list[_Each]:
+def _layers(each: list[_Each]) -> list[_Each]:
     """What ranks have under one name, as few items as that makes."""
     if len(each) == 1:
         return each
-    if (joined := _joined([item for _, item in each])) is not None:
+    if (joined := _join_shards([item for _, item in each])) is not None:
         return [(each[0][0], joined)]
     levels: list[_Each] = []
     seen: Counter[tuple[int, ...]] = Counter()  # shards that were there before
@@ -375,7 +375,7 @@ def _levels(each: list[_Each]) -> list[_Each]:
         seen.update(offsets or [()])
         while level < len(levels):
             lowest, other = levels[level]
-            if (joined := _joined([other, item])) is not None:
+            if (joined := _join_shards([other, item])) is not None:
                 levels[level] = lowest, joined
                 break
             level += 1
@@ -384,16 +384,16 @@ def _levels(each: list[_Each]) -> list[_Each]:
     return levels
 
 
-def _joined(items: Sequence[Item]) -> TensorItem | None:
+def _join_shards(items: Sequence[Item]) -> TensorItem | None:
     """The tensor whose shards these are; None if they are not, or overlap."""
-    made = united(items)
+    made = merge_copies(items)
     if not isinstance(made, TensorItem):
         return None
     chunks = tuple(chunk for item in items if isinstance(item, TensorItem) for chunk in item.chunks)
     return None if overlap(made.shape, [chunk[:2] for chunk in chunks]) else replace(made, chunks=chunks)
 
 
-def united(items: Sequence[Item]) -> Item | None:
+def merge_copies(items: Sequence[Item]) -> Item | None:
     """What ranks have under one name as one item, with each shard once; None if they contradict each other."""
     first, chunks, seen = items[0], list[Chunk](), set[tuple[Any, ...]]()
     if isinstance(first, ObjectItem):

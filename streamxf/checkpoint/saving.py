@@ -1,4 +1,4 @@
-"""`Save`: one save by one process; what its data passes, where it goes, and whether it can fit there."""
+"""`Save`: the settings and state of one process's part in a save: its chain, its destination, whether it fits there."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _ADVICE: dict[int | None, str] = {
 
 @dataclass(frozen=True)
 class Extensions:
-    """What the data passes on save: foreign extensions as streams, then the codecs of the chain as blocks."""
+    """What the data of a save passes: torch's stream transforms, then the codecs of the chain, block by block."""
 
     foreign: tuple[Any, ...]  # torch's stream extensions, which have get_descriptor and transform_to
     chain: Chain

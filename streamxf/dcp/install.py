@@ -220,7 +220,7 @@ class Installation:
         extensions: Sequence[Any] | Chain = list(given.pop("_extensions", None) or ())
         if not any(isinstance(extension, Codec) for extension in extensions):
             if len(extensions) and self.chain is not None and self.chain.raw:
-                raise ChainError("the writer was given stream extensions, behind which no tensor is raw")
+                raise ChainError("chain='raw' cannot be combined with stream extensions, which change the stored bytes")
             extensions = [*extensions, *(self.chain or ())] if len(extensions) else self.chain or ()
         return {**self._writer, **given, "_extensions": extensions}
 

@@ -60,7 +60,9 @@ class ManagedCheckpoint(*_BASES):  # type: ignore[misc]
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if any(base.__name__ == "AsyncCheckpointIO" for base in type(trainer.strategy.checkpoint_io).__mro__):
-            raise ParameterError("a save of AsyncCheckpointIO ends later than the Trainer says, so leave it out")
+            raise ParameterError(
+                "AsyncCheckpointIO is still writing when the Trainer says that a save is done: remove it"
+            )
         self._sigterm = signal.getsignal(signal.SIGTERM)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:

@@ -242,9 +242,9 @@ def _fit(
     thorough: bool = True,
     **how: bool,
 ) -> Iterator[tuple[Record, Verify]]:
-    """Those without an obstacle, and how to check each. The others, with reasons, come to those `skipped`; `how` is for
-    `RunState.obstacle`, whose error is raised. A sample of little is all of it if the search is `thorough`, and so is
-    one of what a reader has found damage in.
+    """Yield each candidate without an obstacle, and the check that it needs; `skipped` gets the others, with reasons.
+    `how` is for `RunState.obstacle`, whose error is raised. A sample of little is all of it if the search is
+    `thorough`, and so is one of what a reader has found damage in.
     """
     suspected = suspects(run.storage)
     for record in records:

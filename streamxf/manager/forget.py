@@ -142,7 +142,7 @@ def recorded_rules(run: Run, *, dry_run: bool) -> Retention:
     """Those of the job, as the newest checkpoint that counts has them."""
     if not (dry_run or run.authority.strict):
         raise ParameterError(
-            "without keys anybody can have written the rules in a checkpoint: give rules, or dry_run=True"
+            "rules recorded in a checkpoint are not trusted without keys: pass keep=, keys= or dry_run=True"
         )
     for record in reversed(read_named(run).records):
         now = run.record(record.name) if record.counts and not record.abandoned else None

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from streamxf.errors import escaped
-from streamxf.storage.fetch import is_asynchronous, made, status_of
+from streamxf.storage.fetch import is_asynchronous, make_request, status_of
 from streamxf.storage.files import draft_of
 
 ABSENT = ""  # the stamp of an object that is not there
@@ -171,7 +171,7 @@ def put_over(filesystem: Any, path: str, data: bytes, stamp: str) -> None:
         filesystem.pipe_file(path, data)
         return
     # if the answer to an attempt was lost, the next one was refused on account of the first
-    if refused is not None and made(filesystem, lambda: _read(filesystem, path)) != data:
+    if refused is not None and make_request(filesystem, lambda: _read(filesystem, path)) != data:
         raise ReplacedMeanwhile from refused
 
 
@@ -208,7 +208,7 @@ def _heeded(filesystem: Any, path: str) -> dict[str, bool]:
 def _refused(filesystem: Any, store: Conditions, data: bytes, stamp: str) -> Exception | None:
     """Put it on the condition; what the store says if that was not met."""
     try:
-        made(filesystem, lambda: store.put_over(data, stamp))
+        make_request(filesystem, lambda: store.put_over(data, stamp))
     except Exception as error:  # of whatever class: each client has its own
         if _code_of(error) in _REPLACED or isinstance(error, FileExistsError):
             return error
@@ -218,7 +218,7 @@ def _refused(filesystem: Any, store: Conditions, data: bytes, stamp: str) -> Exc
 
 def _stamp(filesystem: Any, store: Conditions) -> str:
     try:
-        return made(filesystem, store.stamp)
+        return make_request(filesystem, store.stamp)
     except FileNotFoundError:
         return ABSENT
 

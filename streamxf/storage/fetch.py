@@ -84,7 +84,7 @@ def finalize_apart(call: Callable[..., object], *given: Any) -> None:
         call(*given)
 
 
-def begun(filesystem: Any, request: Callable[[], Awaitable[T]]) -> Future[T]:
+def start_request(filesystem: Any, request: Callable[[], Awaitable[T]]) -> Future[T]:
     """Have a request made, and repeated after errors that may pass; any number may be under way. Raises AbortedError in
     a forked child, which has none of the thread and the connections that the file system uses, and where a finalizer
     would wait for ever.
@@ -100,9 +100,9 @@ def begun(filesystem: Any, request: Callable[[], Awaitable[T]]) -> Future[T]:
     return asyncio.run_coroutine_threadsafe(_repeated(request), loop)
 
 
-def made(filesystem: Any, request: Callable[[], Awaitable[T]]) -> T:
+def make_request(filesystem: Any, request: Callable[[], Awaitable[T]]) -> T:
     """The same, and wait for its answer."""
-    future = begun(filesystem, request)
+    future = start_request(filesystem, request)
     try:
         return future.result()
     except BaseException:
@@ -180,7 +180,7 @@ def requests_to(filesystem: Any, path: str, label: str, size: int) -> Request:
         data = part_of(await filesystem._cat_file(path, start=start, end=stop), start, stop, size, label)
         return _exactly(stop - start, data, label)
 
-    return lambda start, stop: begun(filesystem, partial(fetch, start, stop))
+    return lambda start, stop: start_request(filesystem, partial(fetch, start, stop))
 
 
 def part_of(data: bytes, start: int, stop: int, size: int | None, label: str) -> bytes:

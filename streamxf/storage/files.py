@@ -26,7 +26,7 @@ from streamxf.errors import ParameterError, add_note
 MOST = 1_000_000  # names; no checkpoint has as many files
 DEEPEST = 64  # folders in folders, each of which takes a descriptor while it is walked
 
-TO_NOTHING = "this is a link to something that is not there; remove it, or name another target"
+TO_NOTHING = "dangling symbolic link: remove it, or choose another target"
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 ENTER = getattr(os, "O_PATH", 0) | FOLDER  # which need not be readable
@@ -180,7 +180,7 @@ def held_at(path: str) -> int:
         return 0
 
 
-def aim(path: str | os.PathLike[str]) -> Path:
+def resolve_target(path: str | os.PathLike[str]) -> Path:
     """Where something at `path` is replaced: what a link leads to. Raises FileExistsError if that is not there, since
     whoever made the link would choose where a new file comes to be.
     """
@@ -341,7 +341,7 @@ class Draft(AbstractContextManager[SyncedFile]):
     def _drop(self, error: BaseException) -> None:
         if isinstance(error, OSError) and error.filename == (None if error.errno == errno.ENOSPC else self._draft):
             error.filename = self._path
-        with noted(error, self._draft), suppress(FileNotFoundError):
+        with drop_draft_after(error, self._draft), suppress(FileNotFoundError):
             os.unlink(self._draft, dir_fd=self._folder)
 
 
@@ -350,7 +350,7 @@ def replacing(path: str) -> Draft | io.FileIO:
     FileExistsError if that is missing. What is no regular file (a device, a named pipe) cannot be replaced, and is
     written to directly.
     """
-    target = aim(path)
+    target = resolve_target(path)
     if target.exists() and not target.is_file():
         return open(target, "wb", buffering=0)
     return Draft(str(target.parent), target.name, like=target.exists(), hidden=True)
@@ -371,7 +371,7 @@ def _link(folder: int, draft: str, name: str) -> None:
 
 
 @contextmanager
-def noted(error: BaseException, draft: str | os.PathLike[str]) -> Iterator[None]:
+def drop_draft_after(error: BaseException, draft: str | os.PathLike[str]) -> Iterator[None]:
     """Remove a draft after `error`, which is what people need first; that this fails, too, is a note."""
     try:
         yield

@@ -15,7 +15,7 @@ from typing_extensions import Buffer
 
 from streamxf.buffers import flat_view
 from streamxf.errors import add_note
-from streamxf.storage.fetch import begun, finalize_apart, is_asynchronous, made
+from streamxf.storage.fetch import finalize_apart, is_asynchronous, make_request, start_request
 
 PART_BYTES = 8 * 2**20
 _UNDER_WAY = 4  # parts; each takes its bytes of memory, as does the one that is being filled
@@ -163,14 +163,14 @@ class Upload:
 
     def _send(self) -> None:
         if not self._begun:
-            made(self._filesystem, self._multipart.begin)
+            make_request(self._filesystem, self._multipart.begin)
             self._begun = True
         while len(self._under_way) >= (_UNDER_WAY if self._longer == 1 else 1):
             self._take()
         self._number += 1
         number, data = self._number, self._part
         self._part = bytearray()
-        self._under_way.append(begun(self._filesystem, lambda: self._multipart.part(number, data)))
+        self._under_way.append(start_request(self._filesystem, lambda: self._multipart.part(number, data)))
 
     def _take(self) -> None:
         self._parts.append(self._under_way.popleft().result())
@@ -178,20 +178,20 @@ class Upload:
     def _complete(self) -> None:
         data = self._part
         if not self._begun:
-            made(self._filesystem, lambda: self._multipart.put(data))
+            make_request(self._filesystem, lambda: self._multipart.put(data))
             return
         if data:
             self._send()
         while self._under_way:
             self._take()
-        made(self._filesystem, lambda: self._multipart.complete(self._parts))
+        make_request(self._filesystem, lambda: self._multipart.complete(self._parts))
 
     def _abort(self, error: BaseException) -> None:
         wait(self._under_way)  # a part that arrives after the upload was aborted may be kept all the same
         if not self._begun:
             return
         try:
-            made(self._filesystem, self._multipart.abort)
+            make_request(self._filesystem, self._multipart.abort)
         except Exception as reason:  # a store that does not answer; it must not hide what went wrong before
             add_note(error, _kept(reason))
 

@@ -20,8 +20,8 @@ from streamxf.errors import ParameterError, UnsupportedError, redacted
 from streamxf.storage import fetch
 from streamxf.storage.abilities import REFUSED, Abilities, of_client
 from streamxf.storage.conditions import can_condition, put_over, stamp_of, tried
-from streamxf.storage.fetch import answers, begun, is_asynchronous, part_of
-from streamxf.storage.files import check_component, draft_of, noted
+from streamxf.storage.fetch import answers, is_asynchronous, part_of, start_request
+from streamxf.storage.files import check_component, draft_of, drop_draft_after
 from streamxf.storage.multipart import PendingUpload, creating, pending_uploads
 from streamxf.storage.reading import StoredFile, access_to, size_of
 from streamxf.storage.storage import Check, Kind, Storage, StorageEntry
@@ -198,7 +198,7 @@ class RemoteStorage(Storage):
         place, filesystem = self.path_of(path), self.filesystem
         try:
             if self._fetches:
-                return bytes(fetch.made(filesystem, lambda: filesystem._cat_file(place, start=start, end=stop)))
+                return bytes(fetch.make_request(filesystem, lambda: filesystem._cat_file(place, start=start, end=stop)))
             if not fetch.is_asynchronous(filesystem):
                 return bytes(filesystem.cat_file(place, start=start, end=stop))
             with closing(filesystem.open(place, "rb")) as raw:
@@ -216,7 +216,7 @@ class RemoteStorage(Storage):
         filesystem = self.filesystem
         if not self.abilities.flat or not self._fetches:
             return super().fetch(path, start, stop)
-        return fetch.begun(filesystem, lambda: filesystem._cat_file(self.path_of(path), start=start, end=stop))
+        return fetch.start_request(filesystem, lambda: filesystem._cat_file(self.path_of(path), start=start, end=stop))
 
     def put(self, path: str, data: bytes, *, make: bool = False, **how: Any) -> None:
         if make and not self.abilities.flat:
@@ -259,7 +259,7 @@ class RemoteStorage(Storage):
             else:
                 self.filesystem.cp_file(draft, target), self.filesystem.rm_file(draft)
         except BaseException as error:
-            with noted(error, draft):
+            with drop_draft_after(error, draft):
                 if self.filesystem.exists(draft):
                     self.filesystem.rm_file(draft)
             raise
@@ -325,7 +325,9 @@ class RemoteStorage(Storage):
     def _remove_folder(self, place: str) -> None:
         filesystem = self.filesystem
         if fetch.is_asynchronous(filesystem) and hasattr(filesystem, "_rmdir"):
-            fetch.made(filesystem, lambda: filesystem._rmdir(place))  # sshfs inherits an `rmdir` that does nothing
+            fetch.make_request(
+                filesystem, lambda: filesystem._rmdir(place)
+            )  # sshfs inherits an `rmdir` that does nothing
         else:
             filesystem.rmdir(place)
 
@@ -399,12 +401,12 @@ def remove_files(filesystem: Any, paths: Iterable[str]) -> Failed:
         keys = tuple(paths)
         parts = [keys[at : at + _BATCH] for at in range(0, len(keys), _BATCH)]
         for part, outcome in fetch.answers(
-            parts, lambda part: fetch.begun(filesystem, partial(_remove_batch, filesystem, part))
+            parts, lambda part: fetch.start_request(filesystem, partial(_remove_batch, filesystem, part))
         ):
             failed |= dict.fromkeys(part, outcome) if isinstance(outcome, Exception) else outcome
     else:
         for path, found in fetch.answers(
-            paths, lambda path: fetch.begun(filesystem, partial(_remove_one, filesystem, path))
+            paths, lambda path: fetch.start_request(filesystem, partial(_remove_one, filesystem, path))
         ):
             failed |= {path: found} if isinstance(found, Exception) else {}
     return failed
@@ -462,7 +464,7 @@ class WebStorage(RemoteStorage):
 
     def _asked(self, path: str) -> Future[Mapping[str, Any]]:
         if is_asynchronous(self.filesystem):
-            return begun(self.filesystem, partial(self._answer, self.path_of(path)))
+            return start_request(self.filesystem, partial(self._answer, self.path_of(path)))
         done: Future[Mapping[str, Any]] = Future()
         done.set_result(super()._facts(path))
         return done
@@ -483,7 +485,7 @@ class WebStorage(RemoteStorage):
         """The names on the page of a folder; those of folders end in ``/``."""
         place = f"{self.path_of(path).rstrip('/')}/"
         ask = partial(self.filesystem._ls if self._fetches else self.filesystem.ls, place, detail=False)
-        links = fetch.made(self.filesystem, ask) if self._fetches else ask()
+        links = fetch.make_request(self.filesystem, ask) if self._fetches else ask()
         found = {unquote(link.removeprefix(place)) for link in links}
         return sorted(name for name in found if name.strip("/.") and "/" not in name[:-1] and not {*"?#"} & {*name})
 

@@ -121,7 +121,7 @@ class Fleet:
             share.finish()
 
         opens = [reader.part({name: items[at] for name, items in part.items()}) for at, reader in enumerate(readers)]
-        self.submit(done, _there, opens, [self.terms(reader.access) for reader in readers], call, args)
+        self.submit(done, _in_worker, opens, [self.terms(reader.access) for reader in readers], call, args)
 
     def check_here(self, call: Callable[..., Any], *args: Any, doubt: str, agrees: Callable[[Any], bool]) -> Any:
         """Make a call again that leaves a `doubt`, which is `missed` unless that `agrees`; returns what it gives."""
@@ -264,7 +264,7 @@ def by_tensors(
             fleet.read(readers, part, Share(progress, _size(part)), take, call, *args)
 
 
-def _there(
+def _in_worker(
     opens: Sequence[Callable[[Access], BoxReader]], terms: Sequence[Terms], call: Callable[..., Any], args: Any
 ) -> tuple[Any, ...]:
     """A worker's task: the call's result, and what was asked of each budget."""

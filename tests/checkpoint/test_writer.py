@@ -341,7 +341,7 @@ def test_what_stands_in_the_place_of_the_folder_is_named(tmp_path: Path, there: 
     (tmp_path / "link").symlink_to(tmp_path / "target")
     if there:
         (tmp_path / "target").touch()
-    text = "this is a file, and" if there else "this is a link to something that is not there"
+    text = "this is a file, and" if there else "dangling symbolic link"
     with pytest.raises(NotADirectoryError, match=text):
         CheckpointWriter(tmp_path / "link")
 

@@ -18,7 +18,7 @@ from streamxf import CheckpointManager, CheckpointWriter, FsspecWriter
 from streamxf.errors import AbortedError
 from streamxf.manager.holds import active_holds
 from streamxf.places import open_storage
-from streamxf.storage.fetch import made
+from streamxf.storage.fetch import make_request
 from streamxf.storage.multipart import pending_uploads
 from tests.cli import preloaded
 from tests.dcp.s3_server import storage as s3_options
@@ -104,7 +104,7 @@ def test_a_request_is_not_waited_for_in_the_thread_that_makes_it() -> None:
         pass
 
     async def ask() -> None:
-        made(filesystem, request)
+        make_request(filesystem, request)
 
     with pytest.raises(AbortedError, match="cannot wait"):
         asyncio.run_coroutine_threadsafe(ask(), filesystem.loop).result(60)

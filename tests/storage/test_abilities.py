@@ -330,7 +330,7 @@ def test_the_first_put_shows_whether_a_store_heeds_conditions(
             puts.append(self.path)
             objects[self.path] = data
 
-    monkeypatch.setattr(conditions, "made", lambda _, call: call())
+    monkeypatch.setattr(conditions, "make_request", lambda _, call: call())
     monkeypatch.setattr(conditions, "can_condition", lambda _: True)
     monkeypatch.setattr(conditions, "conditions_of", lambda _, path: Store(path))
     monkeypatch.setattr(filesystem, "pipe_file", lambda path, data: objects.update({path: data}))

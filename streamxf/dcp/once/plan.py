@@ -139,7 +139,7 @@ def assign(
             owners = tuple(rank for rank in members if rank not in keyless)
             if not owners:
                 name, whom = found[0][0].shard.name, some(map(str, members), most=8)
-                raise KeyMissingError(f"ranks {whom} have no keys, and none that reads for them needs this", item=name)
+                raise KeyMissingError(f"ranks {whom} cannot decrypt this, and no rank with a key loads it", item=name)
             most = 0 if len(members) == 1 else unit
             units += [(owner, members, parts) for owner, parts in _owned(found, owners, hosts, loads, most)]
     if not keyless and saved < max(

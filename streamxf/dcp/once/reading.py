@@ -153,7 +153,9 @@ def _shares(
     alone = [0.0] * len(plans)
     for rank, key, stored in asked:
         if rank in keyless and key not in shards:
-            raise KeyMissingError(f"rank {rank} has no keys, and no other rank can read this for it", item=key[0])
+            raise KeyMissingError(
+                f"rank {rank} cannot decrypt this, and no rank with a key can read it for it", item=key[0]
+            )
         alone[rank] += stored if key not in shards else 0
     block = 1
     if shards:

@@ -186,7 +186,7 @@ class _Writing:
             for number, parts in left.items():
                 items = {name: (item,) for name, item in resumable.items_in(number).items()}
                 share = Share(resumable.save.progress, planned_bytes(parts))
-                task = _write_there, conversion.read, resumable.write_apart(number), fleet.chain
+                task = _write_in_worker, conversion.read, resumable.write_apart(number), fleet.chain
                 assert conversion.reader is not None
                 fleet.read([conversion.reader], items, share, self._told.append, *task)
         resumable.find_finished([name for name, _ in self._told])
@@ -210,7 +210,7 @@ class _Writing:
             raise
 
 
-def _write_there(
+def _write_in_worker(
     readers: Sequence[BoxReader], items: Items, _: None, read: Any, write: Any, chain: Any
 ) -> tuple[str, int]:
     """A worker's task: write a data file. Its name, and the items' bytes."""

@@ -32,7 +32,7 @@ from streamxf.reading import (
     StreamReader,
     TensorItem,
 )
-from streamxf.storage.files import SyncedFile, aim, missing_folders, sync_folder, sync_names_of
+from streamxf.storage.files import SyncedFile, missing_folders, resolve_target, sync_folder, sync_names_of
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.reading import access_to
 from streamxf.stream import open as open_plain
@@ -185,7 +185,7 @@ def unpack(
             kinds = {"skip_objects": skip_objects, "model": model}
             plan = fresh(reader, wanted, place.name, only, prefix, shard_size, manifest=manifest, **kinds)
         if isinstance(place, LocalStorage):
-            _write_local(aim(place.path), plan, reader, overwrite, progress)
+            _write_local(resolve_target(place.path), plan, reader, overwrite, progress)
         else:
             if not overwrite:
                 refuse_existing(place)
@@ -234,7 +234,7 @@ def open_model(storage: Storage, access: Access) -> BoxReader:
 def refuse_existing(target: Storage) -> None:
     """Raise FileExistsError if something is at `target`; an empty folder does not count."""
     if isinstance(target, LocalStorage):
-        path = aim(target.path)
+        path = resolve_target(target.path)
         found = os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir()))
     else:
         found = target.exists() and not (target.is_folder() and not target.names())

@@ -19,7 +19,7 @@ from streamxf import errors
 from streamxf.budget import check_whole, held_bytes, most
 from streamxf.cached import cached_property
 from streamxf.checkpoint.access import UNKNOWN_RANKS
-from streamxf.checkpoint.metadata import no_file, no_metadata, unfinished, united
+from streamxf.checkpoint.metadata import merge_copies, no_file, no_metadata, unfinished
 from streamxf.checkpoint.opening import ItemOpener
 from streamxf.descriptor import ENCRYPT, parse_parameters
 from streamxf.format.header import Header, Identity
@@ -117,7 +117,7 @@ class DamagedCheckpoint:
                 if item.path is not None:
                     self.paths[item.name] = item.path
         kept = ((name, items) for name, items in found.items() if name not in refused)
-        made = {name: united(items) if len(items) > 1 else items[0] for name, items in kept}
+        made = {name: merge_copies(items) if len(items) > 1 else items[0] for name, items in kept}
         for name in (name for name, item in made.items() if item is None):
             error = errors.MetadataError("the metadata of two ranks contradict each other about it: choose one (rank)")
             self.damaged.append(Damage.of(error, name))

@@ -194,7 +194,7 @@ class AnyCheck(ABC):
 
     def submit(self, fleet: Fleet) -> None:
         """Have a fleet make it."""
-        there = _check_there, type(self), self.storage, fleet.terms(self.call.access), self.findings.file
+        there = _check_in_worker, type(self), self.storage, fleet.terms(self.call.access), self.findings.file
         for args in self.parts():
             take = partial(self._take, partial(fleet.check_here, *there, *args))
             fleet.submit(take, *there, *args)
@@ -212,7 +212,7 @@ class AnyCheck(ABC):
             (self.share or Share.announced(self.call.progress, found.bytes_read)).advance(found.bytes_read)
 
 
-def _check_there(kind: Callable[..., AnyCheck], storage: Storage, terms: Terms, *args: Any) -> Findings:
+def _check_in_worker(kind: Callable[..., AnyCheck], storage: Storage, terms: Terms, *args: Any) -> Findings:
     """A worker's task; raises as the check and `terms`."""
     check = kind(Verification(storage, terms(), None), *args)
     check.run()

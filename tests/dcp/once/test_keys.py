@@ -33,8 +33,8 @@ def test_what_nobody_with_keys_needs_is_an_error_on_all_ranks(tmp_path: Path) ->
     assert KEY.id in alone[0]
     assert "one rank loads alone" in alone[0]
     texts = {
-        "its own tensor": "ranks 1 have no keys, and none that reads for them needs this",
-        "its own object": "ranks 1 have no keys, and none that reads for them needs this",
+        "its own tensor": "ranks 1 cannot decrypt this, and no rank with a key loads it",
+        "its own object": "ranks 1 cannot decrypt this, and no rank with a key loads it",
         "nobody has keys": f"encrypted for key id {KEY.id}",
         "coordinator and objects": "the coordinator needs keys, too",
         "rank 3 has each": "ranks without read='once'",
