@@ -494,7 +494,7 @@ def test_the_crc_of_a_payload_is_compared_whatever_its_length(size: int) -> None
         for bit in range(0, 32, 5):
             wrong = (crc ^ 1 << bit).to_bytes(4, "little")
             assert kernel_decodes_checked(payload + wrong, len(block)) is None
-        for at in random.Random(more).sample(range(len(payload)), 20):
+        for at in random.Random(more).sample(range(len(payload)), 6):
             altered = bytearray(payload)
             altered[at] ^= 1
             assert kernel_decodes_checked(bytes(altered) + crc.to_bytes(4, "little"), len(block)) is None

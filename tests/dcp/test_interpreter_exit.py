@@ -11,12 +11,16 @@ import streamxf
 from tests.cli import preloaded
 from tests.dcp.helpers import needs_gloo
 
-BY_THREAD = """
-import sys
+IMPORTS = """
+import os, sys, time
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 import streamxf
+"""
 
+BY_THREAD = """
 state = {"weights": torch.arange(16 * 2**20, dtype=torch.int32)}
 writer = streamxf.FileSystemWriter(sys.argv[1], _extensions=[streamxf.ZStandard(), streamxf.Checksum()])
 dcp.async_save(state, storage_writer=writer, no_dist=True)
@@ -25,48 +29,31 @@ if sys.argv[2:]:
 """
 
 BY_PROCESS = """
-import sys
-import torch
-import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
-import streamxf
-
-if __name__ == "__main__":
-    dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}.meeting", rank=0, world_size=1)
-    state = {"weights": torch.arange(16 * 2**20, dtype=torch.int32)}
-    writer = streamxf.FileSystemWriter(sys.argv[1], _extensions=[streamxf.ZStandard(), streamxf.Checksum()])
-    for planner in dcp.DefaultSavePlanner(), None:
-        if planner is not None:
-            planner.cannot_be_pickled = lambda: None
-        kind = AsyncCheckpointerType.PROCESS
-        dcp.async_save(state, storage_writer=writer, planner=planner, async_checkpointer_type=kind)
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}.meeting", rank=0, world_size=1)
+state = {"weights": torch.arange(16 * 2**20, dtype=torch.int32)}
+writer = streamxf.FileSystemWriter(sys.argv[1], _extensions=[streamxf.ZStandard(), streamxf.Checksum()])
+for planner in dcp.DefaultSavePlanner(), None:
+    if planner is not None:
+        planner.cannot_be_pickled = lambda: None
+    kind = AsyncCheckpointerType.PROCESS
+    dcp.async_save(state, storage_writer=writer, planner=planner, async_checkpointer_type=kind)
 """
 
 LEFT = """
-import os, sys, time
-from pathlib import Path
-import torch
-import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
-import streamxf
-
 def save(value, by=dcp.async_save, **options):
     state = {name: torch.arange(2**21) + value for name in "abcd"}
     writer = streamxf.FileSystemWriter(sys.argv[1], chain=[streamxf.ZStandard(level=9), streamxf.Checksum()])
     return by(state, storage_writer=writer, **options)
 
-if __name__ == "__main__":
-    dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}.meeting", rank=0, world_size=1)
-    save(1, dcp.save)
-    if sys.argv[2] != "before there is a process":
-        save(2, async_checkpointer_type=AsyncCheckpointerType.PROCESS).result()
-    before = set(os.listdir(sys.argv[1]))
-    save(3, async_checkpointer_type=AsyncCheckpointerType.PROCESS)
-    while sys.argv[2] == "while it writes" and not set(os.listdir(sys.argv[1])) - before:
-        time.sleep(0.001)
-    os._exit(7)
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}.meeting", rank=0, world_size=1)
+save(1, dcp.save)
+if sys.argv[2] != "before there is a process":
+    save(2, async_checkpointer_type=AsyncCheckpointerType.PROCESS).result()
+before = set(os.listdir(sys.argv[1]))
+save(3, async_checkpointer_type=AsyncCheckpointerType.PROCESS)
+while sys.argv[2] == "while it writes" and not set(os.listdir(sys.argv[1])) - before:
+    time.sleep(0.001)
+os._exit(7)
 """
 
 
@@ -74,7 +61,7 @@ def run(script: str, folder: Path, *arguments: str, code: int = 0) -> str:
     """Run a script to its end, and to that of all processes that it started; what they wrote to stderr."""
     reading, writing = os.pipe()
     with os.fdopen(reading) as told:
-        started = preloaded.start(["-c", script, folder / "checkpoint", *arguments], (0, 1, writing))
+        started = preloaded.start(["-c", IMPORTS + script, folder / "checkpoint", *arguments], (0, 1, writing))
         os.close(writing)
         said = told.read()
     assert started.wait() == code, said
@@ -84,7 +71,7 @@ def run(script: str, folder: Path, *arguments: str, code: int = 0) -> str:
 def test_async_save_outlives_the_script_and_one_that_fails_is_told_on_stderr(tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     taken.touch()
-    ended = preloaded.script(BY_THREAD, tmp_path / "checkpoint", taken)
+    ended = preloaded.script(IMPORTS + BY_THREAD, tmp_path / "checkpoint", taken)
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count("a save in the background failed: rank 0: ") == 1
     assert str(taken) in ended.stderr
