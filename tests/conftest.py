@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 
 import streamxf
 from tests import surroundings
-from tests.cli.command import Run, runner
+from tests.cli.command import Run
 from tests.dcp.s3_server import serving, weed
 from tests.durations import Durations
 from tests.exhaustive import Exhaustive
@@ -97,7 +97,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs ``streamxf`` with the arguments that it is given."""
-    return runner(capsys)
+    return Run(capsys)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The command ``streamxf``, run in this process: what it returns, and what it prints."""
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,15 +22,20 @@ class Done:
         return json.loads(self.out)
 
 
-Run = Callable[..., Done]
+class Run:
+    """Runs commands with their arguments."""
 
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
 
-def runner(capsys: pytest.CaptureFixture[str]) -> Run:
-    """A function that runs a command with its arguments."""
-
-    def run(*arguments: object) -> Done:
-        capsys.readouterr()
+    def __call__(self, *arguments: object) -> Done:
+        self._capsys.readouterr()
         code = main([str(argument) for argument in arguments])
-        return Done(code, *capsys.readouterr())
+        return Done(code, *self._capsys.readouterr())
 
-    return run
+    def exits(self, code: int, *arguments: object, out: str | None = None, err: str | None = None) -> Done:
+        """Run a command that must exit with `code`, and print `out` and `err` where these are given."""
+        done = self(*arguments)
+        wanted = Done(code, done.out if out is None else out, done.err if err is None else err)
+        assert done == wanted, (done, wanted)
+        return done

@@ -62,8 +62,7 @@ def test_an_object_is_what_torch_saves(path: Path) -> None:
     ],
 )
 def test_text_and_names_in_brackets(run: Run, path: Path, item: str, wanted: torch.Tensor) -> None:
-    done = run("cat", path, item, "--text")
-    assert (done.code, done.err) == (0, "")
+    done = run.exits(0, "cat", path, item, "--text", err="")
     rows = wanted.reshape(-1, wanted.shape[-1] if wanted.ndim else 1) if wanted.numel() else []
     assert done.out.splitlines() == [" ".join(map(str, row.tolist())) for row in rows]
 
@@ -91,8 +90,7 @@ def test_text_and_names_in_brackets(run: Run, path: Path, item: str, wanted: tor
     ],
 )
 def test_what_cannot_be_shown(run: Run, path: Path, arguments: list[str], says: str) -> None:
-    done = run("cat", path, *arguments)
-    assert (done.code, done.out) == (2, "")
+    done = run.exits(2, "cat", path, *arguments, out="")
     assert says in done.err
     assert str(path) in done.err
 
@@ -102,9 +100,7 @@ def test_only_blocks_that_hold_the_part_are_read(run: Run, path: Path) -> None:
         (place,) = checkpoint.stored["w"].places
     flip(path / place.file, place.at + place.size - 1000)  # in the last of its two blocks
     assert run("cat", path, "w[:5, 0]", "--text").code == 0
-    done = run("cat", path, "w[-1]", "--text")
-    assert (done.code, done.out) == (1, "")
-    assert "item w" in done.err
+    assert "item w" in run.exits(1, "cat", path, "w[-1]", "--text", out="").err
 
 
 def test_encrypted(run: Run, tmp_path: Path) -> None:
@@ -150,8 +146,7 @@ def test_damage_ends_text_with_an_error(run: Run, path: Path, monkeypatch: pytes
         (place,) = checkpoint.stored["w"].places
     flip(path / place.file, place.at + place.size - 1000)  # in the last of its two blocks
     monkeypatch.setattr(look, "_TEXT_STEP", 300)
-    done = run("cat", path, "w", "--text")
-    assert done.code == 1
+    done = run.exits(1, "cat", path, "w", "--text")
     assert len(done.err.splitlines()) == 1
     assert "item w, block 1" in done.err
     whole = "".join(f"{' '.join(map(str, row.tolist()))}\n" for row in STATE["w"].reshape(-1, 5))

@@ -21,17 +21,14 @@ def littered(plain: Path) -> Path:
 
 def test_a_dry_run_names_leftovers_and_removes_nothing(run: Run, littered: Path):
     for more in ([], ["--yes"]):
-        done = run("clean", littered, "--dry-run", *more)
-        assert (done.code, done.err) == (0, "")
+        done = run.exits(0, "clean", littered, "--dry-run", *more, err="")
         assert done.out == f"would remove 1 file, 3.0 MiB\nwould remove: {LEFTOVER}\n"
         assert (littered / LEFTOVER).exists()
 
 
 def test_nothing_is_removed_unasked(run: Run, littered: Path):
     for arguments in ([], ["--json"]):
-        done = run("clean", littered, *arguments)
-        assert done.code == 2
-        assert "--yes" in done.err
+        assert "--yes" in run.exits(2, "clean", littered, *arguments).err
         assert (littered / LEFTOVER).exists()
 
 
@@ -43,8 +40,7 @@ def test_nobody_is_asked_about_what_is_no_checkpoint(run: Run, tmp_path: Path):
 
 
 def test_yes_removes_them(run: Run, littered: Path):
-    done = run("clean", littered, "--yes", "--json")
-    assert done.code == 0
+    done = run.exits(0, "clean", littered, "--yes", "--json")
     assert done.json["removed"] == [LEFTOVER]
     assert done.json["bytes"] == 3 * 2**20
     assert not (littered / LEFTOVER).exists()
@@ -67,8 +63,7 @@ def test_what_cannot_be_removed_is_named(run: Run, littered: Path, monkeypatch: 
 
     monkeypatch.setattr(os, "remove", refuse)
     monkeypatch.setattr(os, "unlink", refuse)
-    done = run("clean", littered, "--yes")
-    assert done.code == 1
+    done = run.exits(1, "clean", littered, "--yes")
     assert f"not removed: {LEFTOVER}: " in done.out
     assert done.err == ""
 
@@ -76,9 +71,7 @@ def test_what_cannot_be_removed_is_named(run: Run, littered: Path, monkeypatch: 
 def test_where_a_checkpoint_is_not_whole_nothing_is_removed(run: Run, littered: Path):
     (data,) = (path for path in littered.glob("*.distcp") if path.name != LEFTOVER)
     data.unlink()
-    done = run("clean", littered, "--yes")
-    assert done.code == 1
-    assert "Nothing was removed" in done.err
+    assert "Nothing was removed" in run.exits(1, "clean", littered, "--yes").err
     assert (littered / LEFTOVER).exists()
 
 

@@ -85,8 +85,7 @@ def test_one_of_a_third_party(run: Run, install):
 def test_one_that_does_not_load_stops_nothing_and_exits_with_1(run: Run, install, source: str):
     install("good", GOOD, "[streamxf.codecs]\ngood.same = good_module:Same\n")
     install("broken", source, "[streamxf.codecs]\nbroken.codec = broken_module:Codec\n")
-    done = run("codecs")
-    assert done.code == 1
+    done = run.exits(1, "codecs")
     assert "good.same" in done.out
     (line,) = [line for line in done.out.splitlines() if line.startswith("does not load: ")]
     assert line.startswith("does not load: broken.codec: ")
@@ -96,8 +95,7 @@ def test_one_that_does_not_load_stops_nothing_and_exits_with_1(run: Run, install
 
 def test_a_key_provider_that_does_not_load(run: Run, install):
     install("vault", "raise RuntimeError('out of order')", "[streamxf.key_providers]\nvault = vault_module:make\n")
-    done = run("codecs", "--json")
-    assert done.code == 1
+    done = run.exits(1, "codecs", "--json")
     entry = by_name(done.json["key_providers"])["vault"]
     assert entry["from"] == ["vault==1.2"]
     assert "out of order" in entry["problem"]

@@ -35,8 +35,7 @@ def check(path: Path, keys: object = None) -> None:
 
 
 def test_pack_says_what_it_wrote(run: Run, file: Path, tmp_path: Path):
-    done = run("pack", file, tmp_path / "new", "--chain", "zstd+checksum")
-    assert (done.code, done.err) == (0, "")
+    done = run.exits(0, "pack", file, tmp_path / "new", "--chain", "zstd+checksum", err="")
     assert "wrote 6 items in 1 file" in done.out
     assert "chain zstd:level=3+checksum" in done.out
     check(tmp_path / "new")
@@ -76,8 +75,7 @@ def test_errors_speak_of_options(
     monkeypatch.chdir(tmp_path)
     save(dict(STATE), storage_writer=streamxf.FileSystemWriter("full"))
     Path("full.pt").touch()
-    done = run(*command)
-    assert done.code == 2
+    done = run.exits(2, *command)
     assert named in done.err
     assert not re.search(r"\((overwrite|only|prefix|in_place|recipients)|[a-z]_[a-z]", done.err)
 
@@ -89,9 +87,7 @@ def test_transcode_in_place(run: Run, plain: Path, key_file: Path, key: streamxf
     state = {"layer.weight": torch.zeros(60, 100), "step": 0}
     load(state, storage_reader=streamxf.FileSystemReader(plain, keys=key))
     assert torch.equal(state["layer.weight"], STATE["layer.weight"])
-    again = run("transcode", plain, "--in-place", "--key", f"file:{key_file}")
-    assert again.code == 2
-    assert "(--recipient)" in again.err
+    assert "(--recipient)" in run.exits(2, "transcode", plain, "--in-place", "--key", f"file:{key_file}").err
 
 
 @pytest.mark.slow
@@ -107,16 +103,14 @@ def test_an_interrupt_leaves_nothing_half_published_and_the_next_call_goes_on(ru
     assert "; finished data files, which stay: " in shown
     assert shown.endswith(" of 8; repeat it to resume\n")
     for known in (["verify", new], ["clean", new, "--yes"], ["inspect", new], ["recipients", new]):
-        found = run(*known)
-        assert found.code == 2
+        found = run.exits(2, *known)
         assert "there is no checkpoint here yet" in found.err
         assert "interrupted" in found.err
         assert "Repeat it to resume" in found.err
     finished = {path.name.removesuffix(".slip") for path in new.glob("*.slip")}
     assert {path.name for path in new.glob("*.distcp")} == finished
     assert not (new / ".metadata").exists()
-    again = run(*command, "--json")
-    assert again.code == 0
+    again = run.exits(0, *command, "--json")
     assert again.json["kept_files"] == len(finished)
     target = {name: torch.zeros(256, 1024) for name in state}
     load(target, storage_reader=streamxf.FileSystemReader(new))
@@ -145,8 +139,7 @@ def test_verify_and_clean_recognize_what_an_interrupt_in_place_left(run: Run, tm
     count = len(list(path.glob("*.slip")))
     said = f"interrupted: {count} of the data files left over"
     for known in (["verify", path], ["clean", path, "--dry-run"]):
-        found = run(*known)
-        assert found.code == 0
+        found = run.exits(0, *known)
         assert said in found.out
         assert "repeat it to resume" in found.out
     assert run("clean", path, "--yes").code == 0
@@ -169,8 +162,7 @@ def test_what_was_killed_once_it_was_published_is_not_interrupted(run: Run, tmp_
     assert done.returncode == -9
     assert list(path.glob("*.slip"))
     for known in (["verify", path], ["clean", path, "--dry-run"]):
-        found = run(*known)
-        assert found.code == 0
+        found = run.exits(0, *known)
         assert ".slip" in found.out
         assert "interrupted" not in found.out
     assert run("clean", path, "--yes").code == 0
@@ -184,8 +176,7 @@ def test_paths_may_hold_any_bytes(run: Run, plain: Path, tmp_path: Path):
     except OSError:
         pytest.skip("this file system takes no such name")
     target = tmp_path / os.fsdecode(b"new-\xfe")
-    done = run("transcode", source, target, "--chain", "zstd")
-    assert (done.code, done.err) == (0, "")
+    run.exits(0, "transcode", source, target, "--chain", "zstd", err="")
     assert f"checkpoint_id={str(target)!r}" in repr(FileSystemReader(target).read_metadata().storage_meta)
     for command in (["verify", target], ["diff", source, target], ["rename", target, "layer.*=l.*"]):
         assert run(*command).code == 0
@@ -200,15 +191,13 @@ def test_a_folder_on_the_command_line(run: Run, file: Path, tmp_path: Path):
     (hub / "1_Pooling").mkdir()
     (hub / "1_Pooling" / "config.json").write_text("{}")
     (hub / "zeros").symlink_to("/dev/zero")
-    done = run("pack", hub, tmp_path / "packed")
-    assert done.code == 0
+    done = run.exits(0, "pack", hub, tmp_path / "packed")
     assert "left out: zeros (a link, but not to a regular file)" in done.out
     assert run("unpack", tmp_path / "packed", tmp_path / "x.gguf").code == 2
     assert run("unpack", tmp_path / "packed", tmp_path / "back").code == 0
     assert (tmp_path / "back" / "1_Pooling" / "config.json").read_text() == "{}"
     (hub / "1_Pooling" / "config.json").write_text("[]")
-    found = run("diff", tmp_path / "packed", hub)
-    assert found.code == 1
+    found = run.exits(1, "diff", tmp_path / "packed", hub)
     assert "streamxf.source/1_Pooling/config.json" in found.out
     assert "not compared: " in found.out
 

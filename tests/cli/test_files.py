@@ -69,8 +69,7 @@ def test_cat_that_cannot_begin(run: Run, open_file: Path, sealed_file: Path, pla
         ([plain], "unpack"),
         ([plain / "nothing"], "there is no file or folder"),
     ):
-        done = run("cat", *arguments)
-        assert (done.code, done.out) == (2 if says != "not encrypted" else 1, "")
+        done = run.exits(2 if says != "not encrypted" else 1, "cat", *arguments, out="")
         assert says in done.err
     foreign = next(plain.glob("*.distcp"))  # of which nothing is damaged
     assert run("cat", foreign).code == 2
@@ -93,8 +92,7 @@ def test_cat_into_a_full_disk(open_file: Path):
 
 
 def test_inspect(run: Run, open_file: Path):
-    done = run("inspect", open_file)
-    assert (done.code, done.err) == (0, "")
+    done = run.exits(0, "inspect", open_file, err="")
     assert done.out.splitlines()[0].startswith(f"{open_file}: streamxf file, 1 file, ")
     assert "2.0 MiB decoded, " in done.out
     assert "32 blocks of 64.0 KiB through zstd+checksum" in done.out
@@ -113,8 +111,7 @@ def test_inspect_of_what_is_encrypted(run: Run, sealed_file: Path, key: Key, key
 
 
 def test_inspect_makes_no_page_of_a_file(run: Run, open_file: Path, tmp_path: Path):
-    done = run("inspect", open_file, "--html", tmp_path / "page.html")
-    assert done.code == 2
+    run.exits(2, "inspect", open_file, "--html", tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
 
 
@@ -125,8 +122,7 @@ def test_verify(run: Run, open_file: Path, sealed_file: Path, key_file: Path):
     assert run("verify", open_file).code == 0
     assert run("verify", sealed_file, "--key", f"file:{key_file}").code == 0
     flip(open_file)
-    done = run("verify", open_file)
-    assert done.code == 1
+    done = run.exits(1, "verify", open_file)
     assert f"{open_file.name}, block " in done.out
     assert "salvage" not in done.out
 

@@ -35,8 +35,7 @@ def hostile(tmp_path: Path) -> Path:
 
 
 def test_everything_at_a_glance(run: Run, layered: Path):
-    done = run("inspect", layered)
-    assert (done.code, done.err) == (0, "")
+    done = run.exits(0, "inspect", layered, err="")
     lines = [" ".join(line.split()) for line in done.out.splitlines()]
     assert lines[0].startswith(f"{layered}: streamxf, 2 files, ")
     assert "5 tensors, 80,384 elements" in lines
@@ -83,8 +82,7 @@ def test_every_item(run: Run, layered: Path):
 
 
 def test_an_encrypted_checkpoint_needs_no_key(run: Run, encrypted: Path, key_file: Path):
-    done = run("inspect", encrypted, "--json")
-    assert done.code == 0
+    done = run.exits(0, "inspect", encrypted, "--json")
     assert done.json["by_chain"][0]["descriptors"][-1] == "streamxf.encrypt/1"
     assert done.json["key_ids"][0].startswith("aeskw:")
     assert any("not authenticated" in note for note in done.json["notes"])
@@ -134,8 +132,7 @@ def test_nothing_is_cut_where_no_terminal_is(run: Run, tmp_path: Path):
 
 def test_the_page(run: Run, layered: Path, tmp_path: Path):
     file = tmp_path / "page.html"
-    done = run("inspect", layered, "--html", file)
-    assert done.code == 0
+    done = run.exits(0, "inspect", layered, "--html", file)
     assert done.out.endswith(f"the page is in {file}\n")
     assert Page.read(file).data["dtypes"] == ["float32", "bfloat16"]
     assert run("inspect", layered, "--html", file, "--json").json["tensors"] == 5  # over the older page
@@ -145,7 +142,5 @@ def test_the_page(run: Run, layered: Path, tmp_path: Path):
 def test_only_a_page_is_written_over(run: Run, layered: Path, tmp_path: Path, text: str):
     file = tmp_path / "model.safetensors"
     file.write_text(text)
-    done = run("inspect", layered, "--html", file)
-    assert done.code == 2
-    assert "not an HTML page" in done.err
+    assert "not an HTML page" in run.exits(2, "inspect", layered, "--html", file).err
     assert file.read_text() == text

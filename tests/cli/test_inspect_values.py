@@ -68,8 +68,7 @@ def values_of(run: Run, *arguments: object) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_values_of_any_format(run: Run, tmp_path: Path, kind: str):
     path = write(tmp_path / "x", kind)
-    done = run("inspect", path, "--values", "--items", "--json")
-    assert (done.code, done.err) == (0, "")
+    done = run.exits(0, "inspect", path, "--values", "--items", "--json", err="")
     nothing = {"not_numbers": [], "unreadable": {}, "unread": {}}
     assert done.json["flagged"] == {"with_nan": [BAD], "with_inf": [BAD], "all_zero": ["moment"], **nothing}
     found = {item["name"]: item["values"] for item in done.json["entries"]}
@@ -99,8 +98,7 @@ def test_a_checkpoint_without_all_its_files_is_damaged(run: Run, tmp_path: Path)
     assert run("inspect", path).code == 0
     for spoil in (lambda: os.truncate(file, file.stat().st_size - 1), file.unlink):
         spoil()
-        done = run("inspect", path)
-        assert done.code == 1
+        done = run.exits(1, "inspect", path)
         assert file.name in done.out
 
 
@@ -108,12 +106,10 @@ def test_without_the_option_nothing_is_read(run: Run, tmp_path: Path):
     path = write(tmp_path / "x", "streamxf")
     for file in path.glob("*.distcp"):
         file.write_bytes(bytes(file.stat().st_size))
-    done = run("inspect", path, "--items", "--json")
-    assert done.code == 0
+    done = run.exits(0, "inspect", path, "--items", "--json")
     assert "flagged" not in done.json
     assert "values" not in done.json["entries"][0]
-    damaged = run("inspect", path, "--values")
-    assert damaged.code == 1
+    damaged = run.exits(1, "inspect", path, "--values")
     assert "damage in 5 tensors" in damaged.out
     assert "next: `streamxf verify`" in damaged.out
 
@@ -197,9 +193,7 @@ def test_shards_do_not_matter(run: Run, tmp_path: Path):
 
 def test_what_is_encrypted_needs_its_key(run: Run, encrypted: Path, key_file: Path):
     assert run("inspect", encrypted).code == 0
-    done = run("inspect", encrypted, "--values")
-    assert done.code == 2
-    assert "is encrypted for key id" in done.err
+    assert "is encrypted for key id" in run.exits(2, "inspect", encrypted, "--values").err
     assert run("inspect", encrypted, "--values", "--key", f"file:{key_file}").code == 0
 
 
@@ -207,8 +201,7 @@ def test_tensors_without_numbers_are_skipped(run: Run, tmp_path: Path):
     state = {"a": torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8), "b": torch.ones(2)}
     state["c"] = torch.ones(3).as_subclass(Strange)
     save(state, storage_writer=streamxf.FileSystemWriter(tmp_path / "x"))
-    done = run("inspect", tmp_path / "x", "--values")
-    assert done.code == 0
+    done = run.exits(0, "inspect", tmp_path / "x", "--values")
     assert "2 tensors skipped: the elements are not numbers, or only torch can read them" in " ".join(done.out.split())
     assert run("inspect", tmp_path / "x", "--values", "--json").json["flagged"]["not_numbers"] == ["a", "c"]
 
@@ -242,21 +235,18 @@ def test_what_cannot_be_read_is_named_and_the_rest_counted(tmp_path: Path, execu
         assert values.nan == (BAD,)
         assert values.unknown == ()
         return
-    done = run("inspect", path, "--values", "--items", "--json")
-    assert (done.code, done.err) == (1, "")
+    done = run.exits(1, "inspect", path, "--values", "--items", "--json", err="")
     found = done.json["flagged"]
     assert found["with_nan"] == [BAD]
     assert found["not_numbers"] == []
     assert {*found["unreadable"]} == {*places}
     assert {each["name"] for each in done.json["entries"] if each["values"] is None} == {*places, "step"}
-    done = run("inspect", path, "--values")
-    assert done.code == 1
+    done = run.exits(1, "inspect", path, "--values")
     assert "only zeros in 1 tensor, damage in 2 tensors" in done.out
     notes = [line for line in done.out.splitlines() if line.startswith("note ")]
     assert [line.split()[1] for line in notes] == [*places]
     assert all(f"item {name}" in line for name, line in zip(places, notes, strict=True))
-    done = run("inspect", path, "--values", "--html", tmp_path / "page.html")
-    assert done.code == 1
+    done = run.exits(1, "inspect", path, "--values", "--html", tmp_path / "page.html")
     assert "half could not be read" in (tmp_path / "page.html").read_text()
 
 

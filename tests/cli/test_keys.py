@@ -14,8 +14,7 @@ from tests.cli.conftest import STATE
 
 
 def recipients_of(run: Run, path: Path, *options: object) -> list[str]:
-    done = run("recipients", path, "--json", *options)
-    assert done.code == 0, done.err
+    done = run.exits(0, "recipients", path, "--json", *options)
     return [recipient["id"] for recipient in done.json["whole"]]
 
 
@@ -44,8 +43,7 @@ def test_a_secret_key_is_written_for_its_owner_only_and_never_shown(run: Run, tm
     ],
 )
 def test_a_pair_goes_into_two_files(run: Run, tmp_path: Path, kind: str, secret: type, public: type):
-    done = run("keygen", tmp_path / "team.key", "--kind", kind, "--json")
-    assert done.code == 0
+    done = run.exits(0, "keygen", tmp_path / "team.key", "--kind", kind, "--json")
     whole, half = keys.read_key(done.json["secret"]), keys.read_key(done.json["public"])
     assert done.json["public"] == str(tmp_path / "team.pub")
     assert isinstance(whole, secret)
@@ -60,9 +58,7 @@ def test_the_place_of_the_public_half_can_be_chosen(run: Run, tmp_path: Path):
 
 def test_no_file_is_overwritten_and_none_half_made(run: Run, tmp_path: Path):
     (tmp_path / "team.pub").write_text("something")
-    done = run("keygen", tmp_path / "team.key", "--kind", "hybrid")
-    assert done.code == 2
-    assert "never overwritten" in done.err
+    assert "never overwritten" in run.exits(2, "keygen", tmp_path / "team.key", "--kind", "hybrid").err
     assert [path.name for path in tmp_path.iterdir()] == ["team.pub"]
     assert (tmp_path / "team.pub").read_text() == "something"
 
@@ -110,8 +106,7 @@ def test_another_key(run: Run, encrypted: Path, key_file: Path, tmp_path: Path):
     assert {file.name: file.read_bytes() for file in encrypted.glob("*.distcp")} == before
     assert recipients_of(run, encrypted) == [new]
     assert run("verify", encrypted, "--key", f"file:{tmp_path / 'new.key'}").code == 0
-    refused = run("verify", encrypted, "--key", f"file:{key_file}")
-    assert refused.code == 2
+    run.exits(2, "verify", encrypted, "--key", f"file:{key_file}")
     again = run(
         "rekey", encrypted, "--key", f"file:{tmp_path / 'new.key'}", "--recipient", f"file:{tmp_path / 'new.key'}"
     )
@@ -123,8 +118,7 @@ def test_a_recipient_comes_and_goes(run: Run, encrypted: Path, key: Key, key_fil
     second = f"file:{tmp_path / 'second.key'}"
     other = keys.read_key(tmp_path / "second.key").id
     opens = f"file:{key_file}"
-    added = run("recipients", encrypted, "--key", opens, "--add", second)
-    assert added.code == 0
+    added = run.exits(0, "recipients", encrypted, "--key", opens, "--add", second)
     assert f"recipient {other} (aeskw)" in added.out
     assert "authenticated" in added.out
     assert recipients_of(run, encrypted) == [key.id, other]
@@ -134,15 +128,13 @@ def test_a_recipient_comes_and_goes(run: Run, encrypted: Path, key: Key, key_fil
 
 @pytest.mark.parametrize("entry", ["00", "0123456789ABCDEF", "team.key"])
 def test_what_is_no_recipient(run: Run, encrypted: Path, key_file: Path, entry: str):
-    done = run("recipients", encrypted, "--key", f"file:{key_file}", "--remove", entry)
-    assert done.code == 2
+    done = run.exits(2, "recipients", encrypted, "--key", f"file:{key_file}", "--remove", entry)
     assert "id has 16 hexadecimal digits" in done.err
     assert entry not in done.err, "it may be a key"
 
 
 def test_the_last_recipient_stays(run: Run, encrypted: Path, key: Key, key_file: Path):
-    done = run("recipients", encrypted, "--key", f"file:{key_file}", "--remove", key.id)
-    assert done.code == 2
+    done = run.exits(2, "recipients", encrypted, "--key", f"file:{key_file}", "--remove", key.id)
     assert "last recipient" in done.err
     assert recipients_of(run, encrypted) == [key.id]
 

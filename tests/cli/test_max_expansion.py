@@ -31,25 +31,20 @@ def zeros(tmp_path: Path, little: None) -> Path:
 
 
 def test_an_error_names_the_option_and_the_option_helps(run: Run, tmp_path: Path, zeros: Path) -> None:
-    done = run("salvage", zeros, tmp_path / "out")
-    assert done.code == 1
+    done = run.exits(1, "salvage", zeros, tmp_path / "out")
     assert "(--max-expansion)" in done.out
     assert "max_expansion" not in done.out + run("salvage", zeros, tmp_path / "out", "--json").out
-    done = run("salvage", zeros, tmp_path / "out", "--max-expansion", 10_000)
-    assert (done.code, done.err) == (0, "")
+    done = run.exits(0, "salvage", zeros, tmp_path / "out", "--max-expansion", 10_000, err="")
     assert "1 item salvaged" in done.out
 
 
 def test_output_out_of_proportion_is_not_printed(run: Run, tmp_path: Path, little: None) -> None:
     (tmp_path / "in").mkdir()
     path = long_name_of_many_chunks(tmp_path / "in")
-    done = run("salvage", path, tmp_path / "out", "--json")
-    assert done.code == 1
+    done = run.exits(1, "salvage", path, tmp_path / "out", "--json")
     assert "the output would take" in json.loads(done.out)["error"]["message"]
     assert "(--max-expansion)" in done.err
-    done = run("salvage", path, tmp_path / "out")
-    assert done.code == 1
-    assert "0 items salvaged" in done.out
+    assert "0 items salvaged" in run.exits(1, "salvage", path, tmp_path / "out").out
 
 
 # -- JSON piece by piece -------------------------------------------------------------------------

@@ -58,8 +58,7 @@ def steps(folder: Path) -> list[int]:
 
 
 def test_list(run: Run, folder: Path):
-    done = run("list", folder)
-    assert (done.code, done.err) == (0, "")
+    done = run.exits(0, "list", folder, err="")
     lines = [line.split() for line in done.out.splitlines() if "step-" in line]
     assert [line[0] for line in lines] == [f"step-{step}" for step in (*LOSSES, 1100)]
     assert [line[1] for line in lines] == ["100", "200", "300", "1,000", "1,100"]
@@ -198,8 +197,7 @@ def test_of_a_checkpoint_its_run_is_named(run: Run, folder: Path, tmp_path: Path
     elif kind != "managed":
         checkpoint_of_a_framework(checkpoint, kind)
     name, *options = command.split()
-    done = run(name, checkpoint, *options)
-    assert (done.code, done.out) == (2, "")
+    done = run.exits(2, name, checkpoint, *options, out="")
     what = "this is a checkpoint, and not a run;"
     if kind == "Lightning":  # its folder may be the run's, too, with a file for each checkpoint
         what = "there are no folders of checkpoints here, only files (lightning.ckpt); if they are a checkpoint,"
@@ -213,8 +211,7 @@ def test_a_run_may_have_other_files_beside_its_checkpoints(run: Run, folder: Pat
         shutil.copytree(tmp_path / kind / "checkpoint-12", tmp_path / kind, dirs_exist_ok=True)
         assert run("list", tmp_path / kind).code == 0
     torch.save({}, folder / "scheduler.pt")
-    done = run("latest", folder)
-    assert (done.code, done.out, done.err) == (0, f"{folder}/step-1000\n", "")
+    run.exits(0, "latest", folder, out=f"{folder}/step-1000\n", err="")
 
 
 def test_list_shows_what_latest_takes_of_another_format(run: Run, tmp_path: Path):
@@ -235,8 +232,7 @@ def test_list_shows_what_latest_takes_of_another_format(run: Run, tmp_path: Path
 def test_latest_passes_over_what_is_damaged(run: Run, folder: Path):
     flip_bit(folder / "step-1000")
     (folder / "step-300" / ".metadata").write_bytes(b"")
-    done = run("latest", folder)
-    assert (done.code, done.out) == (0, f"{folder}/step-200\n")
+    done = run.exits(0, "latest", folder, out=f"{folder}/step-200\n")
     assert "passed over: step-1000: verify found damage: " in done.err
     assert "passed over: step-300: " in done.err
     facts = run("latest", folder, "--json", "--verify", "whole").json
@@ -247,8 +243,7 @@ def test_latest_passes_over_what_is_damaged(run: Run, folder: Path):
 
 def test_latest_of_none(run: Run, folder: Path, tmp_path: Path):
     (tmp_path / "empty").mkdir()
-    done = run("latest", tmp_path / "empty")
-    assert (done.code, done.out) == (1, "")
+    done = run.exits(1, "latest", tmp_path / "empty", out="")
     assert done.err == f"streamxf latest: {tmp_path}/empty: there is no complete checkpoint\n"
     for step in LOSSES:
         flip_bit(folder / f"step-{step}")
@@ -265,8 +260,7 @@ def test_latest_with_a_key(run: Run, tmp_path: Path, encrypted: Path, key_file: 
     assert "key" in done.err
     assert run("latest", tmp_path / "run", "--verify", "none").out == f"{tmp_path}/run/step-1\n"
     write_key(tmp_path / "other.key", Key.generate())
-    done = run("latest", tmp_path / "run", "--key", f"file:{tmp_path}/other.key")
-    assert (done.code, done.out) == (1, "")
+    done = run.exits(1, "latest", tmp_path / "run", "--key", f"file:{tmp_path}/other.key", out="")
     assert "passed over: step-1: " in done.err
 
 
@@ -274,8 +268,7 @@ def test_latest_gives_each_reason_once(run: Run, tmp_path: Path):
     reader = PrivateKey.generate()
     write_key(tmp_path / "reader.key", reader)
     made_run(tmp_path / "run", chain=[streamxf.Encrypt(reader.public, signer=SigningKey.generate())])
-    done = run("latest", tmp_path / "run", "--key", f"file:{tmp_path}/reader.key")
-    assert (done.code, done.out) == (1, "")
+    done = run.exits(1, "latest", tmp_path / "run", "--key", f"file:{tmp_path}/reader.key", out="")
     first, second = done.err.splitlines()
     assert first.startswith("streamxf: warning: passed over: step-1000, step-300, step-200, step-100: not verified: ")
     assert first.endswith("; if you trust that writer, pass the signer's public key (--trust)")
@@ -290,11 +283,9 @@ def test_latest_with_the_best_value(run: Run, folder: Path):
     assert run("latest", folder, "--best", "loss").out == f"{folder}/step-200\n"
     assert run("latest", folder, "--best", "loss:max").out == f"{folder}/step-1000\n"
     flip_bit(folder / "step-200")
-    done = run("latest", folder, "--best", "loss:min")
-    assert (done.code, done.out) == (0, f"{folder}/step-100\n")
+    done = run.exits(0, "latest", folder, "--best", "loss:min", out=f"{folder}/step-100\n")
     assert "passed over: step-200: " in done.err
-    done = run("latest", folder, "--best", "los")
-    assert (done.code, done.out) == (1, "")
+    done = run.exits(1, "latest", folder, "--best", "los", out="")
     assert "no complete checkpoint with a value of 'los'" in done.err
 
 
@@ -307,8 +298,7 @@ def test_latest_where_each_rank_has_metadata_of_its_own(run: Run, tmp_path: Path
 
 def test_a_path_cannot_steer_the_terminal(run: Run, plain: Path, tmp_path: Path):
     shutil.copytree(plain, tmp_path / "run" / "\x1b[31m1")
-    done = run("latest", tmp_path / "run")
-    assert (done.code, done.out) == (0, f"{tmp_path}/run/\\x1b[31m1\n")
+    run.exits(0, "latest", tmp_path / "run", out=f"{tmp_path}/run/\\x1b[31m1\n")
 
 
 # -- forget ----------------------------------------------------------------------------------------
@@ -336,8 +326,7 @@ def test_each_option(run: Run, folder: Path, arguments: str, stay: list[int]):
     assert list(facts["reasons"]) == [f"step-{step}" for step in stay]
     assert all(facts["reasons"].values())
     assert steps(folder) == [*LOSSES, 1100]
-    done = run("forget", folder, *words, "--yes", "--json")
-    assert done.code == 0
+    done = run.exits(0, "forget", folder, *words, "--yes", "--json")
     assert done.json == facts | {"dry_run": False}
     assert steps(folder) == [*stay, 1100]
     assert run("forget", folder, *words, "--yes", "--json").json["removed"] == []
@@ -345,8 +334,7 @@ def test_each_option(run: Run, folder: Path, arguments: str, stay: list[int]):
 
 def test_what_it_prints(run: Run, folder: Path):
     rules = ["--keep", "last=1,best=1", "--metric", "loss"]
-    done = run("forget", folder, *rules, "--yes")
-    assert (done.code, done.err) == (0, "")
+    done = run.exits(0, "forget", folder, *rules, "--yes", err="")
     first, *lines = done.out.splitlines()
     assert first.startswith("removed 2 checkpoints, ")
     assert lines == [
@@ -358,8 +346,7 @@ def test_what_it_prints(run: Run, folder: Path):
 
 
 def test_without_a_rule_those_of_the_job_are_shown(run: Run, folder: Path):
-    done = run("forget", folder)
-    assert (done.code, done.err) == (0, "")
+    done = run.exits(0, "forget", folder, err="")
     assert done.out.splitlines()[:3] == [
         "the job's own rules: last=1, every=200",
         *run("forget", folder, "--keep", "last=1,every=200", "--dry-run").out.splitlines()[:2],
@@ -369,8 +356,7 @@ def test_without_a_rule_those_of_the_job_are_shown(run: Run, folder: Path):
 
 
 def test_without_keys_anybody_can_have_written_these(run: Run, folder: Path):
-    done = run("forget", folder, "--yes")
-    assert done.code == 2
+    done = run.exits(2, "forget", folder, "--yes")
     assert "rules recorded in a checkpoint are not trusted" in " ".join(done.err.split())
     assert steps(folder) == [*LOSSES, 1100]
 
@@ -395,8 +381,7 @@ def test_with_keys_those_of_the_job_are_followed(run: Run, tmp_path: Path, key: 
 def test_without_any_rule_it_refuses(run: Run, tmp_path: Path, plain: Path):
     shutil.copytree(plain, tmp_path / "run" / "step-1")
     for arguments in ([], ["--dry-run"]):
-        done = run("forget", tmp_path / "run", *arguments)
-        assert done.code == 2
+        done = run.exits(2, "forget", tmp_path / "run", *arguments)
         assert "nothing says what is to stay" in " ".join(done.err.split())
 
 
@@ -424,17 +409,14 @@ def test_other_files_in_its_folder(run: Run, folder: Path, extras: str, stays: b
     ],
 )
 def test_what_makes_no_sense(run: Run, folder: Path, arguments: str, says: str):
-    done = run("forget", folder, *arguments.split(), "--yes")
-    assert done.code == 2
+    done = run.exits(2, "forget", folder, *arguments.split(), "--yes")
     assert says in done.err
     assert steps(folder) == [*LOSSES, 1100]
 
 
 def test_nothing_is_removed_unasked(run: Run, folder: Path):
     for arguments in ([], ["--json"]):
-        done = run("forget", folder, "--keep", "last=1", *arguments)
-        assert done.code == 2
-        assert "--yes" in done.err
+        assert "--yes" in run.exits(2, "forget", folder, "--keep", "last=1", *arguments).err
     assert steps(folder) == [*LOSSES, 1100]
 
 
@@ -486,8 +468,7 @@ def test_what_cannot_be_removed_is_named(run: Run, folder: Path, monkeypatch: py
         unlink(folder, path)
 
     monkeypatch.setattr(local, "_unlink", refuse)
-    done = run("forget", folder, "--keep", "last=3", "--yes")
-    assert done.code == 1
+    done = run.exits(1, "forget", folder, "--keep", "last=3", "--yes")
     assert "not removed: step-100: Permission denied; check who may use it and its folders" in done.out
     monkeypatch.undo()
     assert run("forget", folder, "--keep", "last=3", "--yes").code == 0
@@ -509,7 +490,6 @@ def test_in_an_object_store(run: Run, folder: Path):
 
 def test_a_metric_that_no_checkpoint_has(run: Run, folder: Path):
     """Or a typing error would remove all the best."""
-    done = run("forget", folder, "--keep", "best=1", "--metric", "los", "--yes")
-    assert done.code == 2
+    done = run.exits(2, "forget", folder, "--keep", "best=1", "--metric", "los", "--yes")
     assert "no checkpoint has the metric 'los'; there are loss" in " ".join(done.err.split())
     assert steps(folder) == [*LOSSES, 1100]

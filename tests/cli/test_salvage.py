@@ -42,9 +42,7 @@ def loaded(path: Path, state: dict[str, Any], **options: Any) -> dict[str, Any]:
 
 
 def test_of_a_whole_checkpoint_everything_arrives(run: Run, plain: Path, tmp_path: Path):
-    done = run("salvage", plain, tmp_path / "new")
-    assert (done.code, done.err) == (0, "")
-    assert "3 items salvaged, 0 damaged" in done.out
+    assert "3 items salvaged, 0 damaged" in run.exits(0, "salvage", plain, tmp_path / "new", err="").out
     state = loaded(tmp_path / "new", {"layer.weight": torch.zeros(60, 100), "step": 0})
     assert torch.equal(state["layer.weight"], STATE["layer.weight"])
     assert state["step"] == 7
@@ -56,8 +54,7 @@ def test_what_is_lost_is_listed_and_left_out(run: Run, tmp_path: Path):
     before = streamxf.FileSystemReader(tmp_path / "old").read_metadata()
     flip_in(tmp_path / "old", "optimizer.state.0.moment")
     flip_in(tmp_path / "old", "step")
-    done = run("salvage", tmp_path / "old", tmp_path / "new", "--json")
-    assert done.code == 1
+    done = run.exits(1, "salvage", tmp_path / "old", tmp_path / "new", "--json")
     assert {entry["item"] for entry in done.json["damaged"]} == {"optimizer.state.0.moment", "step"}
     after = streamxf.FileSystemReader(tmp_path / "new").read_metadata()
     lost = {"optimizer.state.0.moment", "step"}
@@ -83,13 +80,10 @@ def test_objects_are_copied_and_not_unpickled(run: Run, tmp_path: Path):
 
 def test_encrypted_it_does_not_become_plain_by_default(run: Run, encrypted: Path, key_file: Path, tmp_path: Path):
     opens = ["--key", f"file:{key_file}"]
-    refused = run("salvage", encrypted, tmp_path / "new", *opens)
-    assert refused.code == 2
-    assert "(--recipient)" in refused.err
+    assert "(--recipient)" in run.exits(2, "salvage", encrypted, tmp_path / "new", *opens).err
     assert not (tmp_path / "new").exists()
     flip_bit(encrypted)
-    done = run("salvage", encrypted, tmp_path / "new", *opens, "--recipient", f"file:{key_file}", "--json")
-    assert done.code == 1
+    done = run.exits(1, "salvage", encrypted, tmp_path / "new", *opens, "--recipient", f"file:{key_file}", "--json")
     assert len(done.json["damaged"]) == 1
     assert run("verify", tmp_path / "new", *opens, "--require", "published").code == 0
     assert run("salvage", encrypted, tmp_path / "other").code == 2
@@ -97,8 +91,7 @@ def test_encrypted_it_does_not_become_plain_by_default(run: Run, encrypted: Path
 
 def test_without_metadata(run: Run, plain: Path, tmp_path: Path):
     (plain / ".metadata").unlink()
-    refused = run("salvage", plain, tmp_path / "new")
-    assert refused.code == 1
+    run.exits(1, "salvage", plain, tmp_path / "new")
     assert not (tmp_path / "new").exists()
     done = run("salvage", plain, tmp_path / "new", "--without-metadata", "--json")
     assert sorted(done.json["loaded"]) == sorted(STATE)
@@ -120,8 +113,7 @@ def test_a_tensor_in_part(run: Run, tmp_path: Path):
     without = run("salvage", tmp_path / "old", tmp_path / "new", "--json")
     assert (without.code, without.json["loaded"], without.json["written"]) == (1, [], None)
     assert not (tmp_path / "new").exists()
-    done = run("salvage", tmp_path / "old", tmp_path / "new", "--partial", "--json")
-    assert done.code == 1
+    done = run.exits(1, "salvage", tmp_path / "old", tmp_path / "new", "--partial", "--json")
     assert done.json["partial"] == ["w"]
     state = loaded(tmp_path / "new", {"w": torch.ones(8, 1000)})
     assert torch.equal(state["w"], torch.cat([whole[:4], torch.zeros(4, 1000)]))
@@ -140,8 +132,7 @@ def test_a_file_that_is_gone_is_one_line(run: Run, tmp_path: Path):
     save(state, storage_writer=streamxf.FileSystemWriter(tmp_path / "old"))
     (file,) = (tmp_path / "old").glob("*.distcp")
     file.unlink()
-    done = run("salvage", tmp_path / "old", tmp_path / "new")
-    assert done.code == 1
+    done = run.exits(1, "salvage", tmp_path / "old", tmp_path / "new")
     (line,) = [line for line in done.out.splitlines() if line.startswith("damaged: ")]
     assert line.startswith("damaged: layers.0.w at [0] of size [3], ")
     why = "MetadataError: the file that holds the item is missing from the checkpoint"
@@ -167,8 +158,7 @@ def test_from_one_url_to_another(run: Run, plain: Path):
     memory = fsspec.filesystem("memory")
     memory.put(f"{plain}/", "/old/", recursive=True)
     try:
-        done = run("salvage", "memory://old", "memory://new", "--chain", "zstd")
-        assert done.code == 0, done.err
+        run.exits(0, "salvage", "memory://old", "memory://new", "--chain", "zstd")
         assert run("verify", "memory://new").code == 0
         assert run("diff", plain, "memory://new").code == 0
     finally:

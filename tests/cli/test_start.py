@@ -98,8 +98,7 @@ def test_verifying_a_small_file_imports_little(tmp_path: Path):
 
 
 def test_the_list_of_commands(run: Run):
-    done = run("--help")
-    assert done.code == 0
+    done = run.exits(0, "--help")
     for name in NAMES:
         assert f" {name} " in done.out
     bare = run()
@@ -109,15 +108,13 @@ def test_the_list_of_commands(run: Run):
 @pytest.mark.parametrize("name", NAMES)
 def test_each_command_has_an_example_and_json(run: Run, name: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "200")
-    done = run(name, "--help")
-    assert done.code == 0
+    done = run.exits(0, name, "--help")
     assert f"streamxf {name}" in done.out.partition("Examples")[2]
     assert ("--json" in done.out) == (name != "cat")  # whose output is what a file holds
 
 
 def test_the_version(run: Run):
-    done = run("--version")
-    assert (done.code, done.out) == (0, f"streamxf {__version__}\n")
+    run.exits(0, "--version", out=f"streamxf {__version__}\n")
 
 
 # -- without the extra -----------------------------------------------------------------------------

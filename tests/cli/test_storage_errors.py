@@ -84,8 +84,7 @@ def test_as_json(run: Run, monkeypatch: pytest.MonkeyPatch, silent: str):
 
 def test_a_web_server_that_is_down_is_not_a_missing_file(run: Run, silent: str):
     pytest.importorskip("aiohttp")
-    done = run("inspect", f"http://{silent}/model.safetensors")
-    assert done.code == 2
+    done = run.exits(2, "inspect", f"http://{silent}/model.safetensors")
     assert f"Cannot connect to host {silent}" in done.err
 
 

@@ -14,8 +14,7 @@ from tests.cli.conftest import flip_bit
 
 
 def test_a_whole_checkpoint(run: Run, plain: Path):
-    done = run("verify", plain)
-    assert done.code == 0
+    done = run.exits(0, "verify", plain)
     assert done.out.startswith("OK: no damage found\n1 data file, ")
     assert done.err == ""
 
@@ -30,8 +29,7 @@ def test_a_packed_file_is_whole_without_reservation(run: Run, tmp_path: Path):
 
 def test_what_was_skipped_is_in_the_first_line(run: Run, tmp_path: Path):
     save({"weight": torch.ones(10), "step": 7}, storage_writer=StockWriter(tmp_path / "stock"))
-    done = run("verify", tmp_path / "stock")
-    assert (done.code, done.err) == (0, "")
+    done = run.exits(0, "verify", tmp_path / "stock", err="")
     assert done.out.splitlines()[0] == (
         "OK: no damage found (2 checks skipped: the digest of the metadata, which only streamxf's "
         "writer makes; whether 2 items not bound to their places were exchanged)"
@@ -40,12 +38,10 @@ def test_what_was_skipped_is_in_the_first_line(run: Run, tmp_path: Path):
 
 def test_damage_names_the_item_and_exits_with_1(run: Run, plain: Path):
     flip_bit(plain)
-    done = run("verify", plain)
-    assert done.code == 1
+    done = run.exits(1, "verify", plain)
     assert done.out.startswith("DAMAGED in 1 place\n")
     assert "item layer." in done.out
-    again = run("verify", plain, "--json")
-    assert again.code == 1
+    again = run.exits(1, "verify", plain, "--json")
     assert again.json["damaged"][0]["item"].startswith("layer.")
 
 
@@ -66,9 +62,7 @@ def test_without_its_key_it_says_what_was_not_checked(
 def test_a_key_behind_a_passphrase(run: Run, encrypted: Path, key: Key, monkeypatch: pytest.MonkeyPatch):
     protected = encrypted.parent / "protected.key"
     write_key(protected, key, "correct horse")
-    refused = run("verify", encrypted, "--key", f"file:{protected}")
-    assert refused.code == 2
-    assert "STREAMXF_PASSPHRASE" in refused.err
+    assert "STREAMXF_PASSPHRASE" in run.exits(2, "verify", encrypted, "--key", f"file:{protected}").err
     monkeypatch.setenv("STREAMXF_PASSPHRASE", "correct horse")
     assert run("verify", encrypted, "--key", f"file:{protected}").code == 0
 
@@ -76,8 +70,7 @@ def test_a_key_behind_a_passphrase(run: Run, encrypted: Path, key: Key, monkeypa
 @pytest.mark.parametrize("prefix", ["", "file:", "aws-kms:", "env:"])
 def test_a_key_as_an_argument_is_refused_and_not_shown(run: Run, encrypted: Path, key: Key, prefix: str):
     secret = key.reveal().hex()
-    done = run("verify", encrypted, "--key", f"{prefix}{secret}")
-    assert done.code == 2
+    done = run.exits(2, "verify", encrypted, "--key", f"{prefix}{secret}")
     assert secret not in done.out + done.err
 
 
@@ -87,9 +80,5 @@ def test_several_paths_have_one_report(run: Run, plain: Path, tmp_path: Path):
     done = run("verify", plain, other, "--json")
     assert (done.code, done.json["paths"], done.json["files"]) == (0, [str(plain), str(other)], 2)
     flip_bit(plain)
-    done = run("verify", plain, other)
-    assert done.code == 1
-    assert f"damaged: {plain}/" in done.out
-    gone = run("verify", plain, tmp_path / "gone")
-    assert gone.code == 2
-    assert "there is no file or folder" in gone.err
+    assert f"damaged: {plain}/" in run.exits(1, "verify", plain, other).out
+    assert "there is no file or folder" in run.exits(2, "verify", plain, tmp_path / "gone").err

@@ -21,8 +21,7 @@ from tests.cli.command import Done, Run
 
 
 def test_a_load_that_fails_names_commands(run: Run, plain: Path, encrypted: Path, key_file: Path):
-    done = run("diff", encrypted, plain, "--key", f"file:{key_file}")
-    assert done.code == 2
+    done = run.exits(2, "diff", encrypted, plain, "--key", f"file:{key_file}")
     assert "leave the keys out" in done.err
     assert "keys=" not in done.err
     (plain / ".metadata").unlink()
@@ -34,8 +33,7 @@ def test_the_advised_salvage_is_the_one_that_works(run: Run, plain: Path, tmp_pa
     place = plain.rename(tmp_path / "a name with blanks")
     metadata = place / ".metadata"
     metadata.write_bytes(metadata.read_bytes()[:-100]) if left == "cut" else metadata.unlink()
-    done = run("verify", place)
-    assert done.code == 1
+    done = run.exits(1, "verify", place)
     (advice,) = re.findall(r"^next: .*`streamxf (.*)`$", done.out, re.MULTILINE)
     assert run("verify", place, "--json").json["advice"].endswith(f"`streamxf {advice}`")
     target = tmp_path / "rescued"
@@ -60,8 +58,7 @@ def test_of_several_places_each_has_its_advice(run: Run, plain: Path, tmp_path: 
 def test_what_is_salvaged_replaces_nothing(run: Run, plain: Path, tmp_path: Path):
     done = run("salvage", plain, tmp_path / "rescued")
     assert (done.code, "nothing was written" in done.out) == (0, False)
-    done = run("salvage", plain, tmp_path / "rescued")
-    assert done.code == 2
+    done = run.exits(2, "salvage", plain, tmp_path / "rescued")
     assert done.err.strip().endswith("name another target")
 
 
@@ -89,8 +86,7 @@ def test_where_only_checkpoints_inside_will_do_they_are_named(
         "hf": "1 checkpoint in it: checkpoint-12. Name one of them",
         "hf/checkpoint-12": "not a checkpoint of DCP; it has files of other formats: optimizer.pt",
     }.items():
-        done = run(*command.format(place).split())
-        assert done.code == 2
+        done = run.exits(2, *command.format(place).split())
         assert named in done.err
         assert "delete the folder" not in done.err
     assert sorted(tmp_path.rglob("*")) == before
@@ -113,8 +109,7 @@ def test_errors_speak_of_options_and_not_of_python(
     monkeypatch.chdir(tmp_path)
     save({"weight": torch.ones(3)}, checkpoint_id="run/step-10")
     write_key("signer", streamxf.SigningKey.generate())
-    done = run(*command.split())
-    assert done.code == 2
+    done = run.exits(2, *command.split())
     assert says in done.err
     words = ("list_checkpoints", "keep=", "signer=", "keys[", "KeyRing", "fromhex", "Value error")
     assert not [word for word in words if word in done.err]
@@ -142,12 +137,10 @@ def test_levels_of_protection_are_options(run: Run, unpublished: Path, key_file:
     key = ("--key", f"file:{key_file}")
     for command in ("cat {} weight", "clean {} --yes", "inspect {}", "transcode {} x --chain zstd"):
         words = command.format(unpublished).split()
-        done = run(*words, *key)
-        assert done.code == 1
+        done = run.exits(1, *words, *key)
         assert "--require 'encrypted'" in says(done)
     assert run("cat", unpublished, "weight", *key, "--require", "bound").code == 1
-    done = run("cat", unpublished, "weight", "--text", *key, "--require", "encrypted")
-    assert (done.code, done.out) == (0, "1.0 1.0 1.0\n")
+    done = run.exits(0, "cat", unpublished, "weight", "--text", *key, "--require", "encrypted", out="1.0 1.0 1.0\n")
     assert run("clean", unpublished, *key, "--require", "encrypted", "--yes").code == 0
     for command in ("latest {}", "latest {} --json", "forget {} --keep last=1 --yes"):
         done = run(*command.format(unpublished.parent).split(), *key)
@@ -164,15 +157,13 @@ def test_what_torch_wrote_needs_no_stock(run: Run, tmp_path: Path):
 def test_a_file_has_no_level_of_protection(run: Run, tmp_path: Path, key_file: Path):
     with streamxf.open(tmp_path / "file", "wb") as file:
         file.write(b"bytes")
-    done = run("cat", tmp_path / "file", "--key", f"file:{key_file}", "--require", "encrypted")
-    assert (done.code, done.out) == (2, "")
+    done = run.exits(2, "cat", tmp_path / "file", "--key", f"file:{key_file}", "--require", "encrypted", out="")
     assert "--require is for items of checkpoints" in done.err
 
 
 def test_keys_of_the_environment_are_unset(run: Run, plain: Path, key_file: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("STREAMXF_KEYS", f"file:{key_file}")
-    done = run("inspect", plain)
-    assert done.code == 1
+    done = run.exits(1, "inspect", plain)
     assert "unset STREAMXF_KEYS if you know that it was not encrypted" in says(done)
 
 
@@ -188,8 +179,7 @@ def test_objects_that_need_more_than_torch_allows(run: Run, tmp_path: Path):
 
 
 def test_a_signer_is_no_symmetric_key(run: Run, plain: Path, key_file: Path):
-    done = run("verify", plain, "--key", f"file:{key_file}", "--trust", f"file:{key_file}")
-    assert done.code == 2
+    done = run.exits(2, "verify", plain, "--key", f"file:{key_file}", "--trust", f"file:{key_file}")
     assert "--trust takes a location that leads to a VerifyKey ('file:trainer.pub'), or several" in says(done)
     done = run("transcode", plain, "new", "--recipient", f"file:{key_file}", "--signer", f"file:{key_file}")
     assert says(done).endswith("; --signer takes a location that leads to a SigningKey ('file:trainer.sign')")

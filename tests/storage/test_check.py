@@ -462,8 +462,7 @@ def test_a_mounts_source_is_printed_as_text(run: Run, tmp_path: Path, monkeypatc
 
 
 def test_the_command(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = run("check", tmp_path)
-    assert done.code == 0
+    done = run.exits(0, "check", tmp_path)
     assert str(tmp_path) in done.out
     assert not [*tmp_path.iterdir()]
     assert run("check", tmp_path / "missing").code == 2
@@ -473,12 +472,9 @@ def test_the_command(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     MemoryFileSystem().pipe("/checked/there", b"1")
     assert "leads through a cache" in run("check", "filecache::memory://checked").out
     assert "are one mount" in run("check", tmp_path, "--second", tmp_path).err
-    looked = run("check", "memory://checked", "--look")
-    assert looked.code == 0
-    assert "signs of life alone" in looked.out
+    assert "signs of life alone" in run.exits(0, "check", "memory://checked", "--look").out
     monkeypatch.setattr(Storage, "abilities", Abilities("hosts", replaces=True, in_one_step=True, links=None))
-    done = run("check", tmp_path)
-    assert done.code == 1
+    done = run.exits(1, "check", tmp_path)
     assert "it does less than it is known for. Tell streamxf: abilities={'replaces': False}" in done.out
     done = run("check", tmp_path, "--json")
     assert done.json["ok"] is False

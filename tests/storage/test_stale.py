@@ -20,7 +20,7 @@ from streamxf.manager.latest import is_complete
 from streamxf.storage import disk
 from streamxf.storage.opening import open_storage
 from tests.altered import flip
-from tests.cli.command import runner
+from tests.cli.command import Run
 from tests.failing import fails_with
 from tests.manager.runs import blank, replace_by_larger, resumed, saved_run
 
@@ -122,7 +122,7 @@ def test_tools_write_and_remove_nothing(
     for call in calls:
         with pytest.raises(StaleError, match=MAY):
             call()
-    looked = runner(capsys)("inspect", step)
+    looked = Run(capsys)("inspect", step)
     assert looked.code == 2
     assert MAY in " ".join((looked.out + looked.err).split())
     assert not target.exists()
@@ -142,7 +142,7 @@ def spoiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_block_that_may_be_old(spoiled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    step, target, command = spoiled / "step-2", tmp_path / "target", runner(capsys)
+    step, target, command = spoiled / "step-2", tmp_path / "target", Run(capsys)
     with pytest.raises(StaleError, match=MAY) as caught:
         streamxf.transcode(step, target, "zstd")
     assert (caught.value.item, caught.value.block) == ("weight", 0)
@@ -176,7 +176,7 @@ def test_other_formats_and_recipients(spoiled: Path, tmp_path: Path, capsys: pyt
     (plain := tmp_path / "plain").write_bytes(streamxf.encode(os.urandom(1000), "zstd"))
     (cut := tmp_path / "cut").write_bytes(plain.read_bytes()[:500])
     flip(plain, 300)
-    assert runner(capsys)("cat", plain).code == runner(capsys)("cat", cut).code == 2
+    assert Run(capsys)("cat", plain).code == Run(capsys)("cat", cut).code == 2
     calls: list[Callable[[], object]] = [
         lambda: streamxf.open(cut),
         lambda: streamxf.open(plain).read(),

@@ -23,8 +23,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 def test_what_it_says(run, tmp_path, checkpoint):
     target = tmp_path / "x.safetensors"
-    done = run("unpack", checkpoint, target, "--prefix", "model.")
-    assert (done.code, done.err) == (0, "")
+    done = run.exits(0, "unpack", checkpoint, target, "--prefix", "model.", err="")
     assert done.out.startswith(f"wrote 2 tensors to {target}: safetensors, 1 file, 6.0 KiB in ")
     assert set(load_file(target)) == {"w", "b"}
 
@@ -61,8 +60,7 @@ def test_what_it_refuses_in_one_line(run, tmp_path, checkpoint, arguments, text)
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "other").write_bytes(b"old")
     before = sorted(os.listdir(tmp_path))
-    done = run("unpack", checkpoint, tmp_path / arguments[0], *arguments[1:])
-    assert (done.code, done.out) == (2, "")
+    done = run.exits(2, "unpack", checkpoint, tmp_path / arguments[0], *arguments[1:], out="")
     assert text in done.err
     assert done.err.count("\n") == 1
     assert sorted(os.listdir(tmp_path)) == before
@@ -82,15 +80,12 @@ def test_what_needs_an_unknown_class(run, tmp_path: Path, source: str, value: ob
         torch.save(state, path)
     else:
         save(state, storage_writer=(streamxf.FileSystemWriter if source == "streamxf" else StockWriter)(path))
-    refused = run("unpack", path, tmp_path / "x.pt")
-    assert refused.code == 2
+    refused = run.exits(2, "unpack", path, tmp_path / "x.pt")
     assert "leave such items out (--skip-objects)" in refused.err
     assert "safe_globals=" not in refused.err
     assert not (tmp_path / "x.pt").exists()
     for name in ("x.pt", "x.safetensors"):
-        done = run("unpack", path, tmp_path / name, "--skip-objects")
-        assert done.code == 0, done.err
-        assert "left out: odd.0" in done.out
+        assert "left out: odd.0" in run.exits(0, "unpack", path, tmp_path / name, "--skip-objects").out
     assert torch.load(tmp_path / "x.pt")["odd"] == [None, torch.ones(1)]
     if source != "file":
         assert "--format 'dcp'" in refused.err

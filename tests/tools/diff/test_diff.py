@@ -77,8 +77,7 @@ def test_damage_to_one_item_leaves_the_others(run, tmp_path, writer):
     assert list(found.incomparable) == ["w"]
     assert found.incomparable["w"].startswith("that of the second cannot be read: ")
     assert (found.same, found.equal, found.elements) == (False, 3, 101)
-    done = run("diff", good, bad)
-    assert (done.code, done.err) == (2, "")
+    done = run.exits(2, "diff", good, bad, err="")
     assert ": NOT ALL COMPARED: 1 item not comparable" in done.out
     assert "not comparable: w: that of the second cannot be read: " in done.out
 
@@ -106,8 +105,7 @@ def test_metadata_that_is_damaged_and_a_missing_key_are_no_differences(tmp_path,
 
 
 def test_the_same_to_the_command(run, tmp_path):
-    done = run("diff", write(tmp_path / "a", "streamxf"), write(tmp_path / "b", "torch"))
-    assert (done.code, done.err) == (0, "")
+    done = run.exits(0, "diff", write(tmp_path / "a", "streamxf"), write(tmp_path / "b", "torch"), err="")
     assert done.out.splitlines() == [
         f"{tmp_path / 'a'} and {tmp_path / 'b'}: the same",
         "4 items the same; 0 of 2,149 compared elements differ",
@@ -119,8 +117,7 @@ def test_differences_are_listed(run, tmp_path):
     other = {"a": torch.tensor([0.0, 2.0, float("nan"), 0.0]), "new": torch.zeros(1), "o": 2, "shape": torch.zeros(3)}
     torch.save(one, tmp_path / "a.pt")
     torch.save(other, tmp_path / "b.pt")
-    done = run("diff", tmp_path / "a.pt", tmp_path / "b.pt")
-    assert (done.code, done.err) == (1, "")
+    done = run.exits(1, "diff", tmp_path / "a.pt", tmp_path / "b.pt", err="")
     lines = [" ".join(line.split()) for line in done.out.splitlines()]
     assert lines[0].endswith("DIFFERENT: 3 items changed, 1 item only in the first, 1 item only in the second")
     for line in (
@@ -140,8 +137,7 @@ def test_json(run, tmp_path):
     other = {"big": torch.tensor([2**62 + 1]), "x": torch.tensor([float("inf"), 0.0])}
     torch.save(one, tmp_path / "a.pt")
     torch.save(other, tmp_path / "b.pt")
-    done = run("diff", tmp_path / "a.pt", tmp_path / "b.pt", "--json")
-    assert done.code == 1
+    done = run.exits(1, "diff", tmp_path / "a.pt", tmp_path / "b.pt", "--json")
     big, infinite = done.json["changed"]
     assert big["distance"]["largest"] == 2**62 + 1
     counts = {"elements": 2, "differing": 1, "without": 1, "to_nan": 0, "from_nan": 0, "other_nan": 0}
@@ -156,8 +152,7 @@ def test_a_nan_has_no_distance(run, tmp_path):
     other = torch.tensor([0x7FC1, 0x7FC0, 0x3F80], dtype=torch.int16).view(torch.bfloat16)
     torch.save({"w": nan}, tmp_path / "a.pt")
     torch.save({"w": other}, tmp_path / "b.pt")
-    done = run("diff", tmp_path / "a.pt", tmp_path / "b.pt")
-    assert done.code == 1
+    done = run.exits(1, "diff", tmp_path / "a.pt", tmp_path / "b.pt")
     assert "w: values: 1 of 3 elements differ, 1 NaN with other bits" in " ".join(done.out.split())
     found = run("diff", tmp_path / "a.pt", tmp_path / "b.pt", "--json").json["changed"][0]["distance"]
     assert (found["largest"], found["mean"], found["other_nan"]) == (None, None, 1)
@@ -168,8 +163,7 @@ def test_what_the_difference_is(run, tmp_path):
     other = {"a": torch.arange(100) * 0.5, "b": torch.tensor([-1.0, 0.0, float("inf")]), "c": torch.zeros(2)}
     torch.save(one, tmp_path / "a.pt")
     torch.save(other, tmp_path / "b.pt")
-    done = run("diff", tmp_path / "a.pt", tmp_path / "b.pt", "--values")
-    assert (done.code, done.err) == (1, "")
+    done = run.exits(1, "diff", tmp_path / "a.pt", tmp_path / "b.pt", "--values", err="")
     shown = done.out.partition("B minus A")[2]
     lines = [" ".join(line.split()) for line in shown.splitlines()]
     assert lines[0] == "zeros min max mean std distribution"
@@ -189,9 +183,7 @@ def test_names_behind_a_prefix(run, tmp_path):
     save_file({"w": torch.zeros(2)}, tmp_path / "model.safetensors")
     save({"model": {"w": torch.zeros(2)}, "step": 1}, storage_writer=streamxf.FileSystemWriter(tmp_path / "trained"))
     arguments = ("diff", tmp_path / "trained", tmp_path / "model.safetensors")
-    done = run(*arguments)
-    assert done.code == 1
-    assert "1 name of the first are names of the second behind 'model.'" in done.out
+    assert "1 name of the first are names of the second behind 'model.'" in run.exits(1, *arguments).out
     assert run(*arguments, "--prefix-a", "model.").code == 0
     assert run(*arguments, "--only", "nothing").code == 2
 
