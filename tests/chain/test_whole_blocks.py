@@ -12,6 +12,7 @@ from streamxf.codec import BlockInfo, StreamInfo
 from streamxf.codecs.floatzip import kernel
 from streamxf.errors import ChecksumError, CodecError
 from streamxf.report import Meter
+from tests.altered import flipped
 from tests.codecs.implementations import IMPLEMENTATIONS, using
 from tests.samples import BLOCK, KEY, data_of, floats
 
@@ -67,11 +68,9 @@ def test_each_codec_names_what_is_wrong_with_its_part(implementation: str) -> No
     with using(implementation):
         stored = bytes(coder.encode(memoryview(block), 0, True, Scratch()))
         for at in (0, 5, 30, len(stored) // 2, len(stored) - 1):
-            altered = bytearray(stored)
-            altered[at] ^= 0x40
             with pytest.raises(ChecksumError):
-                decoded(coder, bytes(altered), len(block))
-        payload = bytes([stored[0] ^ 0x80]) + stored[1:-4]
+                decoded(coder, flipped(stored, at, 0x40), len(block))
+        payload = flipped(stored[:-4], 0, 0x80)
         right = bytes(Checksum().encode(memoryview(payload), info_of(coder)))
         with pytest.raises(CodecError, match="FloatZip"):
             decoded(coder, right, len(block))

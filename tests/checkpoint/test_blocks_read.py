@@ -29,6 +29,7 @@ from streamxf.storage import fetch
 from streamxf.storage.reading import READ_WHOLE, StoredFile
 from streamxf.stream.container import BlockReader
 from streamxf.stream.reader import BareBlocks, Blocks
+from tests.altered import flipped
 from tests.dcp.shards import Shard as SavedShard
 from tests.dcp.shards import save_shards
 from tests.dcp.test_load_planner import as_rank, grids
@@ -285,8 +286,6 @@ def test_a_frame_that_is_not_as_it_was_written_is_not_believed() -> None:
     ((path, (data, _)),) = [file for file in store.files.items() if file[0].endswith(".distcp")]
     elements = data.index(bytes(tensor[:1, :64].numpy()))
     for at in range(0, elements, 7):
-        changed = bytearray(data)
-        changed[at] ^= 1
-        store.files[path] = bytes(changed), 0
+        store.files[path] = flipped(data, at), 0
         with Checkpoint(store) as checkpoint, pytest.raises(ContainerError):
             checkpoint["w"][2, 100:200]

@@ -10,6 +10,7 @@ import torch.distributed.checkpoint as dcp
 import streamxf
 from streamxf import Checksum, Encrypt, ZStandard
 from streamxf.errors import StreamxfError
+from tests.altered import flipped
 from tests.samples import KEY
 
 CHAINS = {"plain": [ZStandard()], "full": [ZStandard(), Checksum(), Encrypt(KEY)]}
@@ -77,6 +78,5 @@ def test_a_flip_anywhere_is_found(tmp_path: Path, read: Callable[[Path, str], No
     tail = range(len(whole) - 40, len(whole))
     some = {0, 8, 9, 10, 16, 60, *range(len(whole) - 80, len(whole) - 40, 5), *tail[::3]}
     for bit in range(8 * len(whole)) if every else [8 * at + at % 8 for at in some]:
-        at = bit // 8
-        file.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit % 8]) + whole[at + 1 :])
+        file.write_bytes(flipped(whole, bit // 8, 1 << bit % 8))
         assert refuses(read, folder, name), f"bit {bit} of {8 * len(whole)}"

@@ -16,6 +16,7 @@ from streamxf.codecs.encrypt import Encrypt
 from streamxf.errors import AuthenticationError, KeyMissingError, MetadataError, PolicyError, StreamxfError
 from streamxf.format.limits import MAX_NOTE
 from streamxf.keys import Key, PrivateKey, SigningKey
+from tests.altered import flipped
 from tests.forge import MetadataParts, count_marks, frame_of
 
 RECORD = {"save_id": "0" * 32, "files": [{"path": "größe", "size": 7}]}
@@ -106,9 +107,8 @@ def test_without_the_key_a_note_is_not_checked() -> None:
 def test_a_changed_byte_is_an_error(kind: str) -> None:
     data = seal_note(RECORD, CHAINS.get(kind))
     for at in range(len(data)):
-        changed = data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1 :]
         with pytest.raises(StreamxfError):
-            parse_note(changed).check(ACCESSES.get(kind, Access()))
+            parse_note(flipped(data, at, 0x41)).check(ACCESSES.get(kind, Access()))
 
 
 def test_a_cut_note_is_an_error() -> None:

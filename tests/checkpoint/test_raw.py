@@ -19,6 +19,7 @@ from streamxf.format.bare import CRC_BYTES, MAX_BARE, PIECE, PieceCrcs, pieces_o
 from streamxf.format.index import File, Index
 from streamxf.format.items import ITEMSIZES, Chunk, Place, TensorItem
 from tests import reference_decoder
+from tests.altered import flip
 from tests.dcp import helpers
 from tests.dcp.shards import rows, save_as_ranks, save_shards
 from tests.reference_codecs import Refused
@@ -216,15 +217,12 @@ def test_keys_refuse_what_is_not_encrypted(raw: Path) -> None:
 # -- damage ----------------------------------------------------------------------------------------
 
 
-def flip(path: Path, name: str, at: int) -> None:
-    [file] = helpers.data_files(path)
-    data = bytearray(file.read_bytes())
-    data[helpers.index_of(path).items[name].places[0].at + at] ^= 1
-    file.write_bytes(data)
+def flip_in(path: Path, name: str, at: int) -> None:
+    flip(*helpers.data_files(path), helpers.index_of(path).items[name].places[0].at + at)
 
 
 def test_a_flipped_bit_shows_wherever_its_mib_is_read(raw: Path) -> None:
-    flip(raw, "big", 2 * PIECE + 9)
+    flip_in(raw, "big", 2 * PIECE + 9)
     with helpers.refused(errors.BlockError, "CRC", "block 2", "big"):
         helpers.load(state(), raw, None)
     with streamxf.Checkpoint(raw) as checkpoint:
@@ -240,7 +238,7 @@ def test_a_flipped_bit_shows_wherever_its_mib_is_read(raw: Path) -> None:
 
 @pytest.mark.parametrize("name", ["step", "nested.text", "weight", "scalar"])
 def test_objects_and_small_tensors_have_crcs_too(raw: Path, name: str) -> None:
-    flip(raw, name, 1)
+    flip_in(raw, name, 1)
     with helpers.refused(errors.BlockError, "CRC", name):
         helpers.load(state(), raw, None)
     assert {damage.item for damage in streamxf.verify(raw).damaged} == {name}
@@ -249,7 +247,7 @@ def test_objects_and_small_tensors_have_crcs_too(raw: Path, name: str) -> None:
 def test_an_empty_chain_is_compared_as_well(tmp_path: Path) -> None:
     helpers.save(state(), tmp_path, [])
     helpers.assert_same(helpers.load(state(), tmp_path, None), state())
-    flip(tmp_path, "weight", 700)
+    flip_in(tmp_path, "weight", 700)
     with helpers.refused(errors.BlockError, "CRC", "weight"):
         helpers.load(state(), tmp_path, None)
 
@@ -269,7 +267,7 @@ def test_swapped_raw_tensors_show(tmp_path: Path) -> None:
 
 
 def test_salvage_saves_the_rest(raw: Path, tmp_path: Path) -> None:
-    flip(raw, "weight", 4)
+    flip_in(raw, "weight", 4)
     found = streamxf.load_intact(raw)
     assert [damage.item for damage in found.damaged] == ["weight"]
     helpers.assert_same(found.state_dict["rows"], state()["rows"])
@@ -388,7 +386,7 @@ def test_transcode_to_raw_and_from_it(raw: Path, tmp_path: Path, chain: str) -> 
 
 
 def test_damage_does_not_go_into_a_copy(raw: Path, tmp_path: Path) -> None:
-    flip(raw, "big", PIECE + 1)
+    flip_in(raw, "big", PIECE + 1)
     with pytest.raises(errors.BlockError, match="CRC"):
         streamxf.transcode(raw, tmp_path / "copy", "zstd")
     with pytest.raises(errors.BlockError, match="CRC"):

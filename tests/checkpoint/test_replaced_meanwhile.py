@@ -29,6 +29,7 @@ from streamxf.format.trailer import pack
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import open_storage
 from streamxf.tools.salvage import damaged
+from tests.altered import flipped
 from tests.dcp.helpers import assert_same, blank, refused, small_state
 from tests.dcp.s3_server import storage as s3_options
 from tests.failing import fails_with
@@ -161,9 +162,8 @@ def test_it_starts_over_once() -> None:
 
 @pytest.mark.parametrize("place", [20, 200, -300, -20])
 def test_damage_is_damage(place: int) -> None:
-    store, data = Store(), bytearray(version(0))
-    data[place] ^= 1
-    store.write(NAME, bytes(data))
+    store = Store()
+    store.write(NAME, flipped(version(0), place))
     with pytest.raises(MetadataError):
         read(store)
 
@@ -193,9 +193,8 @@ def test_items_that_are_read_after_a_replacement(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("items_later")
 def test_items_that_are_damaged() -> None:
-    store, data = Store(), bytearray(PAIRS[0][0])
-    data[300] ^= 1
-    store.write(NAME, bytes(data))
+    store = Store()
+    store.write(NAME, flipped(PAIRS[0][0], 300))
     with pytest.raises(MetadataError):
         [*read_metadata(store, NAME, Access()).items.values()]
 

@@ -12,6 +12,7 @@ from streamxf.codec import BlockInfo, StreamInfo
 from streamxf.errors import AuthenticationError, CodecError
 from streamxf.keys import KeyProvider
 from streamxf.keys.envelope import DataKey
+from tests.altered import bit_flips, flipped
 from tests.polling import SECONDS, WatchedLock
 from tests.samples import KEY
 
@@ -52,8 +53,7 @@ def test_a_block_counts_only_in_its_place(codec, index, last):
 
 
 def test_a_wrong_tag_leaves_zeros(codec):
-    stored = bytearray(codec.encode(memoryview(PLAIN), block_info(codec)))
-    stored[-1] ^= 1
+    stored = flipped(codec.encode(memoryview(PLAIN), block_info(codec)), -1)
     taken: list[bytearray] = []
     with pytest.raises(AuthenticationError):
         codec.decode(memoryview(stored), block_info(codec, taken=taken))
@@ -61,10 +61,7 @@ def test_a_wrong_tag_leaves_zeros(codec):
 
 
 def test_every_flipped_bit_is_found(codec):
-    stored = bytes(codec.encode(memoryview(b"secret"), block_info(codec)))
-    for bit in range(8 * len(stored)):
-        changed = bytearray(stored)
-        changed[bit // 8] ^= 1 << bit % 8
+    for changed in bit_flips(codec.encode(memoryview(b"secret"), block_info(codec))):
         with pytest.raises(AuthenticationError):
             codec.decode(memoryview(changed), block_info(codec))
 

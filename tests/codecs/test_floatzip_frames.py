@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf.codecs.floatzip.kernel import compiled as kernel
+from tests.altered import flipped
 from tests.floatzip_blocks import Change, by_zstd, changed, changes
 
 if kernel is None:
@@ -185,9 +186,8 @@ def test_damage_in_one_of_two(part: str, seed: int) -> None:
     for number in (0, 1):
         kind, length, content = known[number]
         for place in [*range(40), *(choose.randrange(length) for _ in range(30)), *range(length - 10, length)]:
-            damaged = bytearray(content)
-            damaged[place] ^= 1 << choose.randrange(8)
-            blocks = [(kind, length, bytes(damaged)) if k == number else known[k] for k in (0, 1)]
+            damaged = flipped(content, place, 1 << choose.randrange(8))
+            blocks = [(kind, length, damaged) if k == number else known[k] for k in (0, 1)]
             if (found := by_kernel(frame_of(blocks, size), size)) is not None:
                 assert by_zstd(frame_of(blocks, size), size) == found
                 assert found != data or place < 40  # bits of a tree's description may mean nothing
@@ -253,5 +253,5 @@ def test_long_codes_that_follow_each_other(half: int, long: int) -> None:
     assert len(frame) < 6 * len(data) // 8
     assert by_zstd(frame, len(data)) == data == by_kernel(frame, len(data))
     for at in choose.sample(range(9, len(frame)), 100):
-        altered = frame[:at] + bytes([frame[at] ^ 1 << choose.randrange(8)]) + frame[at + 1 :]
+        altered = flipped(frame, at, 1 << choose.randrange(8))
         assert by_kernel(altered, len(data)) in (None, by_zstd(altered, len(data)))

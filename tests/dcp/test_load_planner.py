@@ -38,6 +38,7 @@ from streamxf.format.index import File, Index
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.format.table import ItemTable
 from streamxf.format.trailer import Trailer
+from tests.altered import flipped
 from tests.failing import fails_with
 
 from . import shards
@@ -232,7 +233,7 @@ def test_a_part_that_is_damaged_is_told_as_other_metadata_is(
     trailer = Trailer.parse(data, len(data))
     assert trailer is not None
     last = len(data) - trailer.size - 1  # byte of the last part
-    file.write_bytes(data[:last] + bytes([data[last] ^ 1]) + data[last + 1 :])
+    file.write_bytes(flipped(data, last))
     with pytest.raises(CheckpointException) as caught:
         dcp.load(
             {"b": torch.zeros(8, 2)}, storage_reader=streamxf.FileSystemReader(folder, keys=KEY), planner=planner()

@@ -17,7 +17,7 @@ from streamxf.errors import MetadataError, ParameterError, StreamxfError, Unsupp
 from streamxf.format.limits import NO_PICKLE
 from streamxf.keys import KeyRing
 from streamxf.tools.rekey.rekey import stock
-from tests.altered import flip
+from tests.altered import bit_flips, flip, flipped
 from tests.cli import preloaded
 from tests.dcp.helpers import KEY, assert_same, blank, full_chain, load, save, sections_of
 from tests.storage.stores import MemoryStorage
@@ -120,12 +120,10 @@ def test_a_truncated_one_is_damaged_and_not_of_another_writer(checkpoint: Path, 
 def test_a_flipped_bit_of_the_head_is_damage(checkpoint: Path, state: dict[str, Any]) -> None:
     save(state, checkpoint, CHAINS["zstd"], stock=False)
     metadata = checkpoint / ".metadata"
-    data = bytearray(metadata.read_bytes())
-    for bit in range(64):
-        data[bit // 8] ^= 1 << bit % 8
-        metadata.write_bytes(data)
+    whole = metadata.read_bytes()
+    for head in bit_flips(whole[:8]):
+        metadata.write_bytes(head + whole[8:])
         assert not streamxf.verify(checkpoint).ok
-        data[bit // 8] ^= 1 << bit % 8
 
 
 # -- where it is chosen -------------------------------------------------------------------------------------------
@@ -282,7 +280,7 @@ def test_what_stock_refuses(checkpoint: Path, tmp_path: Path, state: dict[str, A
     metadata = checkpoint / ".metadata"
     whole = metadata.read_bytes()
     for place in range(8, len(whole), max(1, len(whole) // 50)):
-        broken = whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :]
+        broken = flipped(whole, place, 4)
         metadata.write_bytes(broken)
         with pytest.raises(StreamxfError):
             stock(checkpoint)

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 import streamxf
 from streamxf.chain import Chain
 from streamxf.dcp import loader
+from tests.altered import flipped
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 
@@ -121,9 +122,7 @@ def test_damage_among_neighbours_is_found_in_its_block(
     whole = file.read_bytes()
     step = len(whole) / 9  # nearly the stored size of each block: its middle is a block's middle
     for block in range(9):
-        damaged = bytearray(whole)
-        damaged[int((block + 0.5) * step)] ^= 4
-        file.write_bytes(damaged)
+        file.write_bytes(flipped(whole, int((block + 0.5) * step), 4))
         for target in (torch.zeros_like(tensor), torch.zeros(2 * len(tensor))[::2]):
             with pytest.raises(CheckpointException) as caught:
                 dcp.load({"w": target}, storage_reader=streamxf.FileSystemReader(file.parent, keys=keys), no_dist=True)

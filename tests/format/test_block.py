@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from streamxf.errors import BlockError
 from streamxf.format.container import LAST, hash_of, pack_head, parse_head
+from tests.altered import flipped
 
 digests = st.binary(min_size=32, max_size=32)
 indices = st.integers(0, 2**32 - 2)
@@ -29,13 +30,10 @@ def test_round_trip(payload: bytes, digest: bytes, index: int, last: bool) -> No
 def test_whatever_changes_is_found(payload: bytes, digest: bytes, index: int, last: bool, data: st.DataObject) -> None:
     head = pack_head(digest, index, last, memoryview(payload))
     bit = data.draw(st.integers(0, 8 * len(payload) - 1))
-    flipped = bytearray(payload)
-    flipped[bit // 8] ^= 1 << bit % 8
-    another = bytes([digest[0] ^ 1]) + digest[1:]
     for wrong in (
-        (digest, index, flipped),
+        (digest, index, flipped(payload, bit // 8, 1 << bit % 8)),
         (digest, index + 1, payload),
-        (another, index, payload),
+        (flipped(digest, 0), index, payload),
         (digest, index, payload[:-1]),
         (digest, index, payload + b"\0"),
     ):

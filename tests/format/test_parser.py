@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from streamxf.errors import BlockError, ContainerError, StreamxfError
 from streamxf.format.container import NEED_DATA, Block, ContainerParser, End, check_stored
 from streamxf.format.header import Header
+from tests.altered import bit_flips, flipped
 from tests.forge import BOUND, HASHED, PUBLISHED, Parts, Places, identity_of
 from tests.samples import BLOCK, data_of
 
@@ -109,12 +110,9 @@ def test_every_truncation_is_an_error(hashed: bool) -> None:
 
 @pytest.mark.parametrize("hashed", [False, True])
 def test_every_flipped_bit_is_an_error(hashed: bool) -> None:
-    data = bytearray(parts_of(b"four", hashed=hashed).container())
-    for at in range(8 * len(data)):
-        data[at // 8] ^= 1 << at % 8
+    for damaged in bit_flips(parts_of(b"four", hashed=hashed).container()):
         with pytest.raises(ContainerError):
-            events([bytes(data)])
-        data[at // 8] ^= 1 << at % 8
+            events([damaged])
 
 
 def test_blocks_beyond_the_largest_stream_are_refused_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,10 +129,8 @@ def test_blocks_beyond_the_largest_stream_are_refused_as_they_come(monkeypatch: 
 
 
 def test_dead_after_an_error() -> None:
-    damaged = bytearray(THREE)
-    damaged[200] ^= 1
     parser = ContainerParser()
-    parser.feed(bytes(damaged))
+    parser.feed(flipped(THREE, 200))
     assert isinstance(parser.next_event(), Header)
     with pytest.raises(StreamxfError) as first:
         parser.next_event()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from streamxf.errors import ContainerError
 from streamxf.format import container
 from streamxf.format.header import Header
+from tests.altered import bit_flips
 from tests.forge import crc_of
 from tests.samples import BLOCK
 
@@ -92,12 +93,9 @@ def test_a_container_of_another_size(size: int) -> None:
 
 
 def test_every_flipped_bit_is_found() -> None:
-    tail = bytearray(tail_of(LENGTHS, RAW))
-    for bit in range(8 * len(tail)):
-        tail[bit // 8] ^= 1 << bit % 8
+    for tail in bit_flips(tail_of(LENGTHS, RAW)):
         with pytest.raises(ContainerError):
-            read_tail(bytes(tail), SIZE)
-        tail[bit // 8] ^= 1 << bit % 8
+            read_tail(tail, SIZE)
 
 
 def test_another_containers_table() -> None:
@@ -151,8 +149,5 @@ def test_hashed_blocks_are_not_taken_at_a_glance() -> None:
 
 
 def test_no_flipped_bit_is_overlooked_at_a_glance() -> None:
-    stored = bytearray(lone(b"payload", 9))
-    for bit in range(8 * START, 8 * len(stored)):
-        stored[bit // 8] ^= 1 << bit % 8
+    for stored in bit_flips(lone(b"payload", 9), START):
         assert container.lone_block(memoryview(stored), PLAIN) is None
-        stored[bit // 8] ^= 1 << bit % 8

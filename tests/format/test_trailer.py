@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from streamxf.errors import MetadataError, UnsupportedError
 from streamxf.format.limits import MAX_KEY_LINE, MAX_ROOT, TRAILER_BYTES
 from streamxf.format.trailer import Sections, Trailer, pack, pack_keys
+from tests.altered import bit_flips
 from tests.forge import METADATA_MAGIC, MetadataParts
 
 
@@ -42,15 +43,12 @@ def test_round_trip(head: bytes, parts: bytes, root: bytes, keys: bytes) -> None
 
 
 def test_whatever_changes_behind_the_parts_is_found() -> None:
-    data = pack(b"head", b"parts", b"root", b"keys")
-    for bit in range(8 * 9, 8 * len(data)):
-        changed = bytearray(data)
-        changed[bit // 8] ^= 1 << bit % 8
-        if bytes(changed[-8:]) != METADATA_MAGIC:
-            assert read(bytes(changed)) is None  # another writer's, whose pickle this is not
+    for changed in bit_flips(pack(b"head", b"parts", b"root", b"keys"), 9):
+        if changed[-8:] != METADATA_MAGIC:
+            assert read(changed) is None  # another writer's, whose pickle this is not
             continue
         with pytest.raises(MetadataError):
-            read(bytes(changed))
+            read(changed)
 
 
 @pytest.mark.parametrize("data", [b"", b"x", b"a pickle of torch's" * 9, METADATA_MAGIC + b"\0"])

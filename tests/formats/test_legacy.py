@@ -19,6 +19,7 @@ import streamxf
 from streamxf.errors import ContainerError, PolicyError, StreamxfError, UnsupportedError
 from streamxf.torchsave import legacy
 from streamxf.torchsave.archive import Archive
+from tests.altered import flipped
 from tests.archives import old_form, redirected, saved
 from tests.dcp.helpers import assert_same
 from tests.objects.pickles import number
@@ -144,7 +145,7 @@ def test_a_file_of_holes_is_not_read(tmp_path: Path) -> None:
 def test_a_flipped_bit_is_refused_or_reads_as_torch_reads_it(tmp_path: Path, bit: int) -> None:
     path, data = tmp_path / "old.pt", old_form(STATE)
     for at in range(len(data)):
-        path.write_bytes(data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :])
+        path.write_bytes(flipped(data, at, bit))
         try:
             found = read(path)
         except StreamxfError:

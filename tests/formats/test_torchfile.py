@@ -31,6 +31,7 @@ from streamxf.format.items import ObjectItem, TensorItem
 from streamxf.formats.contents import Format
 from streamxf.formats.opening import contents_of
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
+from tests.altered import flipped
 from tests.archives import redirected
 from tests.archives import saved as saved_bytes
 from tests.dcp.helpers import assert_same
@@ -407,9 +408,7 @@ def test_damaged_pickles_raise_nothing_else(tmp_path: Path, zipped: bool) -> Non
     data = path.read_bytes()
     begin = contents_at(path).items["n.b"].places[0].at
     for at in range(begin, begin + 300, 3):
-        changed = bytearray(data)
-        changed[at] ^= 0x55
-        path.write_bytes(changed)
+        path.write_bytes(flipped(data, at, 0x55))
         try:
             read(path)
         except (ContainerError, MetadataError, PolicyError, UnsupportedError) as error:

@@ -5,15 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from streamxf.manager.record import numbers_in
+from tests import altered
 
 from .killed import finished, losses
 
 
 def flip(path: Path) -> None:
     """Turn over one bit somewhere."""
-    data = bytearray(path.read_bytes())
-    data[random.Random(path.name).randrange(len(data))] ^= 1 << 4
-    path.write_bytes(data)
+    altered.flip(path, random.Random(path.name).randrange(path.stat().st_size), 1 << 4)
 
 
 def truncate(path: Path) -> None:

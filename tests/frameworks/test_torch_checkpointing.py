@@ -9,6 +9,7 @@ import torch
 
 import streamxf
 from streamxf.errors import BlockError, ChainError, ContainerError, KeyMissingError, PolicyError
+from tests.altered import flip
 from tests.dcp.helpers import KEY, OTHER_KEY, assert_same
 
 from .damaged import assert_falls_back
@@ -66,12 +67,10 @@ def test_the_error_says_which_file_is_damaged(at: float | None, tmp_path: Path) 
     """torch_checkpointing reads into memory that it then closes, and no view of it may be left."""
     manager(ChainStorageConfig()).save(str(tmp_path / "saved"), state())
     path = tmp_path / "saved" / "model_0.pt"
-    data = bytearray(path.read_bytes())
     if at is None:
-        data.clear()
+        path.write_bytes(b"")
     else:
-        data[max(0, int(at * len(data)) - 1)] ^= 1
-    path.write_bytes(data)
+        flip(path, max(0, int(at * path.stat().st_size) - 1))
     with pytest.raises(ContainerError) as caught:
         load(ChainStorageConfig(), tmp_path / "saved")
     assert caught.value.file == str(path)

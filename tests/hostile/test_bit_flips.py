@@ -8,6 +8,7 @@ import zstandard
 
 from streamxf import Encrypt
 from streamxf.errors import AuthenticationError, IdentityError, MetadataError, PolicyError
+from tests.altered import bit_flips, flipped
 from tests.dcp.helpers import error_of
 from tests.forge import frame_of, split_metadata
 from tests.reference_codecs import Refused
@@ -23,12 +24,7 @@ ROW = "bit flip"
 
 def flips(whole: bytes, but: set[int] = frozenset()) -> Iterator[tuple[int, bytes]]:
     """Each bit's number, and `whole` with that bit flipped."""
-    changed = bytearray(whole)
-    for position in range(len(whole)):
-        for bit in range(8) if position not in but else ():
-            changed[position] ^= 1 << bit
-            yield 8 * position + bit, bytes(changed)
-            changed[position] ^= 1 << bit
+    return ((bit, changed) for bit, changed in enumerate(bit_flips(whole)) if bit // 8 not in but)
 
 
 def mended_flips(container: Container) -> Iterator[tuple[int, bytes]]:
@@ -54,8 +50,8 @@ def test_every_bit_of_the_data(row: Row, small: Checkpoint) -> None:
 @on("own, keyed", "own, unkeyed")
 def test_every_bit_of_the_metadata(row: Row, small: Checkpoint) -> None:
     start = len(split_metadata(small.metadata).pickled)
-    for case, (number, flipped) in enumerate(row.share(flips(small.metadata[start:]), 3)):
-        error = row.refuse(f"bit {number}", small.with_metadata, small.metadata[:start] + flipped)
+    for case, (number, altered) in enumerate(row.share(flips(small.metadata[start:]), 3)):
+        error = row.refuse(f"bit {number}", small.with_metadata, small.metadata[:start] + altered)
         assert error.file == str(small.metadata_file)
         if case % 66 == 0:
             whole = error_of(small.load_whole)
@@ -68,8 +64,8 @@ def test_every_bit_of_the_metadata(row: Row, small: Checkpoint) -> None:
 def test_no_bit_of_the_pickle_matters(row: Row, small: Checkpoint) -> None:
     """It is for torch's own readers."""
     parts = split_metadata(small.metadata)
-    for number, flipped in row.share(flips(parts.pickled), 10):
-        data = flipped + small.metadata[len(parts.pickled) :]
+    for number, altered in row.share(flips(parts.pickled), 10):
+        data = altered + small.metadata[len(parts.pickled) :]
         assert row.refuse_or_equal(f"bit {number}", small.right, small.with_metadata, data) is None
 
 
@@ -157,6 +153,4 @@ def test_the_second_decoder_refuses_them_too(row: Row, chain: str) -> None:
 def test_errors_name_the_item_that_was_hit(row: Row, small: Checkpoint) -> None:
     for name, (start, stop) in small.places.items():
         for position in range(start, stop, 7 if row.every else 71):
-            data = bytearray(small.data)
-            data[position] ^= 16
-            assert row.refuse(position, small.with_data, bytes(data)).item == name
+            assert row.refuse(position, small.with_data, flipped(small.data, position, 16)).item == name

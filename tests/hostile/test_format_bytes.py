@@ -15,6 +15,7 @@ from streamxf.checkpoint.notes import parse_note, seal_note
 from streamxf.errors import AuthenticationError, UnsupportedError
 from streamxf.format.limits import NO_PICKLE
 from streamxf.keys import KeyRing
+from tests.altered import bit_flips
 from tests.dcp.helpers import KEY, full_chain
 from tests.forge import MetadataParts, prefix_of, split_metadata
 from tests.reference_codecs import Refused
@@ -45,10 +46,8 @@ chains = pytest.mark.parametrize("chain", CHAINS)
 
 def flips(format_bytes: bytes) -> Iterator[tuple[int, bytes]]:
     """Which of the four bytes is another, and what they are then."""
-    for bit in range(8 * len(format_bytes)):
-        changed = bytearray(format_bytes)
-        changed[bit // 8] ^= 1 << bit % 8
-        yield bit // 8, bytes(changed)
+    for bit, changed in enumerate(bit_flips(format_bytes)):
+        yield bit // 8, changed
 
 
 def judge(row: Row, place: int, keyed: bool, right: Any, refusal: type[Exception], load: Any, data: bytes) -> None:

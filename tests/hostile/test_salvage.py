@@ -9,6 +9,7 @@ import torch
 import zstandard
 
 import streamxf
+from tests.altered import flipped
 from tests.forge import frame_of, identity_of, split_metadata, take_container_apart
 
 from .rows import Row, six
@@ -24,10 +25,9 @@ def state() -> dict[str, Any]:
 
 
 def flips(whole: bytes, but: set[int] = frozenset()) -> Iterator[tuple[int, bytes]]:
-    for position in range(len(whole)):
-        if position not in but:
-            bit = position % 8
-            yield 8 * position + bit, whole[:position] + bytes([whole[position] ^ 1 << bit]) + whole[position + 1 :]
+    for at in range(len(whole)):
+        if at not in but:
+            yield 8 * at + at % 8, flipped(whole, at, 1 << at % 8)
 
 
 def salvaged(target: Checkpoint, *, judge: bool = True, **options: Any) -> str:

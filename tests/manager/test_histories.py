@@ -26,6 +26,7 @@ from streamxf.manager import holds
 from streamxf.manager.choice import choose
 from streamxf.manager.latest import latest_in
 from streamxf.manager.listing import list_checkpoints
+from tests.altered import flipped
 from tests.manager.adversary import STRANGE, Adversary
 from tests.manager.canned import checkpoint, data_of
 from tests.manager.model import DAY, Folder
@@ -337,7 +338,7 @@ class Histories(Adversary):
         folder, files = self.model.folders[name], dict(self.files[name])
         path, own = data_of(files), ".streamxf-commit" if name in self.committed else ".metadata"
         if kind in ("flip", "cut", "data"):
-            files[path] = flipped(files[path]) if kind == "flip" else files[path][: len(files[path]) // 2]
+            files[path] = damaged(files[path]) if kind == "flip" else files[path][: len(files[path]) // 2]
             self.place.put(f"{name}/{path}", files[path])
             if kind == "data":
                 self.place.remove(f"{name}/{path}")
@@ -350,7 +351,7 @@ class Histories(Adversary):
                 self.own(name, files, Folder("", True, self.time_of(name), None))
             return
         else:
-            files[own] = flipped(self.place.below(name)[own]) if kind == "garbled" else b""
+            files[own] = damaged(self.place.below(name)[own]) if kind == "garbled" else b""
             self.place.put(f"{name}/{own}", files[own], self.now)
             if name in self.committed and ".metadata" in files and self.keying.strict:
                 # which keys verify: beside that, a record that they do not counts for nothing
@@ -442,10 +443,10 @@ def named(steps: set[int]) -> set[str]:
     return {f"step-{step}" for step in steps}
 
 
-def flipped(data: bytes | str) -> bytes:
+def damaged(data: bytes | str) -> bytes:
     assert isinstance(data, bytes)
     middle = len(data) - 300 if len(data) > 900 else len(data) // 2  # in the index, and not in torch's pickle
-    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+    return flipped(data, middle)
 
 
 ALL = [pytest.param(12, marks=pytest.mark.exhaustive, id=f"part-{part}") for part in range(1, 281)]

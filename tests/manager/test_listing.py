@@ -8,6 +8,7 @@ from streamxf.manager.latest import latest
 from streamxf.manager.listing import Run, list_checkpoints
 from streamxf.storage.local import LocalStorage
 from streamxf.tools.clean import clean
+from tests.altered import flipped
 from tests.forge import pack_columns, split_metadata, unpack_columns
 
 from .runs import resumed, saved_run
@@ -26,7 +27,7 @@ def test_any_flipped_bit_of_an_index_is_shown(run: Path) -> None:
     begin = len(parts.pickled)
     assert len(data) - begin > 600
     for at in range(begin, len(data)):
-        file.write_bytes(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
+        file.write_bytes(flipped(data, at, 1 << at % 8))
         record = Run(LocalStorage(run)).record("step-2")
         assert record is not None
         assert record.damaged, at

@@ -11,6 +11,7 @@ import torch
 
 from streamxf.errors import MetadataError, ObjectError, is_damage
 from streamxf.torchsave.objects import Objects
+from tests.altered import flipped
 from tests.archives import saved
 from tests.failing import fails_with
 
@@ -65,12 +66,11 @@ def test_what_there_is_no_memory_for_is_no_damage(fails: Any, monkeypatch: pytes
 
 
 def test_a_flipped_bit_of_what_a_class_is_given_is_damage(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = bytearray(filled())
-    at = data.index(torch.ones(3).numpy().tobytes())
-    data[at] ^= 1
+    data = filled()
+    damaged = flipped(data, data.index(torch.ones(3).numpy().tobytes()))
     monkeypatch.setattr(Filled, "fails", FAILS["its own error"])
     with pytest.raises(MetadataError, match="does not match its CRC-32"):
-        Objects(safe_globals=[Filled]).load(bytes(data), 1000)
+        Objects(safe_globals=[Filled]).load(damaged, 1000)
 
 
 @pytest.mark.parametrize("device", ["cuda:3", "xpu:7", "a_vendor:0"])

@@ -19,6 +19,7 @@ from streamxf.torchsave import objects, writing
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 from streamxf.torchsave.check import Check, Maker, numbers_in
 from streamxf.torchsave.objects import Objects
+from tests.altered import flipped
 from tests.archives import saved
 
 from .pickles import archive
@@ -109,7 +110,7 @@ def test_a_small_file_is_recognized_at_any_size() -> None:
 
 def test_a_file_with_any_other_byte_is_not_recognized() -> None:
     file = writing.saved([1, 0.5])
-    others = [file[:at] + bytes([file[at] ^ 1 << at % 8]) + file[at + 1 :] for at in range(len(file))]
+    others = [flipped(file, at, 1 << at % 8) for at in range(len(file))]
     others += [file[:-1], file[1:], file + b"\0", file[-300:], file[:40], b"", saved([1, 0.5])]
     assert [writing.pickle_in(other) for other in others] == [None] * len(others)
 

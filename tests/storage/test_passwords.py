@@ -21,6 +21,7 @@ from streamxf.keys.key import Key
 from streamxf.keys.location import format_key
 from streamxf.storage import abilities
 from streamxf.storage.opening import open_storage
+from tests.altered import flipped
 
 PASSWORD = "hunter2"
 RUN = f"vault://user:{PASSWORD}@host/run"
@@ -64,9 +65,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def damage(name: str) -> None:
     (path,) = (path for path in Vault.store if path.startswith(f"/run/{name}/__") and path.endswith(".distcp"))
-    data = bytearray(Vault.store[path].getvalue())
-    data[len(data) // 2] ^= 1
-    Vault().pipe(path, bytes(data))
+    Vault().pipe(path, flipped(Vault.store[path].getvalue()))
 
 
 def load(path: str) -> None:

@@ -25,6 +25,7 @@ from streamxf.manager.removal import files_of
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage, StorageEntry
 from streamxf.testing import FILES, ConformanceError, check_storage
+from tests.altered import flipped
 from tests.dcp.s3_server import storage as s3_options
 from tests.manager.runs import complete, resumed, saved_run, state_at
 from tests.storage.stores import HttpStorage, MemoryStorage, web_server
@@ -53,9 +54,7 @@ def copied(path: Path, storage: Storage) -> Storage:
 
 def damaged(storage: Storage) -> None:
     (name,) = (each.name for each in storage.entries() if each.name.endswith(".distcp"))
-    data = bytearray(storage.read(name, 0, 2**30))
-    data[len(data) // 2] ^= 1
-    storage.write(name, data)
+    storage.write(name, flipped(storage.read(name, 0, 2**30)))
 
 
 # -- the suite ---------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from streamxf.errors import AbortedError, ContainerError, KeyMissingError, Polic
 from streamxf.keys import KeyRing
 from streamxf.registry import CodecRegistry
 from streamxf.stream.plain import read_file
+from tests.altered import flipped
 from tests.forge import take_apart
 from tests.samples import BLOCK, FULL, KEY, OneWay, data_of, encode
 
@@ -22,15 +23,14 @@ def spoil(file: bytes, block: int) -> bytes:
     """The file with one bit of a block's payload flipped, and its CRC made right."""
     parts = take_apart(file)
     blocks = list(parts.blocks)
-    payload = bytearray(blocks[block][1])
-    payload[len(payload) // 2] ^= 1
-    blocks[block] = (blocks[block][0], bytes(payload))
+    last, payload = blocks[block]
+    blocks[block] = (last, flipped(payload))
     return parts.change(blocks=tuple(blocks)).pack()
 
 
 def test_a_pipe_holds_the_last_block_back():
     """Damage behind the last block keeps that block, and only that, from being read."""
-    for damaged in (FILE[:-1], FILE + b"\0", FILE[:-9] + bytes([FILE[-9] ^ 1]) + FILE[-8:]):
+    for damaged in (FILE[:-1], FILE + b"\0", flipped(FILE, -9)):
         with streamxf.open(OneWay(damaged), keys=KEY) as file:
             got = b""
             with pytest.raises(ContainerError):
@@ -188,12 +188,11 @@ class Remote(fsspec.spec.AbstractBufferedFile):
 
 @pytest.mark.parametrize("at", [2, len(FILE) // 2, len(FILE) - 2], ids=["begin", "middle", "end"])
 def test_an_open_file_is_named_as_far_as_it_has_a_name(at, tmp_path):
-    damaged = bytearray(FILE)
-    damaged[at] ^= 1
+    damaged = flipped(FILE, at)
     path = tmp_path / "file.sxf"
     path.write_bytes(damaged)
     with open(path, "rb") as file, open(path, "rb") as raw, open(raw.fileno(), "rb", closefd=False) as unnamed:
-        opened = {file: str(path), Remote(bytes(damaged)): "memory:///bucket/file.sxf", unnamed: None}
+        opened = {file: str(path), Remote(damaged): "memory:///bucket/file.sxf", unnamed: None}
         for source, name in opened.items():
             with pytest.raises(StreamxfError) as caught, streamxf.open(source, keys=KEY) as reader:
                 reader.read()

@@ -7,6 +7,7 @@ import pytest
 import streamxf
 from streamxf import Encrypt
 from streamxf.errors import AuthenticationError, BlockError
+from tests.altered import flipped
 from tests.forge import take_apart
 from tests.reference_codecs import Refused
 from tests.reference_decoder import read_plain
@@ -28,9 +29,8 @@ def refuse(read, file: bytes, kind: type[Exception]) -> None:
 
 def with_byte_of_block(index: int, at: int) -> bytes:
     """The file with one byte of a block's head or payload altered, and nothing mended."""
-    file, payload = bytearray(PARTS.pack()), PARTS.blocks[index][1]
-    file[file.index(payload) - 8 + at] ^= 1
-    return bytes(file)
+    file = PARTS.pack()
+    return flipped(file, file.index(PARTS.blocks[index][1]) - 8 + at)
 
 
 def test_an_authentic_tag_stands_for_the_crc_of_a_large_block_but_not_for_verify(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 import streamxf
 from streamxf import errors
 from streamxf.storage.storage import LOCK
-from tests.altered import flip
+from tests.altered import flip, flipped
 from tests.dcp.helpers import KEY, OTHER_KEY, assert_same, data_files, full_chain, load, save, sections_of
 from tests.dcp.shards import save_shards
 from tests.dcp.test_publishing import LEFTOVERS, NOT_OURS, plant, state_of
@@ -118,7 +118,7 @@ def test_no_flipped_bit_makes_a_leftover_of_a_file(checkpoint: Path, keys: Any, 
     whole = metadata.read_bytes()
     pickled = len(sections_of(checkpoint)[0])
     for place in (*range(0, pickled, 40), *range(pickled, len(whole), 3)):
-        metadata.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+        metadata.write_bytes(flipped(whole, place, 1 << place % 8))
         try:
             report = streamxf.clean(checkpoint, keys=given)
         except errors.StreamxfError:

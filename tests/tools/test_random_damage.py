@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from streamxf import load_intact, verify
 from streamxf.errors import StreamxfError
+from tests.altered import flipped
 from tests.dcp.helpers import assert_same, blank, error_of, load, sections_of
 from tests.dcp.shards import rows, save_shards
 from tests.tools.salvage.test_salvage import CHAINS, flat, keys_of
@@ -74,7 +75,7 @@ def hurt(file: Path, fault: tuple[str, int, int, int]) -> None:
     begin = len(data) * at // 1000
     end = min(len(data), begin + 1 + len(data) * length // 1000)
     if what == "flip" and data:
-        data = data[:begin] + bytes([data[begin] ^ 1 << bit]) + data[begin + 1 :]
+        data = flipped(data, begin, 1 << bit)
     elif what == "zero":
         data = data[:begin] + bytes(end - begin) + data[end:]
     elif what == "cut":

@@ -36,6 +36,7 @@ from streamxf.storage.local import LocalStorage
 from streamxf.storage.storage import Storage
 from streamxf.tools.rekey import holders
 from streamxf.tools.rekey.recipients import Recipient
+from tests.altered import bit_flips
 from tests.dcp.fsspec_checks import load_from, save_to
 from tests.dcp.helpers import assert_same, full_chain, index_of, load, load_with, refused, save, sections_of
 from tests.dcp.shards import save_as_ranks
@@ -338,11 +339,7 @@ def test_every_bit_of_small_metadata(checkpoint: Path) -> None:
     """Whichever bit of index, keys and trailer was flipped: an error of ours, and nothing is written."""
     save({"w": torch.zeros(1)}, checkpoint, [Encrypt(KEY)])
     file = checkpoint / ".metadata"
-    whole = file.read_bytes()
-    begin = len(sections_of(checkpoint)[0])
-    for position in range(8 * begin, 8 * len(whole), 5):
-        data = bytearray(whole)
-        data[position // 8] ^= 1 << position % 8
+    for data in bit_flips(file.read_bytes(), len(sections_of(checkpoint)[0]), 5):
         file.write_bytes(data)
         with pytest.raises(StreamxfError):
             streamxf.rekey(checkpoint, keys=KEY, recipients=OTHER_KEY)

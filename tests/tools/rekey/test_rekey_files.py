@@ -14,6 +14,7 @@ from streamxf.format.limits import HEADER_FIXED_BYTES
 from streamxf.format.plain import PREFIX_START_BYTES, SEAL_END_BYTES, pack_prefix, parse_prefix, prefix_size, seal_size
 from streamxf.keys import KeyRing
 from streamxf.tools.rekey import holders
+from tests.altered import flip
 
 OLD, NEW, OTHER = (Key(bytes(range(start, start + 32))) for start in (0, 1, 2))
 DATA = bytes(range(256)) * 20_000
@@ -155,12 +156,11 @@ def test_a_list_that_was_altered(file: Path) -> None:
 
 @pytest.mark.parametrize("part", ["prefix", "header", "table", "footer", "seal"])
 def test_a_file_that_is_damaged_around_its_blocks(file: Path, part: str) -> None:
-    data = bytearray(file.read_bytes())
-    prefix, middle, _ = parts(bytes(data))
+    prefix, middle, _ = parts(file.read_bytes())
     end = len(prefix) + len(middle)
     position = {"prefix": 20, "header": len(prefix) + 60, "table": end - 22, "footer": end - 15, "seal": end + 10}[part]
-    data[position] ^= 1
-    file.write_bytes(data)
+    flip(file, position)
+    data = file.read_bytes()
     for action in (lambda: streamxf.rekey(file, keys=OLD, recipients=NEW), lambda: streamxf.recipients(file)):
         with pytest.raises(errors.ContainerError):
             action()

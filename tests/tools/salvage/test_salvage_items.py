@@ -20,7 +20,7 @@ from streamxf.tools.diff.diff import diff
 from streamxf.tools.salvage.fill import Filler
 from streamxf.tools.salvage.salvage import salvage
 from tests import archives
-from tests.altered import flip
+from tests.altered import flip, flipped
 from tests.dcp.helpers import assert_same, blank, load
 from tests.dcp.shards import rows, save_shards
 
@@ -64,7 +64,7 @@ def test_a_damaged_stream_of_torchs_own_zstandard(tmp_path: Path) -> None:
     data = file.read_bytes()
     lost = 0
     for at in range(place.offset, place.offset + place.length, 5):
-        file.write_bytes(data[:at] + bytes([data[at] ^ 16]) + data[at + 1 :])
+        file.write_bytes(flipped(data, at, 16))
         found = streamxf.load_intact(tmp_path / "stock")
         assert set(found.lost) <= {"x"}
         assert_same({name: found.state_dict[name] for name in OTHERS}, OTHERS)

@@ -13,7 +13,7 @@ from torch._C import PyTorchFileReader
 
 import streamxf
 from streamxf import Key, errors
-from tests.altered import flip, without_crcs
+from tests.altered import flip, flipped, without_crcs
 from tests.progress.recorder import Recorder
 from tests.sealing import container, zstd
 from tests.sealing import plain as plain_of
@@ -64,7 +64,7 @@ def test_every_flipped_byte_is_found(tmp_path: Path, keyed: bool, with_key: bool
     whole = path.read_bytes()
     assert streamxf.verify(path, keys=keys).ok
     for position in range(len(whole)):
-        path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+        path.write_bytes(flipped(whole, position))
         if position < 8 and keys is not None:  # for all that is known, it was never encrypted
             with pytest.raises(errors.StreamxfError):
                 streamxf.verify(path, keys=keys)
@@ -161,7 +161,7 @@ def test_torch_every_flipped_byte_is_found_or_does_no_harm(torch_file: Path) -> 
     expected = torch.load(torch_file, weights_only=True)
     found = 0
     for position in range(4, len(whole), 7):
-        torch_file.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+        torch_file.write_bytes(flipped(whole, position))
         try:
             ok = streamxf.verify(torch_file).ok
         except errors.StreamxfError:
@@ -182,13 +182,13 @@ def test_torch_what_a_flipped_bit_of_the_directory_keeps_from_loading_is_found(t
     whole = torch_file.read_bytes()
     missed = []
     for position in range(whole.index(b"PK\1\2"), len(whole)):
-        torch_file.write_bytes(whole[:position] + bytes([whole[position] ^ bit]) + whole[position + 1 :])
+        torch_file.write_bytes(flipped(whole, position, bit))
         try:
             missed += [position] * streamxf.verify(torch_file).ok
         except errors.StreamxfError:
             """It is found."""
     for position in missed:
-        torch_file.write_bytes(whole[:position] + bytes([whole[position] ^ bit]) + whole[position + 1 :])
+        torch_file.write_bytes(flipped(whole, position, bit))
         assert torch.load(torch_file, weights_only=True)["step"] == 7, position
         PyTorchFileReader(str(torch_file)).get_record_offset("data/0")
 

@@ -20,6 +20,7 @@ from streamxf import Checksum
 from streamxf.errors import MetadataError
 from streamxf.tools.verify.reading import GuardedAccess
 from streamxf.torchsave.objects import check_records
+from tests.altered import flipped
 from tests.dcp.helpers import data_files, index_of, rewrite_index, rewrite_pickle, save, sections_of
 from tests.dcp.shards import save_as_ranks
 from tests.forge import CONTAINER_MAGIC, LAST, Parts, with_crc
@@ -98,9 +99,7 @@ def test_containers_between_rubbish_are_found(tmp_path: Path) -> None:
         assert report.items == 2, name
         assert {damage.item for damage in report.damaged} == {None}, name
         assert len(report.damaged) == (1 if not between else 4), name
-        flipped = bytearray(cut["a"])
-        flipped[-5000] ^= 1
-        file.write_bytes(between + flipped + between + cut["b"])
+        file.write_bytes(between + flipped(cut["a"], -5000) + between + cut["b"])
         assert "a" in {damage.item for damage in streamxf.verify(tmp_path).damaged}, name
 
 
