@@ -131,6 +131,8 @@ def choose(
                 return choice
             raise _none(run, choice, name)
         choice.index_id, folder = choice.record.save_id, run.folder(choice.record.name)
+        if not run.is_still(choice.record, folder):
+            continue  # somebody has put another there, which an object store's marks do not show
         if folder.by_framework:
             choice.index_id, choice.has_index = folder.index_id, bool(folder.metadata)
             if choice.check == "sample":

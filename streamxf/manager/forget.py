@@ -348,7 +348,7 @@ def leftovers(run: Run, folder: Folder, session: str, *, again: bool = False) ->
     record = run.record(folder.name, folder)
     if record is not None and record.complete:
         return [SAVING]  # it was killed after it had published, or over what is there
-    if run.has_published(folder.name) and not saving.framework:
+    if run.may_be_lost(folder):
         return []  # which has lost its metadata: nobody knows whose data this is
     run_id = run.ids.get(series_of(folder.name))
     if saving.run != (run_id or run.run_id) or (run_id is None and not again and folder.metadata):

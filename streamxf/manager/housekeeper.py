@@ -18,7 +18,7 @@ from streamxf.errors import ForeignError, MetadataError, NoCheckpointError, Para
 from streamxf.format.items import check_literal_path
 from streamxf.manager import notes
 from streamxf.manager.choice import Verify, check_alone, digest_of
-from streamxf.manager.folder import Folder, checksum_of
+from streamxf.manager.folder import checksum_of
 from streamxf.manager.forget import finish, forget_in, leftovers
 from streamxf.manager.holds import has_no_place, put_hold
 from streamxf.manager.listing import Run, written
@@ -187,8 +187,8 @@ class Housekeeper:
         self._size = next((record.bytes for record in reversed(records) if record.counts and record.bytes), 0)
         if self._run.authority.blind and (older := [record for record in records if record.complete]):
             _log.warning(
-                "%s: %s of earlier jobs, %s, stay regardless of the rules: this job can verify only its own. Give the "
-                "chain's Encrypt a signer",
+                "%s: %s of earlier jobs, %s, stay regardless of the rules: this job can verify only its own, and "
+                "without run_id= what it saves is another run. Give the chain's Encrypt a signer",
                 self._storage.label(),
                 many(len(older), "checkpoint"),
                 size_text(sum(record.bytes or 0 for record in older)),
@@ -209,18 +209,6 @@ class Housekeeper:
         _logging("what killed saves left could not be removed", tidy)
         _logging("older checkpoints could not be removed", self._forget, {})
 
-    def _replaced(self, folder: Folder, line: Line) -> Record | None:
-        """The checkpoint in whose place a save begins, if it can be read; its line is noted beside that of the save."""
-        old: Record | None = None
-        before: tuple[Line, ...] | None = None if folder.files else ()
-        with suppress(OSError, ForeignError):
-            old = self._run.record(folder.name, folder) if folder.metadata or COMMIT in folder.files else None
-        if old is not None and old.counts and not old.damaged:
-            before = (old.line,)
-        begin, run_id = self._run.saves.begin, str(self._run.run_id)
-        _logging("the line could not be noted", begin, folder.name, run_id, before, line)
-        return old
-
     def _note(self, name: str, save: _Save) -> None:
         storage, run = self._storage, self._run
         if storage.is_link(name):
@@ -229,7 +217,9 @@ class Housekeeper:
         folder = run.folder(name)
         files, ours = folder.files, folder.contents()
         published = {path for path in folder.top if is_metadata_name(path)}
-        old = self._replaced(folder, save.facts.line)
+        old: Record | None = None  # if it can be read
+        with suppress(OSError, ForeignError):
+            old = run.record(name, folder) if published or COMMIT in files else None
         left = {*leftovers(run, folder, self._sessions.own.id, again=True)} - {SAVING}
         # which would go on to tell of what is replaced; on a local disk also what is no file, and would be in the way
         gone = left | ({COMMIT, REMOVED} if storage.near else files.keys() & {COMMIT, REMOVED})
@@ -264,6 +254,10 @@ class Housekeeper:
         if left & published:  # only the note that is replaced says that these were never committed
             remove_tree(storage, name, sorted(left), [])
         put_small(storage, f"{name}/{SAVING}", run.authority.seal(saving.to_json(), Saving.of_json), sync=False)
+        # after that mark: who reads an object store meanwhile remembers nothing of what has one
+        known = old is not None and old.counts and not old.damaged
+        before = (old.line,) if old is not None and known else None if files else ()
+        _logging("the line could not be noted", run.saves.begin, name, save.facts.run, before, save.facts.line)
         if gone:  # not before: what cannot be noted does not begin, and leaves what is there
             remove_tree(storage, name, sorted(gone), [])
 

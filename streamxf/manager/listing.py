@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 import re
@@ -30,7 +29,6 @@ from streamxf.wording import some
 _OF_CHECKPOINTS = {COMMIT, SAVING, REMOVED, "scheduler.pt", "scheduler.bin"}  # of frameworks, that is
 _AT_ONCE = 16  # folders of an object store that are looked at
 _MARKED = (GLOBAL, COMMIT)  # the first of these that is there says which checkpoint a folder holds
-_UNREADABLE = frozenset({errno.EIO, errno.EACCES, errno.EPERM})
 _OUT = "a link that leads out of the run"
 AWAY = "a checkpoint was here, and the folder is empty: mount it, or remove the folder"
 
@@ -261,9 +259,7 @@ class Run:
             folder = folder or self.folder(name)
             record = folder.record()
             away = not folder.files and (folder.is_link or self._is_away(name))
-        except (OSError, ForeignError) as error:  # of a bad sector, or of a server
-            if isinstance(error, OSError) and error.errno not in _UNREADABLE:
-                raise
+        except (OSError, ForeignError) as error:  # of a sector, a mount or a server; an older one stops nobody
             if isinstance(error, OSError) and error.filename is None:
                 error.filename = self.storage.label(name)
             self._unread[name] = error
@@ -276,10 +272,11 @@ class Run:
             return Record(name, kind="foreign", newer=True, link=folder.place.label(), note=note)
         self._known.pop(name, None)
         lasts = record is not None and record.complete and record.verified and not (record.note or record.other_notes)
-        if record is not None and lasts and mark is not None and not (record.kind == "unclaimed" and record.run):
+        # a save that is under way may be killed once it has published, before its note has another tag
+        if record is not None and lasts and mark is not None and SAVING not in folder.top:
             self._known[name] = mark if self.storage.near else mark + listing_mark(folder.files), record
         if record is None or record.kind == "unfinished":
-            data = data_in(folder, saved=SAVING in folder.top and self.has_published(name))
+            data = data_in(folder, saved=self.may_be_lost(folder))
             self._data |= {name: data} if data is not None else {}
         if record is None or not folder.is_link:
             return record
@@ -291,6 +288,10 @@ class Run:
         """Raise UnsupportedError if a checkpoint was there, and nothing is; to be asked before anything changes."""
         if self._is_away(name):
             raise UnsupportedError(AWAY, file=self.storage.label(name))
+
+    def may_be_lost(self, folder: Folder) -> bool:
+        """Whether a checkpoint was there, by what is noted of it, and is not what a framework's save has replaced."""
+        return not (folder.saving is not None and folder.saving.framework) and self.has_published(folder.name)
 
     def has_published(self, name: str) -> bool:
         """Whether a checkpoint was there, by what is noted of it."""

@@ -488,7 +488,7 @@ class CheckpointManager:
         if plaintext:
             run = Run(self._storage, Authority(run.authority.access.lenient(), unverified=True), run.run_id)
         skipped: dict[str, str] = {}
-        self.skipped = skipped
+        self.skipped, replaced = skipped, ""
         while (found := self._chosen(run, skipped, self._holds, step=step, foreign=foreign)) is not None:
             record = found.record
             assert record is not None
@@ -507,6 +507,9 @@ class CheckpointManager:
                     advised(failure, record)
                 if not all(map(is_damage, failures)):
                     raise
+                if record.name != replaced and any(isinstance(each, errors.IdentityError) for each in failures):
+                    replaced = record.name  # perhaps at this moment, by a save that is the newest now
+                    continue
                 self._skip(skipped, {record.name: f"{type(failures[0]).__name__}: {failures[0]}"})
                 continue
             finally:

@@ -422,11 +422,14 @@ def test_a_job_that_only_encrypts_and_signs_removes_what_its_signature_shows_to_
     assert complete(tmp_path) == ["step-3", "step-4", "step-9"]
 
 
-def test_a_job_that_only_encrypts_removes_what_it_has_saved_itself_and_nothing_older(tmp_path: Path) -> None:
+def test_a_job_that_only_encrypts_removes_what_it_has_saved_itself_and_nothing_older(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     chain = [streamxf.Encrypt(streamxf.PrivateKey.generate().public)]
     saved_run(tmp_path, 1, 2, chain=chain)
     saved_run(tmp_path, 3, 4, 5, chain=chain, keep=1)
     assert complete(tmp_path) == ["step-1", "step-2", "step-5"]
+    assert "without run_id= what it saves is another run" in caplog.text
     with pytest.raises(KeyMissingError, match="holds no key"):
         resumed(tmp_path, chain=chain)
 

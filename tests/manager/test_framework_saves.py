@@ -23,6 +23,7 @@ from streamxf.errors import NoCheckpointError, UnsupportedError
 from streamxf.manager import housekeeper
 from streamxf.notes import COMMIT, REMOVED, SAVING, Saving
 from tests.failing import fails_with
+from tests.forked import status_of_child
 
 from .points import no_locks
 from .runs import blank, is_at, resumed, saved_run, state_at
@@ -236,6 +237,25 @@ def test_the_mark_of_a_save_in_another_run_hides_and_removes_nothing(
         manager.save(7, state_at(7))
     assert (run / "step-6" / ".metadata").exists()
     assert (run / "step-9" / "mine.txt").exists() or not known
+
+
+def test_a_killed_save_over_the_only_one_leaves_nothing_to_resume_from(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        save(manager, 3)
+
+    def killed() -> None:
+        with CheckpointManager(tmp_path) as manager:
+            (Path(manager.begin(3)) / "model.pt").write_text("a part")
+            os._exit(9)
+
+    assert status_of_child(killed) == 9
+    with CheckpointManager(tmp_path) as manager:
+        assert manager.latest() is None
+        assert "the save of step-3 was not completed" in caplog.text
+        save(manager, 3)
+        assert manager.latest() == str(tmp_path / "step-3")
 
 
 def test_what_a_failed_save_left_goes_with_the_next(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from streamxf.manager import choice, housekeeper, notes, saves, state
 from streamxf.manager.folder import Folder
 from streamxf.manager.forget import forget
 from streamxf.manager.housekeeper import Housekeeper
-from streamxf.manager.listing import list_checkpoints
+from streamxf.manager.listing import Run, list_checkpoints
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.record import Record
 from streamxf.manager.retention import Retention
@@ -36,7 +36,7 @@ from streamxf.storage.small import put_small
 from tests.forked import status_of_child
 
 from .conftest import place
-from .runs import blank, complete, damage, is_at, resumed, saved_run, state_at
+from .runs import blank, complete, damage, is_at, replace_by_larger, resumed, saved_run, state_at
 
 __all__ = ["place"]
 
@@ -578,21 +578,20 @@ def test_what_cannot_be_read_takes_no_place_in_the_rules_and_stops_no_later_job(
     assert resumed(tmp_path) == 560
 
 
-def test_an_old_folder_that_cannot_be_listed_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("copied", [False, True])
+def test_an_old_folder_that_cannot_be_listed_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copied: bool
+) -> None:
     saved_run(tmp_path, 100, 200, 300)
-    shutil.rmtree(tmp_path / ".streamxf")
-    entries = Folder.record
-
-    def failing(folder: Folder) -> Any:
-        if folder.name in bad:
-            raise PermissionError(13, "Permission denied", folder.name)
-        return entries(folder)
-
-    bad = {"step-100"}
-    monkeypatch.setattr(Folder, "record", failing)
+    shutil.rmtree(tmp_path / ".streamxf") if copied else None
+    bad = unreadable(monkeypatch, OSError(117, "Structure needs cleaning"))
+    bad.add("step-100")
+    monkeypatch.setattr(choice, "written", lambda run, name: math.inf if name == "step-100" else 1.0)
     assert resumed(tmp_path) == 300
+    assert str(streamxf.latest(tmp_path)).endswith("step-300")
+    assert not forget(tmp_path, 3).removed
     bad.add("step-300")
-    with pytest.raises(PermissionError):
+    with pytest.raises(OSError, match="Structure needs cleaning"):
         resumed(tmp_path)
     monkeypatch.setenv("STREAMXF_SKIP", "step-300")
     assert resumed(tmp_path) == 200
@@ -767,6 +766,37 @@ def test_an_open_manager_of_a_store_sees_what_was_saved_anew(place: tuple[str, d
     assert abandoned(url, storage_options=options) == ["step-600"]
 
 
+def test_an_open_manager_of_a_store_sees_what_somebody_has_put_there(place: tuple[str, dict[str, Any]]) -> None:
+    url, options = place
+    saved_run(url, 1, 2, 3, storage_options=options)
+    with CheckpointManager(url, storage_options=options) as manager:
+        assert str(manager.latest()).endswith("step-3")
+        replace_by_larger(open_storage(url, options).child("step-3"))
+        state = blank()
+        assert manager.resume(state) == 3
+        assert is_at(state, 22)
+
+
+def test_who_looks_at_a_save_that_is_killed_once_it_is_published_remembers_nothing_of_it(
+    place: tuple[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, options = place
+    saved_run(url, 1, 2, 3, storage_options=options)
+    reader, finish = Run(open_storage(url, options)), streamxf.FileSystemWriter.finish
+    reader.read()
+
+    def looked_at(*arguments: Any, **how: Any) -> None:
+        reader.read()
+        finish(*arguments, **how)
+
+    monkeypatch.setattr(streamxf.FileSystemWriter, "finish", looked_at)
+    monkeypatch.setattr(Housekeeper, "_saved", lambda *_: None)
+    goes_back(url, 1, 3, storage_options=options)
+    seen, there = reader.read().records, list_checkpoints(url, storage_options=options)
+    assert [each.save_id for each in seen] == [each.save_id for each in there]
+    assert [each.abandoned != "" for each in seen] == [False, True, False]
+
+
 @pytest.mark.parametrize("failed", ["save", "passed over"])
 @pytest.mark.parametrize("later", [False, True])
 def test_a_note_goes_once_its_checkpoint_says_another_line(
@@ -864,15 +894,6 @@ def test_notes_of_lines_go_with_what_rules_remove(tmp_path: Path) -> None:
         for step in range(3, 13):
             manager.save(step, state_at(step))
     assert sorted(each.name for each in tmp_path.glob(".streamxf/saves/*")) == ["step-11", "step-12", "step-2"]
-
-
-def test_an_older_folder_that_cannot_be_listed_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved_run(tmp_path, 400, 500, 600)
-    unreadable(monkeypatch, TROUBLE[0]).add("step-400")
-    monkeypatch.setattr(choice, "written", lambda run, name: math.inf if name == "step-400" else 1.0)
-    assert resumed(tmp_path) == 600
-    assert str(streamxf.latest(tmp_path)).endswith("step-600")
-    assert not forget(tmp_path, 3).removed
 
 
 def zero_metadata(checkpoint: Path) -> None:
