@@ -13,7 +13,6 @@ from streamxf.checkpoint.metadata import Mode
 from streamxf.checkpoint.publish import made_by_writers
 from streamxf.errors import (
     ContainerError,
-    ForeignError,
     KeyServiceError,
     MetadataError,
     ReplacedError,
@@ -21,7 +20,7 @@ from streamxf.errors import (
     UnsupportedError,
     escaped,
 )
-from streamxf.manager.notes import Authority, read
+from streamxf.manager.notes import ELSEWHERE, Authority, read
 from streamxf.manager.record import Record, numbers_in
 from streamxf.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT, Commit, Saving, Supplement, ordered
 from streamxf.places import Entries, Storage, StorageEntry, is_metadata_name, made_by_saves, metadata_among
@@ -29,8 +28,7 @@ from streamxf.reading import Access, Metadata, read_metadata
 from streamxf.writing import RunFacts
 
 T = TypeVar("T")
-_ELSEWHERE = (KeyServiceError, ForeignError)  # errors of services and servers, which say nothing of what is stored
-_OF_COMMITS = (*_ELSEWHERE, UnsupportedError)  # a record of a newer version is not a damaged one
+_OF_COMMITS = (*ELSEWHERE, UnsupportedError)  # a record of a newer version is not a damaged one
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +50,7 @@ class Folder:
         self.metadata = metadata_among(self.top)
 
     def note(
-        self, file: str, make: Callable[[Any], T], raises: tuple[type[StreamxfError], ...] = _ELSEWHERE
+        self, file: str, make: Callable[[Any], T], raises: tuple[type[StreamxfError], ...] = ELSEWHERE
     ) -> tuple[T | None, str]:
         """What a note there says, if it can be read, and why it does not count, if it does not."""
         try:
@@ -176,7 +174,7 @@ class Folder:
         record = Record(self.name, self._written(self.metadata[0]), sum(self.files[path].size or 0 for path in ours))
         try:
             said, doubts = zip(*map(self._read, self.metadata), strict=True)
-        except _ELSEWHERE:
+        except ELSEWHERE:
             raise
         except UnsupportedError as error:  # no job may remove it, or go on from before it
             return self._doubted(replace(record, kind="foreign", newer=True), error.message)

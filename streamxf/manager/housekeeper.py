@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from streamxf.cached import cached_property
 from streamxf.checkpoint.saving import check_may_replace
-from streamxf.errors import ForeignError, MetadataError, NoCheckpointError, ParameterError, escaped
+from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, escaped
 from streamxf.format.items import check_literal_path
 from streamxf.manager import notes
 from streamxf.manager.choice import Verify, check_alone, digest_of
@@ -218,7 +218,7 @@ class Housekeeper:
         files, ours = folder.files, folder.contents()
         published = {path for path in folder.top if is_metadata_name(path)}
         old: Record | None = None  # if it can be read
-        with suppress(OSError, ForeignError):
+        with suppress(OSError, *notes.ELSEWHERE):
             old = run.record(name, folder) if published or COMMIT in files else None
         left = {*leftovers(run, folder, self._sessions.own.id, again=True)} - {SAVING}
         # which would go on to tell of what is replaced; on a local disk also what is no file, and would be in the way

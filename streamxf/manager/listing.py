@@ -12,8 +12,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from streamxf import errors
 from streamxf.buffers import collector_paused
-from streamxf.errors import DAMAGE, ForeignError, NoCheckpointError, ParameterError, UnsupportedError, escaped
+from streamxf.errors import NoCheckpointError, ParameterError, UnsupportedError, escaped
 from streamxf.formats.opening import contents_of, open_source, parts_of
 from streamxf.manager.folder import Folder, checksum_of
 from streamxf.manager.notes import Authority
@@ -259,9 +260,9 @@ class Run:
             folder = folder or self.folder(name)
             record = folder.record()
             away = not folder.files and (folder.is_link or self._is_away(name))
-        except (OSError, ForeignError) as error:  # of a sector, a mount or a server; an older one stops nobody
-            if isinstance(error, OSError) and error.filename is None:
-                error.filename = self.storage.label(name)
+        except (OSError, errors.ForeignError, errors.ReplacedError) as error:  # an older one stops nobody
+            if isinstance(error, OSError):
+                error.filename = error.filename or self.storage.label(name)
             self._unread[name] = error
             return Record(name, verified=False, note=f"{type(error).__name__}: {error}", unread=True)
         if away and not folder.is_link:
@@ -390,7 +391,7 @@ def of_other_formats(run: Run, records: Collection[Record]) -> Iterator[Record]:
     """The whole checkpoints of other formats, which say nothing of themselves, besides `records`; the newest first."""
     names = {name for name in run.storage.folders() if is_numbered(name)} - {each.name for each in records}
     for record in sorted(map(Record, names), key=lambda each: each.order, reverse=True):
-        with suppress(*DAMAGE, FileNotFoundError):
+        with suppress(*errors.DAMAGE, FileNotFoundError):
             folder = run.folder(record.name)
             if not folder.files:  # a name that is not literal has none
                 continue

@@ -20,6 +20,7 @@ from streamxf.errors import (
     KeyServiceError,
     MetadataError,
     ParameterError,
+    ReplacedError,
     StreamxfError,
     UnsupportedError,
     escaped,
@@ -34,6 +35,8 @@ from streamxf.wording import some
 from streamxf.writing import seal_note
 
 BLIND = "no key here can verify it"
+ELSEWHERE = (KeyServiceError, ForeignError, ReplacedError)
+"""Errors of services, of servers, and where another save is published: they say nothing of what is stored."""
 
 
 class Authority:
@@ -95,7 +98,7 @@ class Authority:
                 return BLIND
             elif not signed_by(self._trust):
                 return "it is not signed by this job's signer"
-        except (KeyServiceError, ForeignError):  # of a service or a server, which says nothing of what is stored
+        except ELSEWHERE:
             raise
         except StreamxfError as error:
             return error.message

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from streamxf.errors import ForeignError, KeyServiceError, MetadataError, escaped
-from streamxf.manager.notes import FOLDER, Authority, put_note, read, remove_notes
+from streamxf.errors import MetadataError, escaped
+from streamxf.manager.notes import ELSEWHERE, FOLDER, Authority, put_note, read, remove_notes
 from streamxf.manager.record import Line
 from streamxf.places import Storage, small_names
 from streamxf.writing import RunFacts
@@ -83,7 +83,7 @@ class SaveNotes:
             try:
                 noted, doubt = read(self._storage, f"{_SAVES}/{name}", partial(SaveNote.of_json, name), self._authority)
                 self._found[name] = None if doubt else noted
-            except (OSError, ForeignError, KeyServiceError) as error:
+            except (OSError, *ELSEWHERE) as error:
                 if isinstance(error, OSError):
                     error.filename = self._storage.label(f"{_SAVES}/{name}")
                 if not isinstance(error, FileNotFoundError):

@@ -20,8 +20,8 @@ import streamxf
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.notes import seal_note
-from streamxf.errors import NoCheckpointError, ParameterError, UnsupportedError
-from streamxf.manager import choice, housekeeper, notes, saves, state
+from streamxf.errors import NoCheckpointError, ParameterError, ReplacedError, UnsupportedError
+from streamxf.manager import choice, folder, housekeeper, notes, saves, state
 from streamxf.manager.folder import Folder
 from streamxf.manager.forget import forget
 from streamxf.manager.housekeeper import Housekeeper
@@ -33,6 +33,7 @@ from streamxf.manager.saves import SaveNotes
 from streamxf.manager.sessions import Sessions
 from streamxf.storage.opening import open_storage
 from streamxf.storage.small import put_small
+from tests.failing import fails_with
 from tests.forked import status_of_child
 
 from .conftest import place
@@ -595,6 +596,16 @@ def test_an_old_folder_that_cannot_be_listed_stops_nothing(
         resumed(tmp_path)
     monkeypatch.setenv("STREAMXF_SKIP", "step-300")
     assert resumed(tmp_path) == 200
+
+
+@pytest.mark.parametrize("options", [{}, KEYED], ids=["plain", "keyed"])
+def test_what_is_replaced_while_it_is_read_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    saved_run(tmp_path, 100, 200, **options)
+    monkeypatch.setattr(folder, "read_metadata", fails_with(ReplacedError, "another save was published here"))
+    with pytest.raises(ReplacedError):
+        resumed(tmp_path, **options)
 
 
 def test_a_going_back_of_which_nothing_was_published_decides_nothing(tmp_path: Path) -> None:
