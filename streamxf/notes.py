@@ -24,6 +24,7 @@ from streamxf.writing import RunFacts
 T = TypeVar("T")
 
 COMMIT, SAVING, REMOVED = ".streamxf-commit", ".streamxf-saving", ".streamxf-removed"
+SAVES = ".streamxf/saves"  # in the run's folder
 SUPPLEMENT = re.compile(r"\.streamxf-note-[0-9a-f]{8}", re.ASCII)
 
 _NONE: frozenset[str] = frozenset()

@@ -11,12 +11,12 @@ from functools import partial
 from typing import Any
 
 from streamxf.errors import MetadataError, escaped
-from streamxf.manager.notes import ELSEWHERE, FOLDER, Authority, put_note, read, remove_notes
+from streamxf.manager.notes import ELSEWHERE, Authority, put_note, read, remove_notes
 from streamxf.manager.record import Line
+from streamxf.notes import SAVES
 from streamxf.places import Storage, small_names
 from streamxf.writing import RunFacts
 
-_SAVES = f"{FOLDER}/saves"
 _log = logging.getLogger(__name__)
 
 
@@ -71,7 +71,7 @@ class SaveNotes:
         if self._names is None:
             self._names = {}
             try:
-                self._names = {name: each.tag for name, each in small_names(self._storage, _SAVES).items()}
+                self._names = {name: each.tag for name, each in small_names(self._storage, SAVES).items()}
             except OSError as error:
                 self.unread[""] = error
         return self._names
@@ -81,15 +81,15 @@ class SaveNotes:
         if name in self.names and name not in self._found:
             self._found[name] = None
             try:
-                noted, doubt = read(self._storage, f"{_SAVES}/{name}", partial(SaveNote.of_json, name), self._authority)
+                noted, doubt = read(self._storage, f"{SAVES}/{name}", partial(SaveNote.of_json, name), self._authority)
                 self._found[name] = None if doubt else noted
             except (OSError, *ELSEWHERE) as error:
                 if isinstance(error, OSError):
-                    error.filename = self._storage.label(f"{_SAVES}/{name}")
+                    error.filename = self._storage.label(f"{SAVES}/{name}")
                 if not isinstance(error, FileNotFoundError):
                     self.unread[name] = error
             except Exception as error:  # whatever somebody has put there
-                _log.debug("%s", escaped(f"{self._storage.label(_SAVES)}: {type(error).__name__}: {error}"))
+                _log.debug("%s", escaped(f"{self._storage.label(SAVES)}: {type(error).__name__}: {error}"))
         return self._found.get(name)
 
     def begin(self, name: str, run: str, before: tuple[Line, ...] | None, line: Line) -> None:

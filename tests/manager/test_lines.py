@@ -1080,6 +1080,16 @@ def test_a_note_counts_for_its_own_checkpoint(tmp_path: Path) -> None:
     assert resumed(tmp_path, **KEYED) == 600
 
 
+def test_notes_of_saves_get_new_recipients(tmp_path: Path) -> None:
+    saved_run(tmp_path, 400, 500, 600, **KEYED)
+    goes_back(tmp_path, 400, 610, **KEYED)
+    new = streamxf.Key(bytes(range(1, 33)))
+    for checkpoint in tmp_path.glob("step-*"):
+        streamxf.rekey(checkpoint, recipients=new, keys=KEYED["keys"])
+    zero_metadata(tmp_path / "step-610")
+    assert resumed(tmp_path, **{**KEYED, "keys": new}) == 400
+
+
 def test_what_was_deleted_by_hand_and_saved_anew_is_not_what_was_remembered(place: tuple[str, dict[str, Any]]) -> None:
     url, options = place
     saved_run(url, 300, 400, 500, 600, keep=10, storage_options=options)

@@ -22,7 +22,7 @@ from streamxf.format.names import rank_metadata_among
 from streamxf.format.plain import pack_prefix, pack_seal
 from streamxf.format.trailer import Sections, Trailer, pack, pack_keys, slices
 from streamxf.keys.envelope import WRAPPED_KEY, Envelope, Vouchers
-from streamxf.notes import check_uncommitted
+from streamxf.notes import SAVES, check_uncommitted
 from streamxf.places import GLOBAL, Location, Storage, locked, open_storage, read_small
 from streamxf.reading import Access, Metadata, metadata_files, parse_note
 from streamxf.storage.conditions import ReplacedMeanwhile
@@ -186,14 +186,19 @@ class NoteFile(MetadataFile):
 
 
 def notes_at(path: Location, storage_options: Mapping[str, Any] | None) -> Iterator[NoteFile]:
-    """The notes beside a checkpoint's metadata that have keys. What cannot be read is left as it is."""
+    """The notes beside a checkpoint's metadata that have keys, and that of its save. What cannot be read is left as it
+    is.
+    """
     storage = open_storage(path, storage_options)
-    for name in sorted(storage.names(())) if storage.is_folder() else ():
-        if RUN_FILE.fullmatch(name):
-            with suppress(errors.MetadataError, errors.DescriptorError):
-                made = NoteFile(storage, name)
-                if made.is_encrypted:
-                    yield made
+    if not storage.is_folder():
+        return
+    run, checkpoint = storage.resolved().parent()
+    beside = [(storage, name) for name in sorted(storage.names(())) if RUN_FILE.fullmatch(name)]
+    for place, name in (*beside, (run, f"{SAVES}/{checkpoint}")):
+        with suppress(errors.MetadataError, errors.DescriptorError, PermissionError):
+            made = NoteFile(place, name)
+            if made.is_encrypted:
+                yield made
 
 
 def metadata_of(storage: Storage) -> Iterator[MetadataFile]:
