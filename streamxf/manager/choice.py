@@ -174,6 +174,10 @@ def check_later(run: Run, state: RunState, choice: Choice, passed: Collection[st
     """
     chosen, when = choice.record, cache(partial(written, run))
     assert chosen is not None
+    for each in [each for each in state.of(chosen.series) if each.name not in state.bare]:
+        if each.kind == "unfinished" and each.order > chosen.order and run.has_published(each.name):
+            text = "%s: %s is chosen, since the save that replaces %s was not completed"
+            _log.warning(text, run.storage.label(), chosen.name, each.name)
     for doubt in state.doubts(chosen, when, {*named_to_skip(), *passed}, choice.skipped):
         if doubt.stops:
             raise NoCheckpointError(

@@ -31,8 +31,7 @@ _OF_CHECKPOINTS = {COMMIT, SAVING, REMOVED, "scheduler.pt", "scheduler.bin"}  # 
 _AT_ONCE = 16  # folders of an object store that are looked at
 _MARKED = (GLOBAL, COMMIT)  # the first of these that is there says which checkpoint a folder holds
 _OUT = "a link that leads out of the run"
-AWAY = "a checkpoint was here, and the folder is empty: mount it, or remove the folder"
-
+_AWAY = "a checkpoint was here, and the folder is empty: mount it, or remove the folder"
 
 SKIP = "STREAMXF_SKIP"
 _BARE = f"it has data, and neither {GLOBAL} nor a commit record; perhaps a copy left out hidden files"
@@ -206,7 +205,8 @@ class Run:
         """In their order, and what was lost; in each series those `abandoned` that are not of the last line."""
         lost = [self._noted(Record(name, kind="unfinished", note=_BARE)) for name, data in self._data.items() if data]
         # of what no save has left, nor is noted of a published one, there is nothing to say
-        lost = [each for each in lost if each.lines or each.given_up is not None or self._is_of_a_save(each.name)]
+        bare = {name for name, data in self._data.items() if data == "save" and self.saves.get(name) is None}
+        lost = [each for each in lost if each.lines or each.given_up is not None or each.name in bare]
         ordered, lost = (sorted(part, key=lambda record: record.order) for part in (records, lost))
         parts: dict[str, list[Record]] = {}
         for each in (*ordered, *lost):
@@ -214,9 +214,6 @@ class Run:
         lines = {series: last_line(part) for series, part in parts.items()}
         ordered, lost = ([lined([each], lines[each.series])[0] for each in part] for part in (ordered, lost))
         return ordered, lost
-
-    def _is_of_a_save(self, name: str) -> bool:
-        return self._data[name] == "save" and self.saves.get(name) is None
 
     def _newest(self, records: Iterable[Record]) -> dict[str, Record]:
         """Of each series the newest checkpoint that counts and names a run, or that which is known."""
@@ -259,16 +256,14 @@ class Run:
         try:
             folder = folder or self.folder(name)
             record = folder.record()
-            away = not folder.files and (folder.is_link or self._is_away(name))
-        except (OSError, errors.ForeignError, errors.ReplacedError) as error:  # an older one stops nobody
+            if not folder.files and not folder.is_link:
+                self.check_there(name)
+        except (OSError, errors.ForeignError, errors.ReplacedError, UnsupportedError) as error:
             if isinstance(error, OSError):
                 error.filename = error.filename or self.storage.label(name)
             self._unread[name] = error
             return Record(name, verified=False, note=f"{type(error).__name__}: {error}", unread=True)
-        if away and not folder.is_link:
-            self._unread[name] = UnsupportedError(AWAY, file=self.storage.label(name))
-            return Record(name, verified=False, note=AWAY, unread=True)
-        if away:
+        if folder.is_link and not folder.files:
             note = f"a link to {folder.place.label()}, which is empty or not there: mount it, or remove the link"
             return Record(name, kind="foreign", newer=True, link=folder.place.label(), note=note)
         self._known.pop(name, None)
@@ -287,8 +282,11 @@ class Run:
 
     def check_there(self, name: str) -> None:
         """Raise UnsupportedError if a checkpoint was there, and nothing is; to be asked before anything changes."""
-        if self._is_away(name):
-            raise UnsupportedError(AWAY, file=self.storage.label(name))
+        with suppress(FileNotFoundError, NotADirectoryError):
+            if self.storage.near and not any(self.storage.entries(name)):
+                self.saves.reload()
+                if self.has_published(name):
+                    raise UnsupportedError(_AWAY, file=self.storage.label(name))
 
     def may_be_lost(self, folder: Folder) -> bool:
         """Whether a checkpoint was there, by what is noted of it, and is not what a framework's save has replaced."""
@@ -298,14 +296,6 @@ class Run:
         """Whether a checkpoint was there, by what is noted of it."""
         noted = self.saves.get(name)
         return noted is not None and bool(noted.lines)
-
-    def _is_away(self, name: str) -> bool:
-        """Whether a checkpoint was there, and nothing is."""
-        with suppress(FileNotFoundError, NotADirectoryError):
-            if self.storage.near and not any(self.storage.entries(name)):
-                self.saves.reload()
-                return self.has_published(name)
-        return False
 
     def _mark(self, name: str) -> str | None:
         """What changes with a folder: locally with its names, and its metadata or commit record, and in an object store

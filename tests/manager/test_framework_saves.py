@@ -4,6 +4,7 @@ import errno
 import fcntl
 import itertools
 import os
+import re
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -239,21 +240,21 @@ def test_the_mark_of_a_save_in_another_run_hides_and_removes_nothing(
     assert (run / "step-9" / "mine.txt").exists() or not known
 
 
-def test_a_killed_save_over_the_only_one_leaves_nothing_to_resume_from(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("steps", [(3,), (2, 3)])
+def test_a_killed_save_over_another_stops_nobody_and_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, steps: tuple[int, ...]
 ) -> None:
-    with CheckpointManager(tmp_path) as manager:
-        save(manager, 3)
-
     def killed() -> None:
         with CheckpointManager(tmp_path) as manager:
+            for step in steps:
+                save(manager, step)
             (Path(manager.begin(3)) / "model.pt").write_text("a part")
             os._exit(9)
 
     assert status_of_child(killed) == 9
     with CheckpointManager(tmp_path) as manager:
-        assert manager.latest() is None
-        assert "the save of step-3 was not completed" in caplog.text
+        assert manager.latest() == (None if steps == (3,) else str(tmp_path / "step-2"))
+        assert re.search("the save (that replaces|of) step-3 was not completed", caplog.text)
         save(manager, 3)
         assert manager.latest() == str(tmp_path / "step-3")
 
