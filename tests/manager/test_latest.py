@@ -23,8 +23,9 @@ from streamxf.manager.latest import is_complete
 from streamxf.manager.notes import Authority
 from streamxf.storage import remote
 from streamxf.storage.local import LocalStorage
-from streamxf.storage.storage import Storage, StorageEntry
+from streamxf.storage.storage import StorageEntry
 from tests.altered import flip
+from tests.failing import fails_where
 from tests.storage.stores import MemoryStorage
 
 from .runs import damage, resumed, saved_run, state_at
@@ -332,14 +333,9 @@ def test_a_name_that_a_store_may_not_take_literally_is_no_empty_run(monkeypatch:
 def test_data_that_cannot_be_read_is_not_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verify: Any) -> None:
     """A bad moment of a disk or a server costs no work; where it lasts, the operator passes the checkpoint over."""
     saved_run(tmp_path, 1, 2, 3)
-    opened = LocalStorage.open
-
-    def failing(place: LocalStorage, name: str = "", **options: Any) -> Any:
-        if place.name == "step-3" and name.endswith(".distcp"):
-            raise OSError(errno.EIO, "Input/output error", place.label(name))
-        return opened(place, name, **options)
-
-    monkeypatch.setattr(LocalStorage, "open", failing)
+    error = OSError(errno.EIO, "Input/output error")
+    where = lambda place, *name: place.name == "step-3" and "".join(name).endswith(".distcp")  # noqa: E731
+    fails_where(monkeypatch, LocalStorage, "open", where, error)
     with pytest.raises((OSError, CheckpointException), match="Input/output error") as caught:
         resumed(tmp_path, verify=verify)
     if verify != "none":
@@ -360,14 +356,7 @@ def test_metadata_that_only_one_rank_cannot_read_is_not_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     saved_run(tmp_path, 1, 2)
-    read = reader.read_metadata
-
-    def failing(place: Storage, *arguments: Any, **options: Any) -> Any:
-        if place.name == "step-2":
-            raise error
-        return read(place, *arguments, **options)
-
-    monkeypatch.setattr(reader, "read_metadata", failing)
+    fails_where(monkeypatch, reader, "read_metadata", lambda place, *_: place.name == "step-2", error)
     with pytest.raises(CheckpointException, match="not now"):
         resumed(tmp_path)
     monkeypatch.undo()
@@ -376,14 +365,8 @@ def test_metadata_that_only_one_rank_cannot_read_is_not_damage(
 
 def fail_to_read(monkeypatch: pytest.MonkeyPatch, names: Collection[str]) -> None:
     """The metadata of these checkpoints lies in bad sectors."""
-    read = folder.read_metadata
-
-    def failing(place: Storage, *arguments: Any, **options: Any) -> Any:
-        if place.name in names:
-            raise OSError(errno.EIO, "Input/output error", place.label())
-        return read(place, *arguments, **options)
-
-    monkeypatch.setattr(folder, "read_metadata", failing)
+    error = OSError(errno.EIO, "Input/output error")
+    fails_where(monkeypatch, folder, "read_metadata", lambda place, *_: place.name in names, error)
 
 
 def test_an_old_checkpoint_that_cannot_be_read_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

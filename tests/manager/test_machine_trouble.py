@@ -17,11 +17,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 import streamxf
 from streamxf.cli.__main__ import main
 from streamxf.errors import ObjectError, UnsupportedError
-from streamxf.manager.folder import Folder
 from streamxf.manager.listing import Run
 from streamxf.manager.manager import CheckpointManager
-from streamxf.manager.record import Record
 from tests.cli import preloaded
+from tests.failing import fails_where
 
 from . import troubled
 from .runs import saved_run
@@ -118,14 +117,8 @@ def test_what_cannot_be_read_is_not_removed_and_stops_no_other_removal(
     saved_run(tmp_path, 100, 200, 300, 400, 500)
     for step in (100, 500):
         (tmp_path / f"step-{step}" / ".metadata").write_bytes(bytes(2000))
-    look = Run.is_still
-
-    def failing(run: Run, record: Record, folder: Folder) -> bool:
-        if record.name == "step-200":
-            raise PermissionError(13, "Permission denied", record.name)
-        return look(run, record, folder)
-
-    monkeypatch.setattr(Run, "is_still", failing)
+    error = PermissionError(13, "Permission denied")
+    fails_where(monkeypatch, Run, "is_still", lambda run, record, _: record.name == "step-200", error)
     report = streamxf.forget(tmp_path, 1)
     assert report.removed == ("step-300",)
     assert [*report.failed] == ["step-200"]
@@ -134,14 +127,8 @@ def test_what_cannot_be_read_is_not_removed_and_stops_no_other_removal(
 
 def test_an_error_of_a_folder_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     saved_run(tmp_path, 100)
-
-    def failing(folder: Any = ".") -> Any:
-        if isinstance(folder, int):
-            raise OSError(5, "Input/output error", folder)
-        return scandir(folder)
-
-    scandir = os.scandir
-    monkeypatch.setattr(os, "scandir", failing)
+    error = OSError(5, "Input/output error", 3)
+    fails_where(monkeypatch, os, "scandir", lambda folder: isinstance(folder, int), error)
     for command in ("verify", "inspect", "diff"):
         places = [str(tmp_path / "step-100")] * (2 if command == "diff" else 1)
         code = main([command, *places])

@@ -23,6 +23,7 @@ from streamxf.storage.lock import locked
 from streamxf.storage.opening import open_storage, storage_over
 from streamxf.storage.storage import LOCK, Storage
 from tests.dcp.s3_server import storage as s3_options
+from tests.failing import fails_where
 
 FILES = [".metadata", "__0_0.distcp", "extra/rng.pt"]
 
@@ -293,13 +294,8 @@ def test_a_checkpoint_swapped_for_a_link_while_it_is_forgotten(tmp_path: Path, m
 
 def test_the_rest_stays_if_the_first_cannot_go(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.unlink
-
-    def failing(name: str, **options: Any) -> None:
-        if name in (".metadata", "__0_0.distcp"):
-            raise PermissionError(13, "no", name)
-        real(name, **options)
-
-    monkeypatch.setattr(os, "unlink", failing)
+    fails_where(monkeypatch, os, "unlink", ".metadata".__eq__, PermissionError(13, "no metadata"))
+    fails_where(monkeypatch, os, "unlink", "__0_0.distcp".__eq__, PermissionError(13, "no distcp"))
     with pytest.raises(PermissionError, match="metadata"):
         removal.remove_tree(open_storage(run), "step-1", FILES[:1], FILES[1:])
     assert below(run / "step-1") == {*FILES, "extra"}
@@ -318,14 +314,8 @@ def test_what_says_whose_the_first_are_stays_if_one_of_them_cannot_go(
     near: bool, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind, name = (os, "unlink") if near else (LocalFileSystem, "rm_file")
-    real = getattr(kind, name)
-
-    def failing(*arguments: Any, **options: Any) -> None:
-        if str(arguments[-1]).endswith(".metadata"):
-            raise OSError(5, "the disk has failed")
-        real(*arguments, **options)
-
-    monkeypatch.setattr(kind, name, failing)
+    error = OSError(5, "the disk has failed")
+    fails_where(monkeypatch, kind, name, lambda *arguments: str(arguments[-1]).endswith(".metadata"), error)
     storage = open_storage(run) if near else storage_over(Stranger(), str(run), "run")
     made(run, "step-1", ["commit"])
     with pytest.raises(OSError, match="failed"):

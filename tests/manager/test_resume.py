@@ -33,7 +33,7 @@ from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
 from tests.altered import flip
 from tests.dcp.helpers import KEY
-from tests.failing import fails_with
+from tests.failing import fails_where, fails_with
 from tests.forge import split_metadata
 
 from .places import below
@@ -132,14 +132,7 @@ def test_a_storage_that_cannot_be_reached_is_no_damage(
     """An older one would be resumed from, and saved past the newest."""
     base = f"memory://unreached-{secrets.token_hex(4)}"
     saved_run(base, 1, 2)
-
-    def fails(self: Any, path: str, *arguments: Any, **options: Any) -> Any:
-        if "/step-2/__0_" in path:
-            raise error
-        return opens(self, path, *arguments, **options)
-
-    opens = MemoryFileSystem._open
-    monkeypatch.setattr(MemoryFileSystem, "_open", fails)
+    fails_where(monkeypatch, MemoryFileSystem, "_open", lambda self, path, *_: "/step-2/__0_" in path, error)
     expected = type(error) if isinstance(error, OSError) else ForeignError
     with pytest.raises(expected, match=str(error)):
         resumed(base, verify=verify)

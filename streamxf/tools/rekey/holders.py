@@ -186,9 +186,7 @@ class NoteFile(MetadataFile):
 
 
 def notes_at(path: Location, storage_options: Mapping[str, Any] | None) -> Iterator[NoteFile]:
-    """The notes beside a checkpoint's metadata that have keys, and that of its save. What cannot be read is left as it
-    is.
-    """
+    """The notes beside a checkpoint's metadata, and of its save, that have keys. What cannot be read stays as it is."""
     storage = open_storage(path, storage_options)
     if not storage.is_folder():
         return
