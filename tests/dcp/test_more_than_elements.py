@@ -251,6 +251,7 @@ def targets_that_are_not_what_they_say(folder: Path) -> dict[str, Any]:
     return found
 
 
+@since("2.8", "has the whole of such a tensor on each rank")
 def test_a_target_that_is_not_what_its_metadata_says_is_refused_by_name(tmp_path: Path) -> None:
     for rank, report in enumerate(run_ranks(2, tmp_path, "targets_that_are_not_what_they_say", module=__name__)):
         found = report["targets_that_are_not_what_they_say"]

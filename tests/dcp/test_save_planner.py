@@ -26,7 +26,7 @@ from streamxf.dcp.columns import PlannedItems, StoredResults
 from streamxf.errors import UnsupportedError
 
 from . import planned_ranks
-from .helpers import assert_same, needs_gloo, refused
+from .helpers import assert_same, needs_gloo, refused, since
 from .rank_scenarios import run_ranks
 
 
@@ -175,6 +175,7 @@ def test_what_is_wrong_is_said(case: str) -> None:
         global_plan(streamxf.SavePlanner, [{"x": value} for value in values])
 
 
+@since("2.8", "has a planner that refuses it")
 def test_one_rank_may_save_a_part_alone_as_with_torch() -> None:
     _, metadata = global_plan(streamxf.SavePlanner, [{"x": ROWS}])
     assert entries(metadata) == entries(global_plan(DefaultSavePlanner, [{"x": ROWS}])[1])

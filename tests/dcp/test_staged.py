@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 import streamxf
 from streamxf.errors import UnsupportedError
 
-from .helpers import error_of, run_as_main
+from .helpers import error_of, run_as_main, since
 from .rank_scenarios import run_ranks
 from .test_more_than_elements import ZEROS, per_tensor
 
@@ -133,6 +133,7 @@ def shards() -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("group")
+@since("2.8", "cannot make such shards")
 def test_so_it_is_of_shards_that_change_at_once(tmp_path: Path) -> None:
     check_alike(tmp_path, shards)
     future: Any = dcp.async_save(state := shards(), storage_writer=streamxf.FileSystemWriter(tmp_path, chain=[]))
@@ -201,6 +202,7 @@ def state():
 
 
 @pytest.mark.slow
+@since("2.8", "cannot make such shards")
 def test_by_process_it_names_classes_of_the_main_script_as_they_are(tmp_path: Path) -> None:
     run_as_main(main_states_by_process, tmp_path, MAIN)
 
@@ -261,6 +263,7 @@ def refused_on_one_rank(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@since("2.9", "has a background process that ends with a failed save, and the next save waits for it forever")
 def test_if_one_rank_has_it_the_save_fails_on_every_rank(tmp_path: Path) -> None:
     for report in run_ranks(2, tmp_path, "refused_on_one_rank", module=__name__):
         assert [*report["refused_on_one_rank"].values()] == [True] * 6

@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor
 import streamxf
 from streamxf import torch_private
 from streamxf.errors import UnsupportedError
+from tests.dcp.helpers import since
 
 PACKAGE = Path(streamxf.__file__).parent
 HOME = "torch_private.py"
@@ -301,6 +302,7 @@ class AsksForTheState:
         return {}
 
 
+@since("2.8", "has a queue where the others have pipes")
 def test_a_writer_that_is_pickled_finds_the_state_that_goes_with_it():
     process: Any = _AsyncCheckpointProcess.__new__(_AsyncCheckpointProcess)
     process._send, process._wait_for_response = pickle.dumps, lambda: Metadata({})
