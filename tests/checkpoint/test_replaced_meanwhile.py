@@ -30,7 +30,7 @@ from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import open_storage
 from streamxf.tools.salvage import damaged
 from tests.altered import flipped
-from tests.dcp.helpers import assert_same, blank, refused, small_state
+from tests.dcp.helpers import assert_same, blank, load_into, refused, small_state
 from tests.dcp.s3_server import storage as s3_options
 from tests.failing import fails_with
 from tests.storage.stores import MemoryStorage
@@ -265,8 +265,7 @@ def test_a_load(tmp_path: Path) -> None:
     for after in range(1, ranges_of(old)):
         store.write(NAME, old)
         store.ranges, store.after = 0, {after}
-        target = blank(state)
-        dcp.load(target, storage_reader=streamxf.FileSystemReader(store), no_dist=True)
+        target = load_into(blank(state), streamxf.FileSystemReader(store), no_dist=True)
         # the last range may be the same in both
         scale = 1 if torch.equal(target["weight"], state["weight"]) else 2
         assert_same(target, {**state, "weight": state["weight"] * scale})

@@ -11,7 +11,7 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.storage.opening import open_storage
 
-from .helpers import KEY, assert_same, full_chain, load_with
+from .helpers import KEY, assert_same, full_chain, load_into, load_with
 
 
 def save_to(url: str, state: dict[str, Any], storage: dict[str, Any] | None = None, **options: Any) -> None:
@@ -41,8 +41,7 @@ def check_round_trips(url: str, state: dict[str, Any], storage: dict[str, Any] |
     assert_only_the_save_remains(other, storage)
     assert fsspec_files(url, storage) == before
     reader = streamxf.FsspecReader(url, keys=KEY, **(storage or {}))
-    found = {"step": None}
-    dcp.load(found, storage_reader=reader)
+    found = load_into({"step": None}, reader)
     assert found == {"step": 1}
     dcp.load(found, checkpoint_id=other, storage_reader=reader)
     assert found == {"step": 2}

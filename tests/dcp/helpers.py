@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -66,9 +66,13 @@ def load(state: dict[str, Any], path: Path | str, keys: Any = KEY, **options: An
 
 
 def load_with(state: dict[str, Any], reader: Any) -> dict[str, Any]:
-    target = blank(state)
-    dcp.load(target, storage_reader=reader)
-    return cast("dict[str, Any]", target)
+    return load_into(blank(state), reader)
+
+
+def load_into(target: dict[str, Any], reader: Any, **options: Any) -> dict[str, Any]:
+    """Load with `reader` into `target`, and return that."""
+    dcp.load(target, storage_reader=reader, **options)
+    return target
 
 
 def data_files(path: Path) -> list[Path]:

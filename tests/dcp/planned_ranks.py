@@ -15,7 +15,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 import streamxf
 from streamxf.dcp import columns as dcp_columns
 
-from .helpers import index_of
+from .helpers import index_of, load_into
 from .rank_scenarios import flat, whole
 
 
@@ -101,8 +101,7 @@ def background(folder: Path) -> Any:
         for _ in range(2):
             planner = streamxf.SavePlanner(enable_plan_caching=True)
             dcp.async_save(state, storage_writer=writer, planner=planner, async_checkpointer_type=kind).result(300)
-        target = blank(state_of("columns"))
-        dcp.load(target, storage_reader=streamxf.FileSystemReader(path), planner=streamxf.LoadPlanner())
+        target = load_into(blank(state_of("columns")), streamxf.FileSystemReader(path), planner=streamxf.LoadPlanner())
         loaded, wanted = flat(whole(target)), flat(whole(state))
         found[kind.value] = all(torch.equal(loaded[each], wanted[each]) for each in wanted)
     return found
@@ -118,6 +117,5 @@ def contradiction(folder: Path) -> Any:
         message = str(error.failures[0][0])
     alone = folder / f"alone {rank}"
     dcp.save({"x": rank}, storage_writer=streamxf.FileSystemWriter(alone), planner=streamxf.SavePlanner(), no_dist=True)
-    target = {"x": -1}
-    dcp.load(target, storage_reader=streamxf.FileSystemReader(alone), planner=streamxf.LoadPlanner(), no_dist=True)
+    target = load_into({"x": -1}, streamxf.FileSystemReader(alone), planner=streamxf.LoadPlanner(), no_dist=True)
     return message, target["x"] == rank

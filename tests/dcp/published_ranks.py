@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import streamxf
 
-from .helpers import KEY, full_chain
+from .helpers import KEY, full_chain, load_into
 
 
 def state_of(value: float) -> dict[str, Any]:
@@ -40,8 +40,7 @@ def cached_saves(folder: Path) -> Any:
         planner = dcp.DefaultSavePlanner(enable_plan_caching=True)
         with patch.object(dist, "broadcast_object_list", counted):
             made = dcp.save(state_of(number), storage_writer=writer, planner=planner)
-        loaded = state_of(-1.0)
-        dcp.load(loaded, storage_reader=streamxf.FileSystemReader(path, keys=KEY), planner=streamxf.LoadPlanner())
+        loaded = load_into(state_of(-1.0), streamxf.FileSystemReader(path, keys=KEY), planner=streamxf.LoadPlanner())
         wanted = state_of(number)
         reader = streamxf.FileSystemReader(path, keys=KEY)
         reader.read_metadata()

@@ -27,7 +27,7 @@ from streamxf.errors import StreamxfError
 from streamxf.storage.local import LocalStorage
 from tests.altered import flip
 
-from .helpers import KEY, OTHER_KEY, full_chain, raw_bytes
+from .helpers import KEY, OTHER_KEY, full_chain, load_into, raw_bytes
 from .process_groups import join_group, start_ranks
 
 
@@ -128,8 +128,7 @@ def save_model(folder: Path) -> Any:
 
 def load_model(folder: Path) -> Any:
     """Load into a model of other values, over however many ranks there are, and compare bit for bit."""
-    state = sharded_state(8, steps=2)
-    dcp.load(state, storage_reader=streamxf.FileSystemReader(folder / "model", keys=KEY))
+    state = load_into(sharded_state(8, steps=2), streamxf.FileSystemReader(folder / "model", keys=KEY))
     found, wanted = whole(state), torch.load(folder / "whole.pt", weights_only=False)
     ours, theirs = flat(found), flat(wanted)
     same = [name for name in theirs if torch.equal(raw_bytes(ours[name]), raw_bytes(theirs[name]))]
@@ -141,8 +140,7 @@ def raw_shards(folder: Path) -> Any:
     state = sharded_state(3)
     dcp.save(state, storage_writer=streamxf.FileSystemWriter(folder / "raw", chain="raw"))
     wanted = flat(whole(state))
-    state = sharded_state(8, steps=2)
-    dcp.load(state, storage_reader=streamxf.FileSystemReader(folder / "raw"))
+    state = load_into(sharded_state(8, steps=2), streamxf.FileSystemReader(folder / "raw"))
     found = flat(whole(state))
     loaded = [name for name in wanted if torch.equal(raw_bytes(found[name]), raw_bytes(wanted[name]))]
     mapped = []
@@ -222,8 +220,7 @@ def without_collectives(folder: Path) -> Any:
     writer = streamxf.FileSystemWriter(folder / "local", _extensions=full_chain())
     dcp.save(state, storage_writer=writer, use_collectives=False)
     dist.barrier()
-    found = {"w": torch.zeros(50)}
-    dcp.load(found, storage_reader=streamxf.FileSystemReader(folder / "local", keys=KEY))
+    found = load_into({"w": torch.zeros(50)}, streamxf.FileSystemReader(folder / "local", keys=KEY))
     return {"same": torch.equal(found["w"], state["w"])}
 
 

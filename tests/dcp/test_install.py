@@ -61,6 +61,13 @@ def as_found() -> list[dict[str, Any]]:
     return [{name: part for name, part in vars(owner).items() if name != "__annotations__"} for owner, _ in CHANGED]
 
 
+def assert_loads(**options: Any) -> None:
+    """DCP loads what was saved."""
+    target = blank(STATE)
+    dcp.load(target, **options)
+    assert_same(target, STATE)
+
+
 @pytest.fixture(autouse=True)
 def undone() -> Iterator[None]:
     """Whatever a test installs, it undoes, and torch's classes are as they were."""
@@ -74,21 +81,18 @@ def undone() -> Iterator[None]:
 
 
 def test_checkpoint_ids(checkpoint: Path) -> None:
-    target = blank(STATE)
     with streamxf.install(CHAIN, keys=KEY):
         dcp.save(STATE, checkpoint_id=checkpoint)
-        dcp.load(target, checkpoint_id=checkpoint)
-    assert_same(target, STATE)
+        assert_loads(checkpoint_id=checkpoint)
     assert stored_chain(checkpoint) == CHAIN
 
 
 def test_urls(request: pytest.FixtureRequest) -> None:
-    url, target = f"memory://{request.node.name}/step-1", blank(STATE)
+    url = f"memory://{request.node.name}/step-1"
     with streamxf.install(CHAIN, keys=KEY):
         dcp.save(STATE, checkpoint_id=url)
-        dcp.load(target, checkpoint_id=url)
+        assert_loads(checkpoint_id=url)
         assert type(torch_fsspec.FsspecReader(url)) is streamxf.FsspecReader
-    assert_same(target, STATE)
     assert stored_chain(url) == CHAIN
 
 
@@ -126,10 +130,8 @@ def test_torchs_tools(tmp_path: Path) -> None:
 
 def test_stock_checkpoints_load(checkpoint: Path) -> None:
     dcp.save(STATE, storage_writer=WriterNamedBefore(checkpoint, _extensions=[StockZStandard()]))
-    target = blank(STATE)
     with streamxf.install():
-        dcp.load(target, checkpoint_id=checkpoint)
-    assert_same(target, STATE)
+        assert_loads(checkpoint_id=checkpoint)
 
 
 def test_without_arguments_it_is_the_writers_default(checkpoint: Path) -> None:
@@ -139,20 +141,16 @@ def test_without_arguments_it_is_the_writers_default(checkpoint: Path) -> None:
 
 
 def test_extensions_of_the_caller_come_first(checkpoint: Path) -> None:
-    target = blank(STATE)
     with streamxf.install("checksum"):
         dcp.save(STATE, storage_writer=WriterNamedBefore(checkpoint, _extensions=[StockZStandard()]))
-        dcp.load(target, checkpoint_id=checkpoint)
-    assert_same(target, STATE)
+        assert_loads(checkpoint_id=checkpoint)
     assert stored_chain(checkpoint, None) == "stream.zstd+checksum"
 
 
 def test_codecs_of_the_caller_stay(checkpoint: Path) -> None:
-    target = blank(STATE)
     with streamxf.install("floatzip"):
         dcp.save(STATE, storage_writer=WriterNamedBefore(checkpoint, _extensions=[ZStandard(), Encrypt(OTHER_KEY)]))
-        dcp.load(target, storage_reader=ReaderNamedBefore(checkpoint, streamxf.Registry(keys=OTHER_KEY)))
-    assert_same(target, STATE)
+        assert_loads(storage_reader=ReaderNamedBefore(checkpoint, streamxf.Registry(keys=OTHER_KEY)))
     assert stored_chain(checkpoint, OTHER_KEY) == "zstd+encrypt"
 
 
@@ -161,23 +159,21 @@ def test_keys_of_a_registry_stand_instead(checkpoint: Path) -> None:
         dcp.save(STATE, checkpoint_id=checkpoint)
         reader = ReaderNamedBefore(checkpoint, streamxf.Registry(keys=OTHER_KEY))
         with refused(KeyMissingError):
-            dcp.load(blank(STATE), storage_reader=reader)
+            assert_loads(storage_reader=reader)
 
 
 def test_readers_have_the_keys_of_the_chain(checkpoint: Path) -> None:
-    target, private = blank(STATE), streamxf.PrivateKey.generate()
-    with streamxf.install([FloatZip(), Encrypt([KEY, private.public])]) as installation:
+    with streamxf.install([FloatZip(), Encrypt([KEY, PAIR.public])]) as installation:
         assert [*installation.keys] == [KEY]
         dcp.save(STATE, checkpoint_id=checkpoint)
-        dcp.load(target, checkpoint_id=checkpoint)
-    assert_same(target, STATE)
+        assert_loads(checkpoint_id=checkpoint)
 
 
 def test_what_is_not_encrypted_is_refused_where_there_are_keys(checkpoint: Path) -> None:
     dcp.save(STATE, checkpoint_id=checkpoint)
     with streamxf.install(CHAIN, keys=KEY):
         with refused(PolicyError):
-            dcp.load(blank(STATE), checkpoint_id=checkpoint)
+            assert_loads(checkpoint_id=checkpoint)
 
 
 def test_a_chain_that_only_encrypts_loads_no_plaintext(checkpoint: Path) -> None:
@@ -188,10 +184,10 @@ def test_a_chain_that_only_encrypts_loads_no_plaintext(checkpoint: Path) -> None
         dcp.save(STATE, checkpoint_id=checkpoint / "encrypted")
         for name in "stock", "own":
             with refused(PolicyError, "FileSystemReader(path, require=None)"):
-                dcp.load(blank(STATE), checkpoint_id=checkpoint / name)
+                assert_loads(checkpoint_id=checkpoint / name)
             assert_same(load_with(STATE, streamxf.FileSystemReader(checkpoint / name, require=None)), STATE)
         with refused(KeyMissingError, "keys given: none"):
-            dcp.load(blank(STATE), checkpoint_id=checkpoint / "encrypted")
+            assert_loads(checkpoint_id=checkpoint / "encrypted")
         with refused(KeyMissingError):
             load_with(STATE, streamxf.FileSystemReader(checkpoint / "encrypted", require=None))
 
@@ -216,16 +212,14 @@ def test_trust_is_in_the_chains_signer(checkpoint: Path) -> None:
         writer = streamxf.FileSystemWriter(checkpoint / str(signer), chain=chain)
         dcp.save(STATE, storage_writer=writer)
     with streamxf.install([Encrypt([PAIR.public, KEY], signer=SIGNER)], keys=[PAIR, KEY]):
-        target = blank(STATE)
-        dcp.load(target, checkpoint_id=checkpoint / str(SIGNER))
-        assert_same(target, STATE)
+        assert_loads(checkpoint_id=checkpoint / str(SIGNER))
         for signer, why in (stranger, "who is not trusted"), (None, "not signed"):
             with refused(PolicyError, why):
-                dcp.load(blank(STATE), checkpoint_id=checkpoint / str(signer))
+                assert_loads(checkpoint_id=checkpoint / str(signer))
     with streamxf.install([Encrypt(PAIR.public, signer=SIGNER)], keys=PAIR, reader={"trust": stranger.verify_key}):
-        dcp.load(blank(STATE), checkpoint_id=checkpoint / str(stranger))
+        assert_loads(checkpoint_id=checkpoint / str(stranger))
         with refused(PolicyError, "who is not trusted"):
-            dcp.load(blank(STATE), checkpoint_id=checkpoint / str(SIGNER))
+            assert_loads(checkpoint_id=checkpoint / str(SIGNER))
 
 
 def test_options(checkpoint: Path) -> None:
@@ -412,19 +406,17 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("known")
 def test_known_classes_are_attached(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
-    target = blank(STATE)
     with streamxf.install(CHAIN, keys=KEY):
         for _ in range(2):
             dcp.save(STATE, storage_writer=(writer := Theirs(checkpoint)))
-            dcp.load(target, storage_reader=TheirReader(checkpoint))
+            assert_loads(storage_reader=TheirReader(checkpoint))
         assert type(writer) is Theirs
-        assert_same(target, STATE)
         dcp.save(STATE, storage_writer=Theirs(checkpoint / "unencrypted", _extensions=[FloatZip()]))
         with refused(PolicyError):
-            dcp.load(target, storage_reader=TheirReader(checkpoint / "unencrypted"))
+            assert_loads(storage_reader=TheirReader(checkpoint / "unencrypted"))
     assert not logged(caplog)
     with streamxf.install(CHAIN, keys=OTHER_KEY), refused(KeyMissingError):
-        dcp.load(target, storage_reader=TheirReader(checkpoint))
+        assert_loads(storage_reader=TheirReader(checkpoint))
     with streamxf.Checkpoint(checkpoint, keys=KEY, require="bound") as read:
         assert torch.equal(read["model.weight"].read(), STATE["model"]["weight"])
 
@@ -434,28 +426,24 @@ def test_known_classes_load_no_plaintext_under_a_chain_that_only_encrypts(checkp
     dcp.save(STATE, storage_writer=Theirs(checkpoint / "plain"))
     with streamxf.install([Encrypt(PAIR.public, signer=SIGNER)]):
         with refused(PolicyError, "require=None"):
-            dcp.load(blank(STATE), storage_reader=TheirReader(checkpoint / "plain"))
+            assert_loads(storage_reader=TheirReader(checkpoint / "plain"))
         dcp.save(STATE, storage_writer=Theirs(checkpoint / "encrypted"))
         with refused(KeyMissingError):
-            dcp.load(blank(STATE), storage_reader=TheirReader(checkpoint / "encrypted"))
+            assert_loads(storage_reader=TheirReader(checkpoint / "encrypted"))
 
 
 @pytest.mark.usefixtures("known")
 def test_nobody_waits_for_a_signature_that_known_classes_cannot_make(checkpoint: Path) -> None:
-    target = blank(STATE)
     with streamxf.install([Encrypt(KEY, signer=SIGNER)]):
         dcp.save(STATE, storage_writer=Theirs(checkpoint))
-        dcp.load(target, storage_reader=TheirReader(checkpoint))
-    assert_same(target, STATE)
-    target = blank(STATE)
+        assert_loads(storage_reader=TheirReader(checkpoint))
     with streamxf.install([Encrypt(KEY, signer=SIGNER)], reader={"require": "bound", "allow_unsigned": True}):
-        dcp.load(target, checkpoint_id=checkpoint)
-    assert_same(target, STATE)
+        assert_loads(checkpoint_id=checkpoint)
     with (
         streamxf.install([Encrypt(KEY)], reader={"trust": SIGNER.verify_key}),
         refused(PolicyError, "cannot be signed"),
     ):
-        dcp.load(target, storage_reader=TheirReader(checkpoint))
+        assert_loads(storage_reader=TheirReader(checkpoint))
 
 
 @pytest.mark.usefixtures("known")

@@ -18,7 +18,7 @@ from streamxf.torchsave.calls import OtherTensor
 from streamxf.torchsave.check import read_outline
 from streamxf.torchsave.objects import Objects
 from streamxf.torchsave.writing import archive
-from tests.dcp.helpers import assert_same, refused, save
+from tests.dcp.helpers import assert_same, load_into, refused, save
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize_per")
 LACKING = {"framed": "qint8", "elements": "float8_e5m2", "object": "qint8"}
@@ -50,8 +50,7 @@ def made(
 
 def test_other_items_load(made: tuple[Path, Any]) -> None:
     path, whole = made
-    found = {"plain": torch.zeros(3), "step": 0}
-    dcp.load(found, storage_reader=streamxf.FileSystemReader(path))
+    found = load_into({"plain": torch.zeros(3), "step": 0}, streamxf.FileSystemReader(path))
     assert_same(found, {"plain": torch.ones(3), "step": 7})
     for item, dtype in LACKING.items():
         kind = ObjectError if item == "object" else UnsupportedError

@@ -22,7 +22,7 @@ from streamxf.errors import BlockError, MetadataError, StreamxfError
 from streamxf.stream.container import BlockReader
 from tests.altered import flip
 
-from .helpers import KEY, data_files, error_of, load, load_with, refused, save
+from .helpers import KEY, data_files, error_of, load, load_into, load_with, refused, save
 from .test_loads_like_stock import Into, read_items
 
 MIB = 2**20
@@ -221,8 +221,7 @@ def test_a_method_put_in_the_place_of_torchs_is_asked_in_turn(
 
     monkeypatch.setattr(DefaultLoadPlanner, "resolve_tensor", resolved)
     monkeypatch.setattr(DefaultLoadPlanner, "commit_tensor", lambda *_: calls.append("commit"))
-    found = {name: torch.zeros(5) for name in state}
-    dcp.load(found, storage_reader=streamxf.FileSystemReader(checkpoint, keys=KEY))
+    load_into({name: torch.zeros(5) for name in state}, streamxf.FileSystemReader(checkpoint, keys=KEY))
     assert calls == ["resolve", "commit"] * 4
 
 
@@ -371,8 +370,7 @@ def test_a_report_after_each_load_and_none_after_a_failure(checkpoint: Path) -> 
     save(state, checkpoint)
     reader = streamxf.FileSystemReader(checkpoint, keys=KEY)
     assert reader.report is None
-    target: dict[str, Any] = {"a": torch.zeros(600_000), "b": torch.zeros(10), "object": None}
-    dcp.load(target, storage_reader=reader)
+    target = load_into({"a": torch.zeros(600_000), "b": torch.zeros(10), "object": None}, reader)
     report = reader.report
     assert report.items == 3
     assert report.raw_bytes > 600_010 * 4

@@ -42,7 +42,7 @@ from tests.altered import flipped
 from tests.failing import fails_with
 
 from . import shards
-from .helpers import KEY, assert_same, blank, full_chain, refused, save, unwrapped
+from .helpers import KEY, assert_same, blank, full_chain, load_into, refused, save, unwrapped
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 PLACE = Place("__0_0_00.distcp", 0, 1, ())
@@ -482,8 +482,7 @@ def test_it_loads(tmp_path: Path, reader: str) -> None:
 def test_shards_load_whole_and_only_what_is_needed_is_read(tmp_path: Path) -> None:
     whole = torch.randn(64, 5)
     shards.save_shards(tmp_path, [{"w": shards.rows(whole, rank, 8)} for rank in range(8)])
-    found = {"w": torch.zeros(64, 5)}
-    dcp.load(found, storage_reader=streamxf.FileSystemReader(tmp_path), planner=streamxf.LoadPlanner())
+    found = load_into({"w": torch.zeros(64, 5)}, streamxf.FileSystemReader(tmp_path), planner=streamxf.LoadPlanner())
     assert torch.equal(found["w"], whole)
     with as_rank(1, 4):
         mesh = init_device_mesh("cpu", (4,))
@@ -532,8 +531,7 @@ def test_a_load_that_fails_leaves_nothing_to_the_next(tmp_path: Path, planner: A
     left = torch_private.flattening
     assert left._derived_version == (None if planner is streamxf.LoadPlanner else "2_3")
     left._derived_version = "2_3"
-    found = blank(good)
-    dcp.load(found, storage_reader=streamxf.FileSystemReader(tmp_path / "good"), planner=planner())
+    found = load_into(blank(good), streamxf.FileSystemReader(tmp_path / "good"), planner=planner())
     assert_same(found, good)
     left._derived_version = "2_3"
     found = blank(good)

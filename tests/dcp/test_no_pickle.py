@@ -19,7 +19,7 @@ from streamxf.keys import KeyRing
 from streamxf.tools.rekey.rekey import stock
 from tests.altered import bit_flips, flip, flipped
 from tests.cli import preloaded
-from tests.dcp.helpers import KEY, assert_same, blank, full_chain, load, save, sections_of
+from tests.dcp.helpers import KEY, assert_same, blank, full_chain, load, load_into, save, sections_of
 from tests.storage.stores import MemoryStorage
 
 SIGNER = SigningKey(bytes(range(2, 34)))
@@ -191,9 +191,7 @@ def test_a_chain_that_torchs_reader_needs_no_codec_for_has_always_a_pickle(
         path = tmp_path / str(given)
         writer = streamxf.FileSystemWriter(path, chain=[], stock=given)
         dcp.save(state, storage_writer=writer, no_dist=True)
-        target = blank(state)
-        dcp.load(target, storage_reader=dcp.FileSystemReader(path), no_dist=True)
-        assert_same(target, state)
+        assert_same(load_into(blank(state), dcp.FileSystemReader(path), no_dist=True), state)
         assert writer.report is not None
         assert writer.report.stock is True
 

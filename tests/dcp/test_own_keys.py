@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 import streamxf
 from streamxf.dcp.plans import texts_about
 from streamxf.errors import UnsupportedError
-from tests.dcp.helpers import assert_same, blank, load_with, refused, save
+from tests.dcp.helpers import assert_same, blank, load_into, load_with, refused, save
 
 
 class Color(str, enum.Enum):  # noqa: UP042  # whose str() is not its value
@@ -49,9 +49,7 @@ def test_keys_of_every_kind(tmp_path: Path, reader: str) -> None:
 @pytest.mark.filterwarnings("ignore:not resumed by torch's own readers")
 def test_the_load_planner_follows_keys_for_torchs_reader_too(tmp_path: Path) -> None:
     save(keys(), tmp_path, [])
-    found = blank(keys())
-    dcp.load(found, storage_reader=dcp.FileSystemReader(tmp_path), planner=streamxf.LoadPlanner())
-    assert_same(found, keys())
+    assert_same(load_into(blank(keys()), dcp.FileSystemReader(tmp_path), planner=streamxf.LoadPlanner()), keys())
 
 
 @pytest.mark.parametrize("planner", [DefaultLoadPlanner, streamxf.LoadPlanner])
@@ -109,8 +107,7 @@ def test_an_optimizer_with_numbers_in_its_state(tmp_path: Path) -> None:
     fresh, resumed = trained(4)
     state = resumed.state_dict()
     state["state"][0] |= {"n_iter": 1, "func_evals": 1, "prev_loss": 0.0}
-    found = {"weight": fresh, "optimizer": state}
-    dcp.load(found, storage_reader=streamxf.FileSystemReader(tmp_path))
+    found = load_into({"weight": fresh, "optimizer": state}, streamxf.FileSystemReader(tmp_path))
     resumed.load_state_dict(found["optimizer"])
     assert_same(resumed.state_dict(), optimizer.state_dict())
 
@@ -125,8 +122,7 @@ def test_a_save_for_torchs_readers_names_what_they_do_not_resume(tmp_path: Path,
         save(state, tmp_path / "stock", **{"extensions": [streamxf.Checksum()], **for_torch})
     (text,) = [text for each in caught if "readers" in (text := str(each.message))]
     assert text.startswith("not resumed by torch's own readers: state.0.step, groups.1.(1, 2). They")
-    found = blank(state)
-    dcp.load(found, storage_reader=dcp.FileSystemReader(tmp_path / "stock", _extension_registry=streamxf.Registry()))
+    found = load_into(blank(state), dcp.FileSystemReader(tmp_path / "stock", _extension_registry=streamxf.Registry()))
     assert found["state"][0]["step"] != 5  # as the warning says
     assert found["state"]["0"] == {"step": 5}
 

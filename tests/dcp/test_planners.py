@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.planner import LoadPlan
 import streamxf
 from streamxf.errors import MetadataError
 
-from .helpers import KEY, assert_same, blank, refused, save
+from .helpers import KEY, assert_same, blank, load_into, refused, save
 
 STATE = {"w": torch.arange(6.0), "n": 3}
 
@@ -85,9 +85,7 @@ def test_it_loads(tmp_path: Path, reader: Any, planner: Any) -> None:
     OwnPlans.kept = None
     for name in ("first", "second"):
         save(STATE, tmp_path / name, [])
-        target = blank(STATE)
-        dcp.load(target, storage_reader=reader(tmp_path / name), planner=planner())
-        assert_same(target, STATE)
+        assert_same(load_into(blank(STATE), reader(tmp_path / name), planner=planner()), STATE)
 
 
 def plans_of(paths: list[Path], planner: DefaultLoadPlanner) -> list[LoadPlan]:
@@ -164,6 +162,4 @@ def test_a_method_in_the_place_of_torchs_is_asked_for_objects(
     else:
         monkeypatch.setattr(DefaultSavePlanner, name, lambda _, *arguments: changed(*arguments))
     dcp.save({"n": 3}, storage_writer=streamxf.FileSystemWriter(tmp_path), planner=planner)
-    state = {"n": 0}
-    dcp.load(state, storage_reader=streamxf.FileSystemReader(tmp_path))
-    assert state == {"n": 45}
+    assert load_into({"n": 0}, streamxf.FileSystemReader(tmp_path)) == {"n": 45}

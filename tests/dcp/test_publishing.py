@@ -26,7 +26,7 @@ from streamxf.storage.remote import RemoteStorage
 from streamxf.storage.storage import Storage
 from tests.failing import fails_with
 
-from .helpers import assert_same, data_files, error_of, full_chain, index_of, load, refused, save
+from .helpers import assert_same, data_files, error_of, full_chain, index_of, load, load_into, refused, save
 from .process_groups import start_ranks
 
 ROUNDS = 20
@@ -155,9 +155,7 @@ def test_two_saves_where_there_is_no_lock(monkeypatch: pytest.MonkeyPatch) -> No
     early.join()
     late.join()
     assert errors == [None, None]
-    target = state_of(-1)
-    dcp.load(target, storage_reader=streamxf.FsspecReader(url), no_dist=True)
-    assert_same(target, state_of(2))
+    assert_same(load_into(state_of(-1), streamxf.FsspecReader(url), no_dist=True), state_of(2))
 
 
 @pytest.mark.parametrize("damage", ["gone", "shorter", "longer", "a link"])

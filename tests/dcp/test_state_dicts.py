@@ -18,7 +18,7 @@ from streamxf.checkpoint.sources import Staging, source_of
 from streamxf.errors import MetadataError
 from streamxf.torchsave.writing import frame_of
 
-from .helpers import KEY, assert_same, blank, load, load_with, noise, raw_bytes, refused, save
+from .helpers import KEY, assert_same, blank, load, load_into, load_with, noise, raw_bytes, refused, save
 
 FLOATS = "float16 bfloat16 float32 float64 complex32 complex64 complex128"
 FP8 = "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
@@ -32,9 +32,7 @@ def stock_can(dtype: torch.dtype, folder: Path) -> bool:
     try:
         state = {"t": noise(dtype, 6, 5)}
         dcp.save(state, storage_writer=dcp.FileSystemWriter(folder, sync_files=False))
-        found = blank(state)
-        dcp.load(found, storage_reader=dcp.FileSystemReader(folder))
-        assert_same(found, state)
+        assert_same(load_into(blank(state), dcp.FileSystemReader(folder)), state)
     except BaseException:  # whatever stock DCP ends in, CheckpointException among them
         return False
     return True
@@ -136,16 +134,14 @@ def test_targets_of_every_layout(checkpoint: Path, target: str) -> None:
     place = LAYOUTS[target]()
     wanted = torch.randn(place.shape)
     save({"t": wanted}, checkpoint)
-    found = {"t": place}
-    dcp.load(found, storage_reader=streamxf.FileSystemReader(checkpoint, keys=KEY))
+    found = load_into({"t": place}, streamxf.FileSystemReader(checkpoint, keys=KEY))
     assert found["t"].data_ptr() == place.data_ptr()
     assert_same(place.detach(), wanted)
 
 
 def test_a_load_casts_as_stock_dcp_does(checkpoint: Path) -> None:
     save({"t": torch.arange(6)}, checkpoint)
-    found = {"t": torch.zeros(6, dtype=torch.bfloat16)}
-    dcp.load(found, storage_reader=streamxf.FileSystemReader(checkpoint, keys=KEY))
+    found = load_into({"t": torch.zeros(6, dtype=torch.bfloat16)}, streamxf.FileSystemReader(checkpoint, keys=KEY))
     assert torch.equal(found["t"], torch.arange(6).to(torch.bfloat16))
 
 
@@ -248,8 +244,7 @@ def test_a_tensor_of_one_gibibyte(big_folder: Path) -> None:
     state = {"t": torch.empty(2**29, dtype=torch.bfloat16)}
     state["t"].view(torch.int64).random_(0, 2**16)
     save(state, big_folder)
-    found = {"t": torch.full_like(state["t"], torch.nan)}
-    dcp.load(found, storage_reader=streamxf.FileSystemReader(big_folder, keys=KEY))
+    found = load_into({"t": torch.full_like(state["t"], torch.nan)}, streamxf.FileSystemReader(big_folder, keys=KEY))
     assert torch.equal(found["t"].view(torch.int64), state["t"].view(torch.int64))
 
 

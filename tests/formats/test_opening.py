@@ -77,34 +77,18 @@ def test_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 # -- what is none ----------------------------------------------------------------------------------
 
 
-def nothing(path: Path) -> Path:
-    return path / "missing"
-
-
 def folder_of_others(path: Path) -> Path:
     (path / "config.json").write_text("{}")
     (path / "notes.bin").write_bytes(b"PK")
     return path
 
 
-def text(path: Path) -> Path:
-    (path / "a.txt").write_text("PK is not enough")
-    return path / "a.txt"
+def file_of(name: str, data: bytes) -> Callable[[Path], Path]:
+    def make(path: Path) -> Path:
+        (path / name).write_bytes(data)
+        return path / name
 
-
-def empty_file(path: Path) -> Path:
-    (path / "a").touch()
-    return path / "a"
-
-
-def pickle(path: Path) -> Path:
-    (path / "a.pkl").write_bytes(b"\x80\x04N.")
-    return path / "a.pkl"
-
-
-def compressed_file(path: Path) -> Path:
-    (path / "a.gz").write_bytes(gzip.compress(b"data"))
-    return path / "a.gz"
+    return make
 
 
 def plain_file(path: Path) -> Path:
@@ -118,21 +102,15 @@ def pipe(path: Path) -> Path:
     return path / "pipe"
 
 
-def half(path: Path) -> Path:
-    checkpoint = written("compressed", STATE, path)
-    (checkpoint / ".metadata").unlink()
-    return checkpoint
-
-
-def half_of_stock(path: Path) -> Path:
-    checkpoint = written("stock", STATE, path)
+def half(path: Path, kind: str = "compressed") -> Path:
+    checkpoint = written(kind, STATE, path)
     (checkpoint / ".metadata").unlink()
     return checkpoint
 
 
 def empty_metadata(path: Path) -> Path:
-    checkpoint = written("stock", STATE, path)
-    (checkpoint / ".metadata").write_bytes(b"")
+    checkpoint = half(path, "stock")
+    (checkpoint / ".metadata").touch()
     return checkpoint
 
 
@@ -152,20 +130,20 @@ def below_a_file(path: Path) -> Path:
 
 
 BAD: dict[str, tuple[Callable[[Path], Path], type[Exception], str]] = {
-    "nothing": (nothing, FileNotFoundError, "no such file or folder"),
+    "nothing": (lambda path: path / "missing", FileNotFoundError, "no such file or folder"),
     "a link to nothing": (link_to_nothing, FileNotFoundError, "no such file or folder"),
     "below a file": (below_a_file, NotADirectoryError, "Not a directory"),
     "an empty folder": (lambda path: path, errors.NoCheckpointError, "model.safetensors.index.json"),
     "a folder of other things": (folder_of_others, errors.NoCheckpointError, "looked for"),
-    "a text": (text, errors.NoCheckpointError, "begins neither as"),
-    "an empty file": (empty_file, errors.NoCheckpointError, "begins neither as"),
+    "a text": (file_of("a.txt", b"PK is not enough"), errors.NoCheckpointError, "begins neither as"),
+    "an empty file": (file_of("a", b""), errors.NoCheckpointError, "begins neither as"),
     "a part of a checkpoint": (part, errors.NoCheckpointError, "name the folder that it lies in"),
-    "a pickle": (pickle, errors.NoCheckpointError, "begins neither as"),
-    "a compressed file": (compressed_file, errors.NoCheckpointError, "begins neither as"),
+    "a pickle": (file_of("a.pkl", b"\x80\x04N."), errors.NoCheckpointError, "begins neither as"),
+    "a compressed file": (file_of("a.gz", gzip.compress(b"data")), errors.NoCheckpointError, "begins neither as"),
     "a plain file of streamxf": (plain_file, errors.UnsupportedError, "Read it with streamxf.open"),
     "a pipe": (pipe, errors.UnsupportedError, "neither a file nor a folder"),
     "half a checkpoint": (half, errors.MetadataError, "data files and no metadata"),
-    "half a stock one": (half_of_stock, errors.MetadataError, "data files and no metadata"),
+    "half a stock one": (lambda path: half(path, "stock"), errors.MetadataError, "data files and no metadata"),
     "empty metadata": (empty_metadata, errors.MetadataError, "empty"),
 }
 

@@ -19,7 +19,7 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf import Checksum, ZStandard
-from tests.dcp.helpers import KEY, blank, data_files, full_chain, raw_bytes, save
+from tests.dcp.helpers import KEY, blank, data_files, full_chain, load_into, raw_bytes, save
 from tests.forge import Places, prefix_of, take_apart
 from tests.samples import FULL, OneWay, encode
 
@@ -123,8 +123,7 @@ class Checkpoint:
 
     def load_whole(self) -> list[Any]:
         """What a user does."""
-        target = blank(self.state)
-        dcp.load(target, storage_reader=self.reader())
+        target = load_into(blank(self.state), self.reader())
         return content(target)
 
     # -- faults ------------------------------------------------------------------------------------

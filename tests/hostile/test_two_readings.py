@@ -26,7 +26,7 @@ from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.errors import ContainerError, PolicyError, StreamxfError
 from tests.archives import behind, old_form, one_over_another, redirected, saved
 from tests.cli.command import Run
-from tests.dcp.helpers import error_of
+from tests.dcp.helpers import error_of, load_into
 
 from .planted import OF_TORCH, WRITERS, keys_of, with_object, with_tensor
 
@@ -169,8 +169,7 @@ def test_a_file_behind_something_else(tmp_path: Path, front: str, run: Run) -> N
 def test_a_directory_that_leads_elsewhere(tmp_path: Path, writer: str) -> None:
     """It decides."""
     with_tensor(STATE, "t", redirected(saved(GOOD), {"data/0": OTHER.numpy().tobytes()}), tmp_path, writer)
-    target = blank()
-    dcp.load(target, storage_reader=streamxf.FileSystemReader(tmp_path))
+    target = load_into(blank(), streamxf.FileSystemReader(tmp_path))
     assert torch.equal(target["t"], OTHER)
 
 
@@ -187,8 +186,7 @@ def test_what_tools_make_of_such_a_directory(tmp_path: Path, writer: str) -> Non
         assert not (copy / ".metadata").exists()
         assert writer == "stock ZStandard"
     else:
-        copied = blank()
-        dcp.load(copied, storage_reader=streamxf.FileSystemReader(copy))
+        copied = load_into(blank(), streamxf.FileSystemReader(copy))
         assert torch.equal(copied["t"], OTHER)
         assert streamxf.diff(path, copy).same
 

@@ -14,7 +14,7 @@ import streamxf
 from streamxf import errors
 from streamxf.storage.storage import LOCK
 from tests.altered import flip, flipped
-from tests.dcp.helpers import KEY, OTHER_KEY, assert_same, data_files, full_chain, load, save, sections_of
+from tests.dcp.helpers import KEY, OTHER_KEY, assert_same, data_files, full_chain, load, load_into, save, sections_of
 from tests.dcp.shards import save_shards
 from tests.dcp.test_publishing import LEFTOVERS, NOT_OURS, plant, state_of
 from tests.failing import fails_with
@@ -206,6 +206,5 @@ def test_over_fsspec() -> None:
     memory.pipe_file("/clean/__0_7.distcp", b"left")
     assert streamxf.clean(url).recent == ("__0_7.distcp",)
     assert streamxf.clean(url, min_age=0).removed == ("__0_7.distcp",)
-    target = state_of(0)
-    dcp.load(target, storage_reader=streamxf.FsspecReader(url))
+    target = load_into(state_of(0), streamxf.FsspecReader(url))
     assert torch.equal(target["a"], state_of(1)["a"])

@@ -19,7 +19,7 @@ import streamxf
 from streamxf.dcp.once import meeting, transfer
 from streamxf.storage.reading import _LocalFile
 from tests.altered import flip
-from tests.dcp.helpers import KEY, OTHER_KEY, full_chain
+from tests.dcp.helpers import KEY, OTHER_KEY, full_chain, load_into
 from tests.failing import fails_with
 
 from .once_ranks import blank, same, values
@@ -107,8 +107,7 @@ def raising(folder: Path) -> Any:
             for each in patches if rank == who else ():
                 stack.enter_context(each)
             found[name] = failures(path, state, **options)
-        target = blank(state)
-        dcp.load(target, storage_reader=streamxf.FileSystemReader(path, keys=KEY, read="once"))
+        target = load_into(blank(state), streamxf.FileSystemReader(path, keys=KEY, read="once"))
         found[name]["wrong"] = same(target, state)
 
     for number, method in enumerate(["finish_plan", "resolve_tensor", "commit_tensor"]):

@@ -17,7 +17,7 @@ import streamxf
 from streamxf.dcp.once import plan
 from streamxf.report import LoadReport
 from streamxf.storage.reading import _LocalFile
-from tests.dcp.helpers import KEY, full_chain, raw_bytes
+from tests.dcp.helpers import KEY, full_chain, load_into, raw_bytes
 from tests.dcp.s3_server import storage
 
 
@@ -208,8 +208,7 @@ def reasons(folder: Path) -> Any:
     found: dict[str, Any] = {}
 
     def attempt(name: str, reader: Any, **options: Any) -> None:
-        target = blank(state)
-        dcp.load(target, storage_reader=reader, **options)
+        target = load_into(blank(state), reader, **options)
         found[name] = [same(target, state), reader.report.read, reader.report.reason]
 
     rank, count = dist.get_rank(), dist.get_world_size()
