@@ -95,8 +95,7 @@ def test_one_that_does_not_load_stops_nothing_and_exits_with_1(run: Run, install
 
 def test_a_key_provider_that_does_not_load(run: Run, install):
     install("vault", "raise RuntimeError('out of order')", "[streamxf.key_providers]\nvault = vault_module:make\n")
-    done = run.exits(1, "codecs", "--json")
-    entry = by_name(done.json["key_providers"])["vault"]
+    entry = by_name(run.exits(1, "codecs", "--json").json["key_providers"])["vault"]
     assert entry["from"] == ["vault==1.2"]
     assert "out of order" in entry["problem"]
 

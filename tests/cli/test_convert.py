@@ -110,8 +110,7 @@ def test_an_interrupt_leaves_nothing_half_published_and_the_next_call_goes_on(ru
     finished = {path.name.removesuffix(".slip") for path in new.glob("*.slip")}
     assert {path.name for path in new.glob("*.distcp")} == finished
     assert not (new / ".metadata").exists()
-    again = run.exits(0, *command, "--json")
-    assert again.json["kept_files"] == len(finished)
+    assert run.exits(0, *command, "--json").json["kept_files"] == len(finished)
     target = {name: torch.zeros(256, 1024) for name in state}
     load(target, storage_reader=streamxf.FileSystemReader(new))
     assert all(torch.equal(target[name], state[name]) for name in state)

@@ -69,8 +69,7 @@ def test_cat_that_cannot_begin(run: Run, open_file: Path, sealed_file: Path, pla
         ([plain], "unpack"),
         ([plain / "nothing"], "there is no file or folder"),
     ):
-        done = run.exits(2 if says != "not encrypted" else 1, "cat", *arguments, out="")
-        assert says in done.err
+        assert says in run.exits(2 if says != "not encrypted" else 1, "cat", *arguments, out="").err
     foreign = next(plain.glob("*.distcp"))  # of which nothing is damaged
     assert run("cat", foreign).code == 2
     assert piped("cat", "-", given=foreign.read_bytes())[::2] == (

@@ -132,8 +132,7 @@ def test_nothing_is_cut_where_no_terminal_is(run: Run, tmp_path: Path):
 
 def test_the_page(run: Run, layered: Path, tmp_path: Path):
     file = tmp_path / "page.html"
-    done = run.exits(0, "inspect", layered, "--html", file)
-    assert done.out.endswith(f"the page is in {file}\n")
+    assert run.exits(0, "inspect", layered, "--html", file).out.endswith(f"the page is in {file}\n")
     assert Page.read(file).data["dtypes"] == ["float32", "bfloat16"]
     assert run("inspect", layered, "--html", file, "--json").json["tensors"] == 5  # over the older page
 

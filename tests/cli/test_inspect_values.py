@@ -98,8 +98,7 @@ def test_a_checkpoint_without_all_its_files_is_damaged(run: Run, tmp_path: Path)
     assert run("inspect", path).code == 0
     for spoil in (lambda: os.truncate(file, file.stat().st_size - 1), file.unlink):
         spoil()
-        done = run.exits(1, "inspect", path)
-        assert file.name in done.out
+        assert file.name in run.exits(1, "inspect", path).out
 
 
 def test_without_the_option_nothing_is_read(run: Run, tmp_path: Path):

@@ -326,8 +326,7 @@ def test_each_option(run: Run, folder: Path, arguments: str, stay: list[int]):
     assert list(facts["reasons"]) == [f"step-{step}" for step in stay]
     assert all(facts["reasons"].values())
     assert steps(folder) == [*LOSSES, 1100]
-    done = run.exits(0, "forget", folder, *words, "--yes", "--json")
-    assert done.json == facts | {"dry_run": False}
+    assert run.exits(0, "forget", folder, *words, "--yes", "--json").json == facts | {"dry_run": False}
     assert steps(folder) == [*stay, 1100]
     assert run("forget", folder, *words, "--yes", "--json").json["removed"] == []
 
@@ -409,8 +408,7 @@ def test_other_files_in_its_folder(run: Run, folder: Path, extras: str, stays: b
     ],
 )
 def test_what_makes_no_sense(run: Run, folder: Path, arguments: str, says: str):
-    done = run.exits(2, "forget", folder, *arguments.split(), "--yes")
-    assert says in done.err
+    assert says in run.exits(2, "forget", folder, *arguments.split(), "--yes").err
     assert steps(folder) == [*LOSSES, 1100]
 
 

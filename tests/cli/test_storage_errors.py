@@ -84,8 +84,7 @@ def test_as_json(run: Run, monkeypatch: pytest.MonkeyPatch, silent: str):
 
 def test_a_web_server_that_is_down_is_not_a_missing_file(run: Run, silent: str):
     pytest.importorskip("aiohttp")
-    done = run.exits(2, "inspect", f"http://{silent}/model.safetensors")
-    assert f"Cannot connect to host {silent}" in done.err
+    assert f"Cannot connect to host {silent}" in run.exits(2, "inspect", f"http://{silent}/model.safetensors").err
 
 
 def test_what_is_not_there_is_told_as_before(run: Run, tmp_path: Path):

@@ -41,8 +41,7 @@ def test_damage_names_the_item_and_exits_with_1(run: Run, plain: Path):
     done = run.exits(1, "verify", plain)
     assert done.out.startswith("DAMAGED in 1 place\n")
     assert "item layer." in done.out
-    again = run.exits(1, "verify", plain, "--json")
-    assert again.json["damaged"][0]["item"].startswith("layer.")
+    assert run.exits(1, "verify", plain, "--json").json["damaged"][0]["item"].startswith("layer.")
 
 
 def test_without_its_key_it_says_what_was_not_checked(

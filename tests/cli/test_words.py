@@ -33,8 +33,7 @@ def test_the_advised_salvage_is_the_one_that_works(run: Run, plain: Path, tmp_pa
     place = plain.rename(tmp_path / "a name with blanks")
     metadata = place / ".metadata"
     metadata.write_bytes(metadata.read_bytes()[:-100]) if left == "cut" else metadata.unlink()
-    done = run.exits(1, "verify", place)
-    (advice,) = re.findall(r"^next: .*`streamxf (.*)`$", done.out, re.MULTILINE)
+    (advice,) = re.findall(r"^next: .*`streamxf (.*)`$", run.exits(1, "verify", place).out, re.MULTILINE)
     assert run("verify", place, "--json").json["advice"].endswith(f"`streamxf {advice}`")
     target = tmp_path / "rescued"
     done = run(*(str(target) if word == "TARGET" else word for word in shlex.split(advice)))
@@ -58,8 +57,7 @@ def test_of_several_places_each_has_its_advice(run: Run, plain: Path, tmp_path: 
 def test_what_is_salvaged_replaces_nothing(run: Run, plain: Path, tmp_path: Path):
     done = run("salvage", plain, tmp_path / "rescued")
     assert (done.code, "nothing was written" in done.out) == (0, False)
-    done = run.exits(2, "salvage", plain, tmp_path / "rescued")
-    assert done.err.strip().endswith("name another target")
+    assert run.exits(2, "salvage", plain, tmp_path / "rescued").err.strip().endswith("name another target")
 
 
 def test_a_salvage_that_finds_nothing_says_so(run: Run, plain: Path, tmp_path: Path):
@@ -97,7 +95,7 @@ def test_where_only_checkpoints_inside_will_do_they_are_named(
     [
         ("list run --run-id deadbeef", "--run-id 'deadbeef': "),
         ("forget run --keep last=0 --yes", "a number from 1, or unlimited (or -1)"),
-        ("forget run --yes", "give rules, or --dry-run"),
+        ("forget run --yes", "pass --keep, --key or --dry-run"),
         ("forget run --keep last=1 --extras del", "'del' is not one of "),
         ("verify run/step-10 --key file:signer", "--key number 1: "),
         ("verify run/step-10 --key me", "key is 32 bytes, not a string; a string is a location"),
@@ -137,8 +135,7 @@ def test_levels_of_protection_are_options(run: Run, unpublished: Path, key_file:
     key = ("--key", f"file:{key_file}")
     for command in ("cat {} weight", "clean {} --yes", "inspect {}", "transcode {} x --chain zstd"):
         words = command.format(unpublished).split()
-        done = run.exits(1, *words, *key)
-        assert "--require 'encrypted'" in says(done)
+        assert "--require 'encrypted'" in says(run.exits(1, *words, *key))
     assert run("cat", unpublished, "weight", *key, "--require", "bound").code == 1
     done = run.exits(0, "cat", unpublished, "weight", "--text", *key, "--require", "encrypted", out="1.0 1.0 1.0\n")
     assert run("clean", unpublished, *key, "--require", "encrypted", "--yes").code == 0
@@ -163,8 +160,7 @@ def test_a_file_has_no_level_of_protection(run: Run, tmp_path: Path, key_file: P
 
 def test_keys_of_the_environment_are_unset(run: Run, plain: Path, key_file: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("STREAMXF_KEYS", f"file:{key_file}")
-    done = run.exits(1, "inspect", plain)
-    assert "unset STREAMXF_KEYS if you know that it was not encrypted" in says(done)
+    assert "unset STREAMXF_KEYS if you know that it was not encrypted" in says(run.exits(1, "inspect", plain))
 
 
 @pytest.mark.filterwarnings("ignore:readers will refuse")

@@ -117,7 +117,6 @@ def test_on_the_command_line_it_is_one_line(tmp_path: Path, run: Run) -> None:
         ["salvage", path, tmp_path / "b"],
         ["verify", encrypted, "--key", f"file:{tmp_path / 'key'}"],
     ):
-        done = run.exits(2, *command, out="")
-        (line,) = done.err.splitlines()
+        (line,) = run.exits(2, *command, out="").err.splitlines()
         assert NEEDS in line
         assert run(*command, "--json").json["error"]["type"] == "UnknownCodecError"

@@ -13,6 +13,7 @@ from streamxf.format.limits import MAX_KEY_LINE
 from streamxf.keys import Key, KeyProvider, KeyRing, PrivateKey, SigningKey
 from streamxf.keys.envelope import MAX_ENTRY, DataKey, Entry, Envelope, Vouchers
 from streamxf.keys.key import encode_b64url
+from tests.altered import bit_flips
 from tests.keys.frozen import VOUCHERS
 from tests.keys.sealed import DEK, DIGEST, Fake, Sealed, Vault, fragment_of, mac
 
@@ -29,10 +30,6 @@ OTHER_DIGEST = hashlib.sha256(b"other contents").digest()
 
 both_pairs = pytest.mark.parametrize("key", [PAIR, HYBRID], ids=["x25519", "hybrid"])
 vouching = pytest.mark.parametrize("key", [KEY, VAULT], ids=["aeskw", "third party"])
-
-
-def flipped(data: bytes, bit: int) -> bytes:
-    return (int.from_bytes(data, "big") ^ (1 << bit)).to_bytes(len(data), "big")
 
 
 def derived(secret: bytes, info: bytes) -> bytes:
@@ -128,17 +125,16 @@ class TestKeysThatVouch:
 
     def test_every_altered_bit_of_the_mac(self, key):
         sealed = Sealed.make([key])
-        for bit in range(0, 256, 5):
+        for altered in bit_flips(sealed.vouchers.mac, step=5):
             with pytest.raises(errors.AuthenticationError, match="MAC"):
-                sealed.change(mac=flipped(sealed.vouchers.mac, bit)).open([key])
+                sealed.change(mac=altered).open([key])
 
     def test_every_altered_bit_of_the_voucher(self, key):
         sealed = Sealed.make([key])
         (entry,) = sealed.vouchers.entries
-        for bit in range(0, 8 * len(entry.data), 5):
-            changed = replace(entry, data=flipped(entry.data, bit))
+        for data in bit_flips(entry.data, step=5):
             with pytest.raises(errors.AuthenticationError, match=f"voucher of key {key.id}"):
-                sealed.change(entries=(changed,)).open([key])
+                sealed.change(entries=(replace(entry, data=data),)).open([key])
         for data in (b"\0", entry.data[:-1], entry.data + b"\0", entry.data * 2, bytes(MAX_ENTRY)):
             with pytest.raises(errors.AuthenticationError):
                 sealed.change(entries=(replace(entry, data=data),)).open([key])
@@ -305,9 +301,9 @@ class TestPrivateKeys:
 
     def test_every_altered_bit_of_a_signature(self, key):
         sealed = Sealed.make([key.public], SIGNER)
-        for bit in range(0, 512, 7):
+        for signature in bit_flips(sealed.vouchers.signature[1], step=7):
             with pytest.raises(errors.AuthenticationError):
-                sealed.change(signature=(SIGNER.id, flipped(sealed.vouchers.signature[1], bit))).open([key], [TRUSTED])
+                sealed.change(signature=(SIGNER.id, signature)).open([key], [TRUSTED])
 
     def test_the_mac_counts_also_for_unsigned_data(self, key):
         """Without it, anyone who can write could put an index of his own beside data that he cannot read."""

@@ -37,9 +37,13 @@ def saved_run(run: Path | str, *steps: int, **options: Any) -> None:
 
 def resumed(run: Path | str, **options: Any) -> int | None:
     """The step that a new job resumes from; what it loads must be of that step."""
-    state = blank()
     with CheckpointManager(run, **options) as manager:
-        step = manager.resume(state)
+        return resumed_by(manager)
+
+
+def resumed_by(manager: CheckpointManager) -> int | None:
+    state = blank()
+    step = manager.resume(state)
     assert step is None or is_at(state, step)
     return step
 

@@ -19,7 +19,7 @@ from streamxf.manager.sessions import Sessions
 from streamxf.storage.opening import open_storage
 from tests.dcp.helpers import stored_chain
 
-from .runs import blank, complete, is_at, resumed, saved_run, state_at
+from .runs import blank, complete, is_at, resumed, resumed_by, saved_run, state_at
 
 
 @pytest.mark.parametrize("step", [10.0, None, "10", "/../../evil-9", -1, True], ids=repr)
@@ -138,10 +138,7 @@ def test_what_is_installed_is_used(tmp_path: Path):
     key = streamxf.Key.generate()
     with streamxf.install(chain="floatzip+encrypt", keys=key):
         saved_run(tmp_path, 1)
-        with CheckpointManager(tmp_path) as manager:
-            state = blank()
-            assert manager.resume(state) == 1
-    assert is_at(state, 1)
+        assert resumed(tmp_path) == 1
     assert stored_chain(tmp_path / "step-1", key) == "floatzip+encrypt"
 
 
@@ -152,9 +149,7 @@ def test_keys_beside_an_installed_chain_are_for_reading(tmp_path: Path):
     with streamxf.install([streamxf.Encrypt(private.public, signer=signer)]):
         with CheckpointManager(tmp_path, keys=private) as manager:
             manager.save(1, state_at(1))
-            state = blank()
-            assert manager.resume(state) == 1
-            assert is_at(state, 1)
+            assert resumed_by(manager) == 1
         with CheckpointManager(tmp_path) as manager, pytest.raises(KeyMissingError):
             manager.resume(blank())
     with streamxf.install("zstd"), pytest.raises(ParameterError, match="the chain does not encrypt"):

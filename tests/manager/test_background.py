@@ -17,7 +17,7 @@ from streamxf.storage.storage import Storage
 from tests.dcp.helpers import needs_gloo
 from tests.failing import fails_with
 
-from .runs import blank, complete, is_at, state_at
+from .runs import blank, complete, is_at, resumed_by, saved_run, state_at
 
 LIMIT = 120
 
@@ -63,16 +63,12 @@ def test_training_goes_on_while_a_copy_is_saved(tmp_path: Path, held: Held) -> N
         assert complete(tmp_path) == []
         held.let(1)
         manager.wait()
-        found = blank()
-        assert manager.resume(found) == 1
-        assert is_at(found, 1)
+        assert resumed_by(manager) == 1
     assert list_checkpoints(tmp_path)[0].metrics == {"loss": 0.5}
 
 
 def test_the_end_waits_for_saves_and_removals(tmp_path: Path) -> None:
-    with CheckpointManager(tmp_path, async_save=True, in_flight=2, keep=2) as manager:
-        for step in range(1, 6):
-            manager.save(step, state_at(step))
+    saved_run(tmp_path, *range(1, 6), async_save=True, in_flight=2, keep=2)
     assert complete(tmp_path) == ["step-4", "step-5"]
     assert not list(tmp_path.rglob(".streamxf-saving"))
     assert not list(tmp_path.glob(".streamxf/going-*"))

@@ -19,7 +19,7 @@ from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import LOCK
 from tests.failing import fails_with
 
-from .runs import blank, complete, is_at, saved_run, state_at, unsaveable
+from .runs import complete, resumed_by, saved_run, state_at, unsaveable
 
 
 def killed_saves(run: Path, monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:
@@ -38,9 +38,7 @@ def test_a_save_over_one_that_was_killed_after_it_had_published_leaves_that_unti
     with CheckpointManager(tmp_path) as manager:
         with pytest.raises(CheckpointException):
             manager.save(1, unsaveable())
-        state = blank()
-        assert manager.resume(state) == 1
-        assert is_at(state, 1)
+        assert resumed_by(manager) == 1
     assert not (tmp_path / "step-1" / SAVING).exists()
 
 

@@ -29,7 +29,7 @@ from streamxf.manager.sessions import Sessions
 from streamxf.storage.opening import open_storage
 from tests.dcp.helpers import stored_chain
 
-from .runs import blank, complete, is_at, resumed, saved_run, state_at, unsaveable
+from .runs import blank, complete, is_at, resumed, resumed_by, saved_run, state_at, unsaveable
 
 now = time.time()
 
@@ -73,10 +73,7 @@ def test_names_and_chains_and_writers_arguments_are_used(tmp_path: Path, key: st
     checkpoint = tmp_path / "checkpoint-5"
     assert len(list(checkpoint.glob("*.distcp"))) > 1
     assert stored_chain(checkpoint, key) == "zstd+encrypt"
-    state = blank()
-    with CheckpointManager(tmp_path, name="checkpoint-{}", chain="zstd+encrypt", keys=key) as manager:
-        assert manager.resume(state) == 5
-    assert is_at(state, 5)
+    assert resumed(tmp_path, name="checkpoint-{}", chain="zstd+encrypt", keys=key) == 5
 
 
 def test_a_failed_save_leaves_the_older_ones_and_the_next_one_works(tmp_path: Path) -> None:
@@ -97,9 +94,7 @@ def test_a_step_that_is_saved_again_replaces_what_is_there(tmp_path: Path) -> No
         manager.save(1, state_at(1), metrics={"loss": 2.0})
         with pytest.raises(CheckpointException):
             manager.save(1, unsaveable())
-        state = blank()
-        assert manager.resume(state) == 1
-        assert is_at(state, 1)
+        assert resumed_by(manager) == 1
         manager.save(1, state_at(7), metrics={"loss": 3.0})
     (record,) = list_checkpoints(tmp_path)
     assert record.metrics == {"loss": 3.0}

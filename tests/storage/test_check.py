@@ -462,8 +462,7 @@ def test_a_mounts_source_is_printed_as_text(run: Run, tmp_path: Path, monkeypatc
 
 
 def test_the_command(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = run.exits(0, "check", tmp_path)
-    assert str(tmp_path) in done.out
+    assert str(tmp_path) in run.exits(0, "check", tmp_path).out
     assert not [*tmp_path.iterdir()]
     assert run("check", tmp_path / "missing").code == 2
     (tmp_path / "file").touch()
