@@ -66,8 +66,7 @@ class Descriptor:
         parameters = parse_parameters(query)
         if list(parameters) != sorted(parameters):
             raise DescriptorError(f"descriptor {shorten(text)!r}: the parameters after '?' are not sorted by key")
-        repeatable = ("w",) if name == ENCRYPT else ()
-        return cls(name, int(version), parameters, parse_parameters(fragment, repeatable))
+        return cls(name, int(version), parameters, parse_parameters(fragment, ("w",) if name == ENCRYPT else ()))
 
 
 def check_name(name: str) -> str:

@@ -121,8 +121,7 @@ def __getattr__(name: str) -> Any:
 
 def untyped_storage(storage: Any) -> UntypedStorage:
     """What is below a ``TypedStorage``, without the warning of its own method."""
-    found: UntypedStorage = storage._untyped_storage
-    return found
+    return storage._untyped_storage  # type: ignore[no-any-return]
 
 
 def typed_storage(storage: UntypedStorage, dtype: dtype) -> Any:

@@ -105,8 +105,7 @@ def check_nesting(items: Collection[Item]) -> None:
     placed: dict[Path, tuple[object, str]] = {}
     for item in items:
         path = item.path or ()
-        steps = [type(step) for step in path] + [item.name] * bool(path)
-        for depth, what in enumerate(steps):
+        for depth, what in enumerate([*map(type, path), *[item.name] * bool(path)]):
             found, other = placed.setdefault(path[:depth], (what, item.name))
             if found != what:
                 raise ParameterError(f"{item.name!r} and {other!r} would not fit into one nested state dict")

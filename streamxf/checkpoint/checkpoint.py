@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, Self
@@ -422,10 +423,8 @@ def _part(key: Any, size: int) -> int | range:
 
 def as_numpy(array: Array, item: TensorItem) -> Array:
     """An array's memory as an array of the item's dtype. Raises UnsupportedError if numpy has no such dtype."""
-    try:
+    with suppress(TypeError):
         return array.view(item.dtype)
-    except TypeError:
-        pass
     try:
         import ml_dtypes
 

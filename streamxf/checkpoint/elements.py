@@ -249,8 +249,7 @@ class Elements:
         """The blocks that hold a wanted element; they are announced."""
         size = self.blocks.block_size
         runs: list[tuple[int, int]] = []
-        spans = [(wanted.start, wanted.stop)] if wanted.is_run else wanted.near(size // self.itemsize)
-        for start, stop in spans:
+        for start, stop in [(wanted.start, wanted.stop)] if wanted.is_run else wanted.near(size // self.itemsize):
             first = (self.origin + start * self.itemsize) // size
             if runs and first <= runs[-1][1]:
                 first = runs.pop()[0]

@@ -29,8 +29,7 @@ def seal_note(content: Any, encryption: Encrypt | None = None) -> bytes:
     frame, keys = pack_json(content, "the note", _CURE, MAX_NOTE, MAX_NOTE_MARKS), b""
     if encryption is not None:
         fresh = encryption.renew()
-        digest = Sections(memoryview(frame), memoryview(b""), NOTE_LABEL).digest
-        keys = pack_keys(fresh.wrapped, fresh.vouch(digest))
+        keys = pack_keys(fresh.wrapped, fresh.vouch(Sections(memoryview(frame), memoryview(b""), NOTE_LABEL).digest))
     made = pack(b"", b"", frame, keys)
     if len(made) > MAX_NOTE:
         raise errors.MetadataError(f"the note would have {len(made)} bytes, {MAX_NOTE} are allowed; {_CURE}")

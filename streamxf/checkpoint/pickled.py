@@ -69,11 +69,10 @@ def pickled(index: Index, wrapped: Mapping[bytes, str], checkpoint_id: str) -> b
     extra = {name: partial(made.plain, value) for name, value in members_of(index.extra).items()}
     about: dict[str, Any] = {"checkpoint_id": redacted(checkpoint_id), "save_id": index.save_id, "load_id": None}
     about["modules"] = [*index.modules]
-    nested = any(item.path is not None for item in items)
     content: dict[str, Any] = {
         "storage_data": partial(made.places, items),  # first: a copy of its wrapped keys may be all that is left
         "state_dict_metadata": partial(made.entries, items),
-        PLANNER_DATA: partial(made.paths, items) if nested else None,
+        PLANNER_DATA: partial(made.paths, items) if any(item.path is not None for item in items) else None,
         "storage_meta": partial(made.object, ("StorageMeta", *about), *about.values()),
         "version": _VERSION,
     } | extra

@@ -100,8 +100,7 @@ def assemble(
     _check_readable(index, root, parts)
     keys = b""
     if encryption is not None:
-        digest = Sections(memoryview(root), memoryview(b"")).digest
-        keys = pack_keys(encryption.wrapped, encryption.vouch(digest))
+        keys = pack_keys(encryption.wrapped, encryption.vouch(Sections(memoryview(root), memoryview(b"")).digest))
     wrapped = {record.writer_id: record.wrapped for record in records}
     head = pickled(index, wrapped, checkpoint_id) if checkpoint_id is not None else NO_PICKLE
     return index, pack(head, parts, root, keys)
@@ -257,9 +256,7 @@ def check_present(
             file=storage.label(missing[0]),
         )
     for path, facts in files.items():
-        if path not in found:
-            continue
-        size = found[path]
+        size = found.get(path, facts.size)
         if size != facts.size and (not storage.abilities.flat or size is not None):
             raise ContainerError(
                 f"{facts.size} bytes were written to the file, and now it has {'none' if size is None else size}: the "

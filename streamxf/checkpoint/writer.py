@@ -203,8 +203,7 @@ class CheckpointWriter:
         if self._file is None:
             self._path = path = self._save.file_name(0, 0)
             self._opened.enter_context(located(file=path, doing="storing"))
-            raw = self._opened.enter_context(self._save.create(path))
-            self._file = DataFile(raw, path, self._save)
+            self._file = DataFile(self._opened.enter_context(self._save.create(path)), path, self._save)
         source = content.source
         if copy and isinstance(source, MemorySource) and source.size <= 1 << self._to.block_log2:
             content, copy = Content(MemorySource(memoryview(bytes(source.data))), content.kind), False
@@ -249,8 +248,7 @@ class CheckpointWriter:
             raise
         save_id = os.urandom(16).hex()
         try:
-            extra = with_order(self._extra, self._items)
-            publish(save, items, [file.record for file in files], save_id, extra=extra)
+            publish(save, items, [file.record for file in files], save_id, extra=with_order(self._extra, self._items))
         except BaseException:
             self._remove_folders()
             raise

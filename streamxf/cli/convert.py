@@ -222,14 +222,13 @@ def keygen(
         key = PrivateKey.generate(*[X25519] if kind == "x25519" else [])
         half, use = key.public, "whoever has it can write for you, and not read"
     write_key(file, key, options.new_passphrase(file) if passphrase else None)
+    lines = [f"{key.kind} key {key.id}", f"secret  {file}  keep it, and a copy in a safe place"]
     if half is not None and other is not None:
         try:
             write_key(other, half)
         except BaseException:
             os.unlink(file)
             raise
-    lines = [f"{key.kind} key {key.id}", f"secret  {file}  keep it, and a copy in a safe place"]
-    if other is not None:
         lines.append(f"public  {other}  give it away: {use}")
     return out.result({"kind": key.kind, "id": key.id, "secret": file, "public": other}, "\n".join(lines))
 

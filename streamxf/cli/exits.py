@@ -82,15 +82,14 @@ def with_options(text: str) -> str:
     ``(only, prefix)``, and whatever has an underscore, as no word of English does.
     """
     options = OPTIONS.get({})
-    name = "|".join(map(re.escape, options))
+    name = "|".join(map(re.escape, options)) or "(?!)"
     unmistakable = "|".join(re.escape(each) for each in options if "_" in each) or "(?!)"
     text = re.sub(
         rf"\((?:{name})(?:, (?:{name}))*\)", lambda found: re.sub(r"\w+", lambda one: options[one[0]], found[0]), text
     )
-    known = name or "(?!)"
-    text = re.sub(rf"(?<!\S)({known})\[(\d+)\]", lambda found: f"{options[found[1]]} number {int(found[2]) + 1}", text)
-    text = re.sub(rf"(?<![\w./:-])({known})=(?=['\"\d-])", lambda found: f"{options[found[1]]} ", text)
-    text = re.sub(rf"(?<![\w./:-])({known})=(?=$|[\s,;)])", lambda found: options[found[1]], text)
+    text = re.sub(rf"(?<!\S)({name})\[(\d+)\]", lambda found: f"{options[found[1]]} number {int(found[2]) + 1}", text)
+    text = re.sub(rf"(?<![\w./:-])({name})=(?=['\"\d-])", lambda found: f"{options[found[1]]} ", text)
+    text = re.sub(rf"(?<![\w./:-])({name})=(?=$|[\s,;)])", lambda found: options[found[1]], text)
     text = re.sub(rf"(?<![\w./-])({unmistakable})(?:=(?:True)?)?(?![\w./=[-])", lambda found: options[found[1]], text)
     return _IN_PYTHON.sub("", text)
 

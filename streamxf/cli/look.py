@@ -37,10 +37,9 @@ _INDEX = re.compile(rf"\s*\.\.\.\s*|\s*-?\d{{1,18}}\s*|{_NUMBER}:{_NUMBER}(?::(?
 
 def _chosen(text: str | None) -> str | None:
     """Check what ``--fail-on`` names."""
-    if text is not None:
-        for word in text.split(","):
-            if word not in _FAILURES:
-                raise typer.BadParameter(f"{word!r:.40} is unknown; choose from {', '.join(_FAILURES)}")
+    for word in text.split(",") if text is not None else ():
+        if word not in _FAILURES:
+            raise typer.BadParameter(f"{word!r:.40} is unknown; choose from {', '.join(_FAILURES)}")
     return text
 
 
@@ -111,8 +110,8 @@ def inspect(
             write_all(draft, memoryview(html_page(summary).encode()))
     if out.json:
         more = {} if module is None else {"tree": [_branch(child, depth) for child in module.children]}
-        facts = summary.as_dict(largest=top, items=items) | more
-        show.as_json(facts, show.budget_for(access["max_expansion"], path))
+        budget = show.budget_for(access["max_expansion"], path)
+        show.as_json(summary.as_dict(largest=top, items=items) | more, budget)
         return code
     figures.totals(summary)
     if module is not None:
@@ -149,8 +148,7 @@ def _branch(module: Module, depth: int | None) -> dict[str, Any]:
     if isinstance(module.item, TensorItem):
         found |= {"dtype": module.item.dtype, "shape": list(module.item.shape)}
     if module.children and (depth is None or depth > 1):
-        deeper = None if depth is None else depth - 1
-        found["modules"] = [_branch(child, deeper) for child in module.children]
+        found["modules"] = [_branch(child, depth and depth - 1) for child in module.children]
     return found
 
 
@@ -275,10 +273,7 @@ def _item(checkpoint: streamxf.Checkpoint, wanted: str, text: bool) -> Iterator[
             raise ParameterError("this item is an object: leave --text and the part in brackets out", item=name)
         yield checkpoint.read_stored(checkpoint.stored[name])
         return
-    for part in indices.split(","):
-        if _INDEX.fullmatch(part) is None:
-            raise ParameterError(f"{part!r:.80} is no index: write 3, 10:20, 10:20:2, : or ..., with commas", item=name)
-    key = tuple(map(_index, indices.split(",")))
+    key = tuple(_index(part, name) for part in indices.split(","))
     if text and not is_number(handle.dtype):
         raise UnsupportedError(f"torch has no text for {handle.dtype}: leave --text out", item=name)
     pieces: Iterator[tuple[Any, bool]] = handle.pieces(key, _TEXT_STEP if text else _STEP)
@@ -293,7 +288,9 @@ def _item(checkpoint: streamxf.Checkpoint, wanted: str, text: bool) -> Iterator[
         raise ParameterError(f"[{indices}]: {error}; the tensor's shape is {list(handle.shape)}", item=name) from None
 
 
-def _index(text: str) -> Any:
+def _index(text: str, item: str) -> Any:
+    if _INDEX.fullmatch(text) is None:
+        raise ParameterError(f"{text!r:.80} is no index: write 3, 10:20, 10:20:2, : or ..., with commas", item=item)
     if text.strip() == "...":
         return Ellipsis
     numbers = [int(number) if number.strip() else None for number in text.split(":")]

@@ -59,12 +59,11 @@ def list_(run: str = options.RUN, run_id: str | None = options.RUN_ID, *, out: s
 
 
 def _as_dict(record: Record) -> dict[str, Any]:
-    size = {} if record.bytes is None else {"bytes": record.bytes}
     return {
         "name": record.name,
         "step": record.step,
         **({} if record.time is None else {"time": record.time}),
-        **size,
+        **({} if record.bytes is None else {"bytes": record.bytes}),
         "metrics": {name: value if math.isfinite(value) else None for name, value in (record.metrics or {}).items()},
         "kind": "damaged" if record.damaged else "unread" if record.unread else record.kind,
         **{name: value for name in ("save_id", "run", "link", "abandoned", "note") if (value := getattr(record, name))},
@@ -77,11 +76,10 @@ def _print(found: Sequence[Record], readers: Mapping[str, str]) -> None:
     now = time.time()
     for each in found:
         kind = ["damaged"] if each.damaged else ["not read"] if each.unread else [each.kind, each.note]
-        others = "metrics may be missing, since notes beside it do not count" if each.other_notes else ""
         notes = (
             *kind,
             each.abandoned and f"abandoned: {each.abandoned}",
-            others,
+            "metrics may be missing, since notes beside it do not count" if each.other_notes else "",
             each.link and f"link to {each.link}",
             readers.get(each.name),
         )
@@ -156,11 +154,6 @@ def latest(
     return FINE if path is not None else FAILED
 
 
-def _checked(texts: Sequence[str]) -> Sequence[str]:
-    _rules(texts)
-    return texts
-
-
 def _rules(texts: Sequence[str]) -> dict[str, Any]:
     """``last=3,every=1000`` as arguments of `Retention`; raises BadParameter for anything else."""
     found: dict[str, Any] = {}
@@ -186,7 +179,7 @@ def forget(
         "each of the last N hours (UTC) with checkpoints, and the oldest checkpoint while there are fewer; daily, "
         "weekly (from Monday), monthly and yearly likewise. best=N: the N best by --metric. every=K: steps divisible "
         "by K, permanently; step=N: this step, permanently. N may be unlimited.",
-        callback=_checked,
+        callback=lambda texts: _rules(texts) and texts,  # which are checked
     ),
     metric: str | None = options.value(
         "NAME[:max]", "The metric for best=N; lower is better, or with NAME:max higher. streamxf list shows the names."

@@ -236,8 +236,7 @@ def as_json(facts: Mapping[str, Any], budget: Budget | None = None) -> None:
         if budget is not None:
             budget.spend(len(piece), "the output")
         text.write(piece)
-    short = text.tell() <= _INDENTED
-    print(json.dumps(facts, indent=2, default=sorted) if short else text.getvalue())
+    print(json.dumps(facts, indent=2, default=sorted) if text.tell() <= _INDENTED else text.getvalue())
 
 
 def _pieces(facts: Mapping[str, Any]) -> Iterator[str]:

@@ -260,8 +260,7 @@ class _ReaderTransforms(StorageReaderTransforms):
                 return RawTensor(transform_descriptors[0]).transform_from(raw_stream)
             source = FileSlice(raw_stream)
             place = Place("", 0, source.length, tuple(transform_descriptors)[::-1])
-            wanted = _ItemPartByTorch(ObjectItem(index.fqn, place), None, offset)
-            blocks = self._opener.blocks(source, wanted)
+            blocks = self._opener.blocks(source, _ItemPartByTorch(ObjectItem(index.fqn, place), None, offset))
             if blocks.header is not None:
                 blocks = framed(blocks.header, blocks)
             stream = StreamReader(blocks, name=file, item=index.fqn)

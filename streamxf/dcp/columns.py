@@ -240,10 +240,9 @@ class StoredResults(LazyItems[WriteResult]):
 
     def objects(self) -> list[WriteResult]:
         records: Any = {record.path: record for record in self.records}
-        pairs = zip(self.planned.objects(), self.written(), strict=True)
         return [
             WriteResult(item.index, chunk.place.size, (chunk, records.pop(chunk.place.file, None)))
-            for item, (_, chunk) in pairs
+            for item, (_, chunk) in zip(self.planned.objects(), self.written(), strict=True)
         ]
 
 
@@ -394,8 +393,7 @@ def _stored_columns(results: Sequence[StoredResults], names: int) -> dict[str, C
     places = [own.places([ordinals[record.path] for record in own.records]) for own in results]
     whole, made = np.concatenate(places, 1)[:, items.order], {}
     for name, data, boxes, rows in items.spans():
-        kind = Kind.TENSOR if data else Kind.OBJECT
-        made[name] = ChunkColumns(boxes, whole[:, rows], paths, (), kind)
+        made[name] = ChunkColumns(boxes, whole[:, rows], paths, (), Kind.TENSOR if data else Kind.OBJECT)
     return made
 
 
@@ -409,8 +407,7 @@ def _chunks(name: str, entry: Any, columns: ChunkColumns | None, stored: Mapping
     if boxes is not None:
         offsets: Iterable[Any] = map(tuple, boxes.offsets.tolist())
     else:
-        is_object = isinstance(entry, BytesStorageMetadata)
-        offsets = [None] if is_object else (tuple(chunk.offsets) for chunk in entry.chunks)
+        offsets = [None] if isinstance(entry, BytesStorageMetadata) else (tuple(each.offsets) for each in entry.chunks)
     try:
         return tuple([stored[name, offset] for offset in offsets])
     except KeyError:

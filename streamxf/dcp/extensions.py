@@ -181,8 +181,7 @@ class JoinedWriter(_Joined, io.RawIOBase):
             if chain is None or {*map(id, chain)} != {*map(id, self._codecs)}:  # somebody else asked the codecs
                 chain = Chain(self._codecs[::-1])
             self._stream = StreamWriter(self._raw, ContainerEncoder(chain))
-        written: int = self._stream.write(data)
-        return written
+        return self._stream.write(data)  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """Finish the container and close torch's stream. Raises UnsupportedError if torch wrote past the extensions."""

@@ -155,8 +155,7 @@ class SavePlanner(DefaultSavePlanner):
     def _create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         ranks: list[Any] = [PlannedItems.exactly(plan.items) for plan in all_plans]
         if not all(isinstance(items, PlannedItems) for items in ranks):  # a derived planner has put others there
-            create = getattr(super(), "_create_global_plan", super().create_global_plan)
-            return create(all_plans)
+            return getattr(super(), "_create_global_plan", super().create_global_plan)(all_plans)
         all_items = Merged.of(ranks)
         if all_items.again.any():
             all_items, kept = all_items.once(self.dedup_save_to_lowest_rank)
@@ -203,8 +202,7 @@ class _Stood:
         self._value = value
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        on_others = self._value.device_mesh.get_coordinate() is None
-        return [] if on_others else chunks_here(self._value)
+        return [] if self._value.device_mesh.get_coordinate() is None else chunks_here(self._value)
 
     def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
         value: Any = self._value

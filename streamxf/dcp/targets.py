@@ -55,8 +55,7 @@ class Target:
         )
         if plain:
             check_memory(tensor)
-        known = plain and tensor.device.type in ("cpu", "cuda")
-        return cls(tensor, plain, _extent(tensor) if known else None)
+        return cls(tensor, plain, _extent(tensor) if plain and tensor.device.type in ("cpu", "cuda") else None)
 
     def memory(self, dtype: torch.dtype, staging: Staging) -> Array | DeviceMemory | None:
         """The tensor's own memory, in its shape and strides, if writing elements of `dtype` there is the same as

@@ -266,8 +266,7 @@ class ChunkColumns(Sequence[Chunk]):
     def columns(self) -> dict[Column, Any]:
         """As a part has them."""
         kinds = numpy.where(self.places[4], Kind.FRAMED, self.kind)
-        found = (*(side.ravel() for side in self.boxes), kinds, *self.places[:4])
-        return dict(zip(_NUMBERS, found, strict=True))
+        return dict(zip(_NUMBERS, (*(side.ravel() for side in self.boxes), kinds, *self.places[:4]), strict=True))
 
 
 _Coded = tuple[Item, Sequence[Chunk], bytes]  # an item, its chunks by their offsets, and what else there is to say

@@ -171,8 +171,7 @@ def _is_whole(value: list[Any], known: dict[int, bool]) -> bool:
 
 
 def _as_step(key: Any) -> str:
-    parts = key if type(key) is tuple else (key,)
-    if not all(isinstance(part, _SCALARS) for part in parts):
+    if not all(isinstance(part, _SCALARS) for part in (key if type(key) is tuple else (key,))):
         raise UnsupportedError("a dict of the file has a key that is neither a string nor a number")
     try:
         return str(key)

@@ -113,9 +113,8 @@ def write_key(path: PathLike, key: location.AnyKey, passphrase: str | None = Non
     place = os.fspath(path)
     public = isinstance(key, PublicKey | VerifyKey)
     data = f"{_line(key, passphrase)}\n".encode("ascii")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        file = os.open(place, flags, 0o644 if public else 0o600)
+        file = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644 if public else 0o600)
     except FileExistsError:
         raise KeyFileError("this file exists, and a key file is never overwritten; name another", file=place) from None
     except FileNotFoundError:

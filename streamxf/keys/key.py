@@ -25,8 +25,7 @@ _ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
 def derive(secret: bytes, info: bytes, length: int, salt: bytes | None = None) -> bytes:
     """HKDF-SHA256 (RFC 5869) of `secret`: `length` bytes."""
     kdf, algorithm = _hkdf()
-    derived: bytes = kdf(algorithm, length, salt, info).derive(secret)
-    return derived
+    return kdf(algorithm, length, salt, info).derive(secret)
 
 
 @cache  # each stream has a key of its own, and looking these up would take a third as long as deriving it

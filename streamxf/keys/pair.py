@@ -179,8 +179,7 @@ class SigningKey(Secret):
         return VerifyKey(self._private().public_key().public_bytes_raw())
 
     def sign(self, statement: bytes) -> bytes:
-        signature: bytes = self._private().sign(statement)
-        return signature
+        return self._private().sign(statement)  # type: ignore[no-any-return]
 
     def _private(self) -> Any:
         return ed25519.Ed25519PrivateKey.from_private_bytes(self._material)

@@ -74,9 +74,8 @@ class GoogleConditions:
         return str(answer["generation"])
 
     async def put_over(self, data: bytes, stamp: str) -> None:
-        about = json.dumps({"name": self._key}).encode()
         parts = (
-            b"--=0=\nContent-Type: application/json; charset=UTF-8\n\n" + about,
+            b"--=0=\nContent-Type: application/json; charset=UTF-8\n\n" + json.dumps({"name": self._key}).encode(),
             b"\n--=0=\nContent-Type: application/octet-stream\n\n" + data,
             b"\n--=0=--",
         )

@@ -34,8 +34,7 @@ class Mount:
 
     @classmethod
     def of(cls, folder: str | os.PathLike[str] | int) -> Mount:
-        facts = os.stat(folder)
-        return cls(socket.gethostname(), *mounted(folder), facts.st_ino)
+        return cls(socket.gethostname(), *mounted(folder), os.stat(folder).st_ino)
 
     @property
     def of_one_machine(self) -> bool:

@@ -378,5 +378,4 @@ def in_turns(filesystem: Any) -> Any:
     """The same file system of fsspec's; all that use its client wait for each other. Those that are not asynchronous
     promise nothing to threads: in paramiko's, one takes the answer that another waits for, which then waits for ever.
     """
-    turn = vars(lowest(filesystem)).setdefault("_streamxf_turn", _Turn())
-    return _InTurns(filesystem, turn)
+    return _InTurns(filesystem, vars(lowest(filesystem)).setdefault("_streamxf_turn", _Turn()))

@@ -73,7 +73,8 @@ def acquire(path: str, place: str | int, patience: float, links: bool) -> Callab
                 free = _try_lock(file)
             if file is None or free is None:
                 return None
-            identity = _identity_of(file)
+            facts = os.fstat(file.fileno())
+            identity = facts.st_dev, facts.st_ino
             if free:
                 _holders[identity] = this_thread()
             elif _holders.get(identity) == this_thread():
@@ -119,11 +120,6 @@ def _close_all() -> None:
 
 
 os.register_at_fork(after_in_child=_close_all)
-
-
-def _identity_of(file: IO[bytes]) -> tuple[int, int]:
-    facts = os.fstat(file.fileno())
-    return facts.st_dev, facts.st_ino
 
 
 def this_thread() -> tuple[int, int]:

@@ -108,11 +108,8 @@ class _Positioned:
 
 def access_to(file: Any) -> PositionalFile:
     """The best way to read `file` by position. Only Python's own classes surely have nothing above the descriptor."""
-    if type(file) in (io.FileIO, io.BufferedReader) and hasattr(os, "preadv"):
-        raw = file.raw if isinstance(file, io.BufferedReader) else file
-        if type(raw) is io.FileIO:
-            return _LocalFile(file)
-    return _Positioned(file)
+    own = type(file) in (io.FileIO, io.BufferedReader) and type(getattr(file, "raw", file)) is io.FileIO
+    return _LocalFile(file) if own and hasattr(os, "preadv") else _Positioned(file)
 
 
 class FileSlice:

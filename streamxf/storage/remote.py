@@ -308,28 +308,23 @@ class RemoteStorage(Storage):
         self.forget_listings()
         if self.abilities.flat and self.protocol != "memory":
             return []
-        place = self.path_of(path)
+        place, client = self.path_of(path), self.filesystem
         try:
-            found = self.filesystem.find(place, withdirs=True, detail=True)
+            found = client.find(place, withdirs=True, detail=True)
             left = sorted(path for path, entry in found.items() if entry.get("type") != "directory")
             folders = {path for path, entry in found.items() if entry.get("type") == "directory"} | {place}
             for folder in sorted(folders, key=len, reverse=True):
-                if not any(path.startswith(f"{folder}/") for path in left) and self.filesystem.exists(folder):
-                    self._remove_folder(folder)
+                if any(path.startswith(f"{folder}/") for path in left) or not client.exists(folder):
+                    continue
+                if fetch.is_asynchronous(client) and hasattr(client, "_rmdir"):  # sshfs has an `rmdir` of no effect
+                    fetch.make_request(client, partial(client._rmdir, folder))
+                else:
+                    client.rmdir(folder)
         except FileNotFoundError:
             return []
         finally:
             self.forget_listings()
         return [path.removeprefix(place).lstrip("/") for path in left]
-
-    def _remove_folder(self, place: str) -> None:
-        filesystem = self.filesystem
-        if fetch.is_asynchronous(filesystem) and hasattr(filesystem, "_rmdir"):
-            fetch.make_request(
-                filesystem, lambda: filesystem._rmdir(place)
-            )  # sshfs inherits an `rmdir` that does nothing
-        else:
-            filesystem.rmdir(place)
 
 
 def _abilities(filesystem: Any, layers: Iterable[tuple[Any, tuple[str, ...]]]) -> Abilities:
@@ -418,18 +413,14 @@ async def _remove_batch(filesystem: Any, paths: tuple[str, ...]) -> Failed:
     keys = {path.lstrip("/")[len(bucket) + 1 :]: path for path in paths}
     wanted = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
     answer = await filesystem._call_s3("delete_objects", Bucket=bucket, Delete=wanted)
-    errors = [each for each in answer.get("Errors", ()) if each.get("Code") != "NoSuchKey"]
-    for each in errors:
-        if each.get("Code") in _PASSING:
-            raise OSError(_text(each))  # and the request is repeated
-    return {
-        keys[each["Key"]]: (PermissionError if each.get("Code") == "AccessDenied" else OSError)(_text(each))
-        for each in errors
-    }
-
-
-def _text(error: dict[str, Any]) -> str:
-    return f"{error.get('Code')}: {error.get('Message')} ({error.get('Key')})"
+    failed: Failed = {}
+    for each in answer.get("Errors", ()):
+        code, text = each.get("Code"), f"{each.get('Code')}: {each.get('Message')} ({each.get('Key')})"
+        if code in _PASSING:
+            raise OSError(text)  # and the request is repeated
+        if code != "NoSuchKey":
+            failed[keys[each["Key"]]] = (PermissionError if code == "AccessDenied" else OSError)(text)
+    return failed
 
 
 async def _remove_one(filesystem: Any, path: str) -> None:
@@ -490,8 +481,7 @@ class WebStorage(RemoteStorage):
         return sorted(name for name in found if name.strip("/.") and "/" not in name[:-1] and not {*"?#"} & {*name})
 
     def _entry(self, path: str, facts: Mapping[str, Any]) -> StorageEntry:
-        is_page = facts.get("mimetype") == "text/html"
-        if str(facts.get("url", "")).endswith("/") or (is_page and self._links(path)):
+        if str(facts.get("url", "")).endswith("/") or (facts.get("mimetype") == "text/html" and self._links(path)):
             return StorageEntry(path, "folder")
         written = None
         with suppress(ValueError, TypeError, KeyError):

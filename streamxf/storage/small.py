@@ -63,9 +63,8 @@ def small_files(storage: Storage, folder: str, wanted: Callable[[str], bool]) ->
     for name, size in sorted((name, each.size or 0) for name, each in small_names(storage, folder).items()):
         if not wanted(name):
             continue
-        place = storage.label(_join(folder, name))
         if size > MOST_BYTES:
-            _tell(place, f"it has {size} bytes")
+            _tell(storage.label(_join(folder, name)), f"it has {size} bytes")
         elif held + size > MOST_IN_ALL:
             _tell(f"what else is in {storage.label(folder)}", f"the files there have more than {MOST_IN_ALL} bytes")
             break

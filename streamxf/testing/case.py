@@ -84,8 +84,7 @@ class Case:
         changes: dict[str, Any] = {"deadline": None, "database": None, "report_multiple_bugs": False}
         if self.examples is not None:
             changes["max_examples"] = self.examples
-        configured = settings(**changes, suppress_health_check=list(HealthCheck))
-        configured(given(*strategies)(property))()
+        settings(**changes, suppress_health_check=list(HealthCheck))(given(*strategies)(property))()
 
 
 class Stream:
@@ -143,13 +142,12 @@ def blocks() -> st.SearchStrategy[bytes]:
     """Draw blocks: any bytes, constant and repetitive ones, floats, and a model's weights."""
     sizes = st.integers(0, MAX_DRAWN)
     repeated = st.builds(lambda unit, size: (unit * size)[:size], st.binary(min_size=1, max_size=16), sizes)
-    floats = st.lists(st.floats(width=32), max_size=64)
     return st.one_of(
         st.binary(max_size=256),
         st.builds(noise, sizes, st.integers(0, 2**32 - 1)),
         st.builds(lambda byte, size: bytes([byte]) * size, st.integers(0, 255), sizes),
         repeated,
-        floats.map(lambda values: struct.pack(f"<{len(values)}f", *values)),
+        st.lists(st.floats(width=32), max_size=64).map(lambda values: struct.pack(f"<{len(values)}f", *values)),
         st.builds(weights, sizes, st.integers(0, 2**32 - 1)),
     )
 

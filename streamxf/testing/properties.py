@@ -243,8 +243,7 @@ def descriptor(case: Case) -> None:
     if case.keyed:  # its key is in the fragment, and has no other place here
         return
     require(rebuilt == codec, f"{described} makes {rebuilt!r}, not {codec!r}")
-    bare = case.rebuild(described.bound)
-    _check_reads(bare, codec, f"a reader's codec, made from {described.bound} alone,")
+    _check_reads(case.rebuild(described.bound), codec, f"a reader's codec, made from {described.bound} alone,")
     text = str(Chain([codec]))
     parsed = Chain.parse(text, keys=case.keys, codecs=case.registry)
     require(parsed.codecs == (codec,), f"the chain text {text!r} makes {parsed.codecs!r}, not {codec!r}")

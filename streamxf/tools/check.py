@@ -133,8 +133,7 @@ def _copies(storage: Storage) -> dict[str, Any]:
         for value in (1, 2):
             buffer[:] = bytes([value]) * len(buffer)
             write_all(file, buffer)
-    halves = (storage.read("copies", at, at + 1) for at in (0, 2 * len(buffer) - 1))
-    return {"copies": [*halves] == [b"\1", b"\2"]}
+    return {"copies": [storage.read("copies", at, at + 1) for at in (0, 2 * len(buffer) - 1)] == [b"\1", b"\2"]}
 
 
 def _seen_by(second: Storage, storage: Storage, patience: float) -> dict[str, Any]:
@@ -217,9 +216,7 @@ def _locks(storage: Storage, second: Storage | None) -> dict[str, Any]:
     except OSError as error:  # whatever else it says: a plain file is written there
         _refuse_full(error)
         return {"locks": "none"}
-    if other is not None:
-        return {"locks": "hosts" if reaches else "machine"}
-    return {"locks": "hosts" if known == "hosts" else "machine"}
+    return {"locks": "hosts" if (reaches if other is not None else known == "hosts") else "machine"}
 
 
 def _refuse_full(error: Exception) -> None:
@@ -315,8 +312,7 @@ def _check_reading(storage: Storage, files: Mapping[str, bytes]) -> None:
         place = storage.child(folder) if folder else storage
         require(place.read(name, 0, size) == data, f"child({folder!r}).read({name!r}) gave something else")
         require(place.child(name).info().size == size, f"{path!r} is not found as a separate place")
-    folders = {path.rpartition("/")[0] for path in files}
-    for folder in folders | {""}:
+    for folder in {"", *(path.rpartition("/")[0] for path in files)}:
         _check_listing(storage, folder, files)
     for path in ("missing", "plain/missing", "one"):
         _check_raises(lambda path=path: storage.info(path), f"info({path!r})")  # type: ignore[misc]

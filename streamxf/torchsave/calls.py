@@ -176,8 +176,7 @@ def _within(count: int, itemsize: int, nbytes: int) -> int | None:
 def _count(check: Any, tensor: Any) -> int | None:
     if type(tensor) is StoredTensor:
         return _within(math.prod(tensor.shape), tensor.itemsize, check.sizes[tensor.record])
-    count: int | None = tensor.count
-    return count
+    return tensor.count  # type: ignore[no-any-return]
 
 
 def _quantized(check: Any, storage: Any, offset: Any, sizes: Any, strides: Any, quantizer: Any, *rest: Any) -> Any:
@@ -236,9 +235,7 @@ def _are_numbers(value: Any) -> bool:
 
 
 def _suits_tensors(state: Any) -> bool:
-    if state is None:
-        return True
-    return may_have(torch.nn.Parameter, state)
+    return state is None or may_have(torch.nn.Parameter, state)
 
 
 def _size(_: Any, sizes: Any) -> Size | None:

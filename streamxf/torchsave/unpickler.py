@@ -475,16 +475,13 @@ def _properties(record: object) -> tuple[str, dict[str, bool | str]]:
     state = _state(record, "TensorProperties")
     if type(state) is not tuple or len(state) < 5 or type(state[0]) is not Name or state[0].name not in DTYPES:
         bad("a tensor's properties")
-    dtype, layout, requires_grad, memory_format, pin_memory = state[:5]
+    dtype, layout, grad, memory_format, pinned = state[:5]
     properties: dict[str, bool | str] = {}
     if type(layout) is _Value:
         name = str(layout.value).removeprefix("torch.")
         if name != "strided":
             properties["layout"] = name[:32]
-    if requires_grad is True:
-        properties["requires_grad"] = True
-    if pin_memory is True:
-        properties["pin_memory"] = True
+    properties |= {name: True for name, fact in (("requires_grad", grad), ("pin_memory", pinned)) if fact is True}
     if type(memory_format) is _Value and type(memory_format.value) is int and memory_format.value in _MEMORY_FORMATS:
         properties["memory_format"] = _MEMORY_FORMATS[memory_format.value]
     return dtype.name, properties

@@ -125,7 +125,7 @@ def convert(
     resumable = ResumableSave(to, conversion.items, conversion.identity, file_size, conversion.rank)
     made = to.storage.make_folder()
     try:
-        return replace(_Writing(resumable, conversion).run(progress, fleet), seconds=perf_counter() - begin)
+        return replace(_convert(resumable, conversion, progress, fleet), seconds=perf_counter() - begin)
     except BaseException:
         with suppress(OSError):  # it is not empty, or was removed
             for folder in made:
@@ -133,81 +133,79 @@ def convert(
         raise
 
 
-class _Writing:
-    def __init__(self, resumable: ResumableSave, conversion: Conversion) -> None:
-        self._resumable, self._conversion = resumable, conversion
-        self._told: list[tuple[str, int]] = []  # names of files that workers wrote, and bytes of the items in them
-        self._raw = 0
+def _convert(
+    resumable: ResumableSave, conversion: Conversion, progress: Progress | None, fleet: Fleet | None
+) -> Converted:
+    save = resumable.save
+    with save.beside(save.file_name(resumable.number, len(resumable.files))):
+        resumable.find_finished()
+        kept, discarded = len(resumable.finished), resumable.discarded
+        expected = resumable.plan()
+        if progress is not None:
+            save.progress = progress
+            progress.expect(expected)
+        raw = _write_all(resumable, conversion, fleet)
+        save_id = _publish(resumable, conversion)
+    chain = save.extensions.chain
+    recipients, signer = (chain.encryption.recipients, chain.encryption.signer) if chain.encryption else ((), None)
+    who = tuple(f"{key.kind}:{key.id}" for key in recipients), (signer.id,) if signer is not None else ()
+    counts = sum(map(len, resumable.files)), len(resumable.files), kept, discarded
+    raw += save.meter.total().raw_bytes
+    notes = tuple(fleet.notes) if fleet else ()
+    return Converted(str(chain), *who, (save_id,), *counts, raw, resumable.stored_bytes(), 0.0, notes)
 
-    def run(self, progress: Progress | None, fleet: Fleet | None) -> Converted:
-        resumable, save = self._resumable, self._resumable.save
-        with save.beside(save.file_name(resumable.number, len(resumable.files))):
-            resumable.find_finished()
-            kept, discarded = len(resumable.finished), resumable.discarded
-            expected = resumable.plan()
-            if progress is not None:
-                save.progress = progress
-                progress.expect(expected)
-            self._write_all(fleet)
-            save_id = self._publish()
-        chain = save.extensions.chain
-        recipients, signer = (chain.encryption.recipients, chain.encryption.signer) if chain.encryption else ((), None)
-        who = tuple(f"{key.kind}:{key.id}" for key in recipients), (signer.id,) if signer is not None else ()
-        counts = sum(map(len, resumable.files)), len(resumable.files), kept, discarded
-        raw = save.meter.total().raw_bytes + self._raw
-        notes = tuple(fleet.notes) if fleet else ()
-        return Converted(str(chain), *who, (save_id,), *counts, raw, resumable.stored_bytes(), 0.0, notes)
 
-    def _write_all(self, fleet: Fleet | None) -> None:
-        resumable, conversion = self._resumable, self._conversion
-        try:
-            if fleet is not None and resumable.left:
-                self._hand_out(fleet)
-            for number in resumable.left:
-                resumable.write(number, partial(conversion.read, conversion.reader))
-        except BaseException as error:
-            more = " or more" if fleet is not None else ""  # workers go on with what they have begun
-            interrupted = isinstance(error, KeyboardInterrupt)
-            if (finished := len(resumable.finished) + len(self._told)) or (more and interrupted):
-                error.add_note(
-                    f"nothing was published; finished data files, which stay: {finished}{more} of "
-                    f"{len(resumable.files)}; repeat it to resume"
-                )
-            elif interrupted:
-                error.add_note("nothing was published, and no data file is finished: repeating it starts over")
-            raise
+def _write_all(resumable: ResumableSave, conversion: Conversion, fleet: Fleet | None) -> int:
+    """Write the files that are left, or have a fleet do it; returns the bytes of the items in those that it wrote."""
+    told: list[tuple[str, int]] = []  # names of files that workers wrote, and bytes of the items in them
+    try:
+        if fleet is not None and resumable.left:
+            _hand_out(resumable, conversion, fleet, told)
+        raw = sum(size for _, size in told)
+        told.clear()
+        for number in resumable.left:
+            resumable.write(number, partial(conversion.read, conversion.reader))
+        return raw
+    except BaseException as error:
+        more = " or more" if fleet is not None else ""  # workers go on with what they have begun
+        interrupted = isinstance(error, KeyboardInterrupt)
+        if (finished := len(resumable.finished) + len(told)) or (more and interrupted):
+            error.add_note(
+                f"nothing was published; finished data files, which stay: {finished}{more} of {len(resumable.files)}; "
+                "repeat it to resume"
+            )
+        elif interrupted:
+            error.add_note("nothing was published, and no data file is finished: repeating it starts over")
+        raise
 
-    def _hand_out(self, fleet: Fleet) -> None:
-        """Have a fleet write files, which are there once their slips say so."""
-        resumable, conversion = self._resumable, self._conversion
-        resumable.check_opens()  # where a slip cannot be opened, nothing is begun
-        left = resumable.left
-        with fleet:
-            for number, parts in left.items():
-                items = {name: (item,) for name, item in resumable.items_in(number).items()}
-                share = Share(resumable.save.progress, planned_bytes(parts))
-                task = _write_in_worker, conversion.read, resumable.write_apart(number), fleet.chain
-                assert conversion.reader is not None
-                fleet.read([conversion.reader], items, share, self._told.append, *task)
-        resumable.find_finished([name for name, _ in self._told])
-        fleet.missed += [_NOT_THERE] * len(resumable.left)
-        self._raw = sum(size for _, size in self._told)
-        self._told.clear()
 
-    def _publish(self) -> str:
-        resumable, conversion = self._resumable, self._conversion
-        try:
-            return resumable.publish(conversion.check, extra=conversion.extra, run=conversion.run)
-        except BaseException as error:
-            paths = resumable.paths()
-            with suppress(Exception):  # or all of them are taken to be there
-                paths = [*filter(resumable.save.storage.names(paths).__contains__, paths)]
-            if paths:  # else whoever published to the same place has removed them
-                error.add_note(
-                    f"{many(len(paths), 'finished data file')} left: repeat it to resume while source and "
-                    "target are as they were, and `streamxf clean` removes what no checkpoint needs"
-                )
-            raise
+def _hand_out(resumable: ResumableSave, conversion: Conversion, fleet: Fleet, told: list[tuple[str, int]]) -> None:
+    """Have a fleet write files, which are there once their slips say so."""
+    resumable.check_opens()  # where a slip cannot be opened, nothing is begun
+    assert conversion.reader is not None
+    with fleet:
+        for number, parts in resumable.left.items():
+            items = {name: (item,) for name, item in resumable.items_in(number).items()}
+            share = Share(resumable.save.progress, planned_bytes(parts))
+            task = _write_in_worker, conversion.read, resumable.write_apart(number), fleet.chain
+            fleet.read([conversion.reader], items, share, told.append, *task)
+    resumable.find_finished([name for name, _ in told])
+    fleet.missed += [_NOT_THERE] * len(resumable.left)
+
+
+def _publish(resumable: ResumableSave, conversion: Conversion) -> str:
+    try:
+        return resumable.publish(conversion.check, extra=conversion.extra, run=conversion.run)
+    except BaseException as error:
+        paths = resumable.paths()
+        with suppress(Exception):  # or all of them are taken to be there
+            paths = [*filter(resumable.save.storage.names(paths).__contains__, paths)]
+        if paths:  # else whoever published to the same place has removed them
+            error.add_note(
+                f"{many(len(paths), 'finished data file')} left: repeat it to resume while source and target are as "
+                "they were, and `streamxf clean` removes what no checkpoint needs"
+            )
+        raise
 
 
 def _write_in_worker(

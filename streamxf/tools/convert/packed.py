@@ -24,7 +24,6 @@ from typing import Any, NamedTuple, Self
 from streamxf import errors
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.elements import Elements
-from streamxf.errors import MetadataError, UnsupportedError
 from streamxf.format.items import beyond_limits, contiguous_strides, elements_size
 from streamxf.format.limits import MAX_PATH
 from streamxf.formats import huggingface, torchfile
@@ -133,7 +132,7 @@ class PackManifest:
         """Read a stored value; raises MetadataError if pack does not store such, or if it leads out of the folder."""
         try:
             if value["version"] != _VERSION:
-                raise MetadataError(
+                raise errors.MetadataError(
                     f"the item has version {value['version']!r:.20}; this streamxf reads version {_VERSION}", item=ITEM
                 )
             made = cls(
@@ -142,16 +141,16 @@ class PackManifest:
                 tuple(map(_text, value["left_out"])),
             )
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-            raise MetadataError(f"the item is not what pack stores: {error!r:.100}", item=ITEM) from None
+            raise errors.MetadataError(f"the item is not what pack stores: {error!r:.100}", item=ITEM) from None
         whole = (tensor.name for file in made.files.values() for tensor in file.tensors if not tensor.offset)
         names = [ITEM, *map(rest_of, made.files), *whole]
         above = (path[:at] for path in made.files for at, char in enumerate(path) if char == "/")
         if not (made.is_folder or (made.format in (Format.SAFETENSORS, Format.TORCH) and len(made.files) == 1)):
-            raise MetadataError("it does not describe a single file, as its format requires", item=ITEM)
+            raise errors.MetadataError("it does not describe a single file, as its format requires", item=ITEM)
         if not all(map(is_inside, made.files)) or not made.files.keys().isdisjoint(above):
-            raise MetadataError("it has a path that is below a file, or outside of the folder", item=ITEM)
+            raise errors.MetadataError("it has a path that is below a file, or outside of the folder", item=ITEM)
         if len(set(names)) < len(names):
-            raise MetadataError("it has an item in two places", item=ITEM)
+            raise errors.MetadataError("it has an item in two places", item=ITEM)
         return made
 
 
@@ -213,7 +212,7 @@ class FileTree:
                 files[path] = what
             elif isinstance(what, int) or path not in full:  # an object may have a name that others have as a folder
                 if what == _EMPTY and storage.near and any(storage.entries(path)):  # or it may not be read
-                    raise UnsupportedError("the folder lies too deep to be packed", file=storage.label(path))
+                    raise errors.UnsupportedError("the folder lies too deep to be packed", file=storage.label(path))
                 left_out.append(f"{printable(path, 200)} ({_STRANGE if isinstance(what, int) else what})")
         return cls(storage, True, files, tuple(left_out))
 

@@ -189,8 +189,7 @@ def fresh(
     if isinstance(reader, Checkpoint):
         names = (in_saved_order(each.items, each.extra.get(NESTING)) for each in reader.metadata)
         stored = {name: stored[name] for name in chain.from_iterable(names)}
-    found = chosen(stored, only, prefix)
-    items = {shown: item for shown, item in found.items() if not is_kept(item.name)}
+    items = {shown: item for shown, item in chosen(stored, only, prefix).items() if not is_kept(item.name)}
     left_out: tuple[str, ...] = ()
     if manifest is not None and manifest.is_folder:
         items, left_out = _model_of(manifest, items)

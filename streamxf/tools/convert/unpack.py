@@ -335,10 +335,8 @@ def _claimed(draft: Path) -> Iterator[Path]:
                 continue
             if draft.is_symlink() or draft.stat().st_uid != os.geteuid():
                 # in a folder that everyone may write to, another user can make it first, with links to anywhere
-                text = (
-                    "the target is written here first, and this is a link or another user's: remove it, or name another"
-                )
-                raise FileExistsError(errno.EEXIST, f"{text} target", str(draft))
+                text = "the target is written here first, and this is a link or another user's: remove it, or name"
+                raise FileExistsError(errno.EEXIST, f"{text} another target", str(draft))
             try:
                 yield draft
             finally:

@@ -201,11 +201,9 @@ class Comparison:
                 found.changed.append(_change(name, item, beside))
             else:
                 self._objects(name, prefixes[0] + name, prefixes[1] + name)
-        sides = self._first, self._second
-        by_tensors(fleet, sides, pairs, found.add, self._progress, _compare, self._values)
-        removed, added = (
-            tuple(name for name in these if name not in those) for these, those in ((one, other), (other, one))
-        )
+        by_tensors(fleet, (self._first, self._second), pairs, found.add, self._progress, _compare, self._values)
+        removed = tuple(name for name in one if name not in other)
+        added = tuple(name for name in other if name not in one)
         for reason in () if found.read else found.reasons:
             lists = removed or added or found.changed or errors.is_damage(reason)
             if isinstance(reason, CALLERS) or not lists:

@@ -310,10 +310,8 @@ def distance_text(distance: Distance) -> str:
     return ", ".join([*parts, *(f"{count:,} {what}" for what, count in without.items() if count)])
 
 
-def _number(value: float | int | None) -> str:
+def _number(value: Any) -> str:
     """A distance as people read it: integers as they are, others with four digits."""
-    if value is None:
-        return ""
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 

@@ -468,9 +468,8 @@ class PlainSummary:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        chain = names_of(self.chain)
-        more = {"format": str(Format.PLAIN), "ratio": self.ratio, "chain": chain, "descriptors": self.chain}
-        return asdict(self) | more
+        more = {"chain": names_of(self.chain), "descriptors": self.chain}
+        return asdict(self) | {"format": str(Format.PLAIN), "ratio": self.ratio} | more
 
     @classmethod
     def read(cls, storage: Storage, keys: KeyRing) -> PlainSummary:

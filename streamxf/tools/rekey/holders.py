@@ -96,16 +96,14 @@ class MetadataFile:
                 "the pickle that torch's readers read lacks a wrapped data key: the file is damaged"
             )
         opened = tuple(data_keys[envelope.dek_id] for envelope in keys.envelopes)
-        hashed = self.index.hashed or not self.index.items
-        return Opened(keys, opened, opener, hashed, self.index.save_id)
+        return Opened(keys, opened, opener, self.index.hashed or not self.index.items, self.index.save_id)
 
     def pack(self, keys: KeySet | None, sections: Sections | None = None, index: Index | None = None) -> bytes:
         """The file with other keys, if any, and perhaps another index; MetadataError if readers would refuse it."""
         sections = sections or self.sections
         head = self._pickled(index or self.index, keys) if sections.pickled else NO_PICKLE
         lines = pack_keys(str(keys.envelopes[0]), str(keys.vouchers)) if keys is not None else b""
-        parts = sections.parts(0, sections.parts_size)
-        data = pack(head, parts, bytes(sections.root), lines, sections.format_bytes)
+        data = pack(head, sections.parts(0, sections.parts_size), bytes(sections.root), lines, sections.format_bytes)
         trailer = Trailer.parse(data[-TRAILER_BYTES:], len(data))
         found = _key_set(trailer.split(data[-trailer.size :], read=slices(data))) if trailer is not None else None
         if found is not None and keys is not None:

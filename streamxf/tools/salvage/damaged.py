@@ -175,8 +175,7 @@ class DamagedCheckpoint:
         except FileNotFoundError as error:
             raise no_file(self.storage, place.file, opener.metadata) from error
         share = self.shares.begin(place[:2])
-        source = file.through(Counted(file.access, share.advance)).slice(place.at, place.size)
-        blocks = opener.blocks(source, wanted)
+        blocks = opener.blocks(file.through(Counted(file.access, share.advance)).slice(place.at, place.size), wanted)
         if place.crcs is not None or wanted.kind is Kind.TENSOR or blocks.header is not None:
             return blocks
         self.budget.spend(blocks.size, "the item")
@@ -270,12 +269,8 @@ def open_damaged(
         checkpoint.unchecked.append(
             "the metadata describes longer lists than its items fill, so the state dict is flat"
         )
-    if (
-        read
-        and GLOBAL not in names
-        and rank is None
-        and frozenset(each.index.save_id for each in read if each.index is not None) != access.expected_saves
-    ):
+    save_ids = frozenset(each.index.save_id for each in read if each.index is not None)
+    if read and GLOBAL not in names and rank is None and save_ids != access.expected_saves:
         checkpoint.unchecked.append(UNKNOWN_RANKS)
         others = sorted(name for name in names if OWN_FILE.fullmatch(name) and name not in used)
         if others and not failures:
@@ -592,8 +587,7 @@ def _listed(remains: bytes) -> set[str] | None:
         begin, head = len(remains) - trailer.size, trailer.head_size
         root, parts = memoryview(remains)[begin : begin + trailer.root_size], remains[head : head + trailer.parts_size]
         keys = memoryview(remains)[begin + trailer.root_size :][: trailer.keys_size]
-        hashed = is_signed(Sections(root, keys).key_lines())
-        index = Index.parse(root, slices(parts), len(parts), hashed=hashed)
+        index = Index.parse(root, slices(parts), len(parts), hashed=is_signed(Sections(root, keys).key_lines()))
     except errors.StreamxfError:
         return None
     if index.rank is not None or not all(map(OWN_FILE.fullmatch, index.files)):

@@ -154,8 +154,7 @@ class Filler:
         loaded = self._each(self._checkpoint.stored, load)
         indexes = [each.index for each in self._checkpoint.metadata if each.index is not None]
         record = indexes[0].extra.get(NESTING) if indexes else None
-        order = in_saved_order(self._checkpoint.stored, record)
-        loaded = {name: loaded[name] for name in order if name in loaded}
+        loaded = {name: loaded[name] for name in in_saved_order(self._checkpoint.stored, record) if name in loaded}
         return self._result(nested(loaded, self._checkpoint.paths, record), loaded)
 
     def into(self, state_dict: dict[str, Any]) -> Salvaged:

@@ -29,8 +29,7 @@ from streamxf.tools.fleet import Fleet, Items, by_tensors, is_of_machine
 
 Array = npt.NDArray[Any]
 
-_UNSIGNED = ("bool", "uint8", "uint16", "uint32", "uint64")
-INTEGERS = frozenset({*_UNSIGNED, "int8", "int16", "int32", "int64"})
+INTEGERS = frozenset({"bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"})
 _REAL = {"complex32": np.float16, "complex64": np.float32, "complex128": np.float64}
 _FLOATS = ("float16", "float32", "float64")
 _BFLOAT16 = "bfloat16"
@@ -72,10 +71,8 @@ def has_numbers(dtype: str) -> bool:
 def integers(elements: Array, dtype: str) -> Array:
     """Integers as int64, but uint64 as it is."""
     if dtype == "bool":  # whatever byte is not 0 is true
-        found: Array = (elements.view(np.uint8) != 0).astype(np.int64)
-    else:
-        found = elements if dtype == "uint64" else elements.view(np.dtype(dtype)).astype(np.int64)
-    return found
+        return elements.view(np.uint8).astype(bool).astype(np.int64)
+    return elements if dtype == "uint64" else elements.view(np.dtype(dtype)).astype(np.int64)
 
 
 def floats(elements: Array, dtype: str) -> Array:

@@ -78,8 +78,7 @@ class Verification:
                 file = stack.enter_context(place.open(name, step=_REMOTE_STEP))
             share = share or Share.announced(self.progress, file.size)
             held = held_bytes(file.raw, file.size) if held is None else held
-            access = GuardedAccess(self, file.access, held, share)
-            yield StoredFile(label, file.size, file.raw, access)
+            yield StoredFile(label, file.size, file.raw, GuardedAccess(self, file.access, held, share))
         share.finish()
 
 
@@ -196,8 +195,7 @@ class AnyCheck(ABC):
         """Have a fleet make it."""
         there = _check_in_worker, type(self), self.storage, fleet.terms(self.call.access), self.findings.file
         for args in self.parts():
-            take = partial(self._take, partial(fleet.check_here, *there, *args))
-            fleet.submit(take, *there, *args)
+            fleet.submit(partial(self._take, partial(fleet.check_here, *there, *args)), *there, *args)
         if self.share is not None:
             fleet.then(self.share.finish)
 
@@ -390,8 +388,7 @@ class FileCheck(AnyCheck):
         """Check that an item holds what the metadata says."""
         item, chunk, opener, skipped = wanted.item, wanted.chunk, self._opener, self.findings.skipped
         try:
-            source = file.slice(wanted.place.at, wanted.place.size)
-            blocks = opener.blocks(source, wanted)
+            blocks = opener.blocks(file.slice(wanted.place.at, wanted.place.size), wanted)
             stream, header = StreamReader(blocks), blocks.header
             transformed = header is None or header.chain != header.block_chain
             skipped[TRANSFORMED] += isinstance(blocks, MemoryBlocks) and transformed

@@ -141,8 +141,7 @@ class Findings:
         """Take what is damaged for not read, since what was read may be old; what to do about damage is left out."""
         for at, one in enumerate(self.damaged):
             if not one.unread:
-                text = one.message.partition(". ")[0]
-                self.damaged[at] = replace(one, unread=True, error=_STALE, message=text)
+                self.damaged[at] = replace(one, unread=True, error=_STALE, message=one.message.partition(". ")[0])
 
     def add(self, found: Findings) -> None:
         """Add what was found in the next part of the file."""

@@ -181,7 +181,9 @@ def _verify_parts(
             found[part] = f"{part}: {error.message}"
             missing.extend([error] if isinstance(error, NOT_AT_HAND) else [])
         except (OSError, errors.ForeignError) as error:
-            if isinstance(error, FileNotFoundError) and places[part] not in given and not _is_listed(places[part]):
+            above, name = places[part].parent()
+            vanished = isinstance(error, FileNotFoundError) and places[part] not in given
+            if vanished and name not in above.names(()) and name not in above.folders():
                 found[part] = f"{part}: {_CHANGED}"
                 return
             folders.discard(part)  # of which nothing is known but its name
@@ -211,11 +213,6 @@ def _verify_parts(
         unchecked.append(f"who wrote {some(unkeyed)}, which cannot be encrypted")
     report = together(reports, unchecked, perf_counter() - begin, folders)
     return report if fleet is None else replace(report, finished_here=fleet.lost)
-
-
-def _is_listed(place: Storage) -> bool:
-    above, name = place.parent()
-    return name in above.names(()) or name in above.folders()
 
 
 def _may_be_encrypted(place: Storage) -> bool:

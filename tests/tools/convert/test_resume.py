@@ -240,7 +240,7 @@ def test_in_place_the_old_one_loads_until_the_new_one_does(source):
 @pytest.mark.parametrize("convert", [transcode, pack])
 def test_a_copy_that_surely_does_not_fit_is_not_begun(tmp_path, source, monkeypatch, convert):
     monkeypatch.setattr("streamxf.storage.disk.Volume.of", lambda _: _Full())
-    monkeypatch.setattr("streamxf.tools.convert.conversion._Writing._write_all", lambda *_: pytest.fail("it began"))
+    monkeypatch.setattr("streamxf.tools.convert.conversion._write_all", lambda *_: pytest.fail("it began"))
     if convert is pack:
         source = tmp_path / "model.safetensors"
         save_file({"w": torch.randn(1 << 20).bfloat16()}, source)
