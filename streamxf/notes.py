@@ -147,11 +147,8 @@ def known_run(
     """
     if index is None or index.run is None:
         return None, (), ()
-    notes = {
-        file: _said(storage, file, Supplement.of_json, access)
-        for file in storage.names(())
-        if SUPPLEMENT.fullmatch(file)
-    }
+    files = filter(SUPPLEMENT.fullmatch, storage.names(()))
+    notes = {file: _said(storage, file, Supplement.of_json, access) for file in files}
     own = {file: said for file, said in notes.items() if said is not None and said.save_id == index.save_id}
     metrics = dict(index.run.metrics)
     for each in ordered(own.items()):

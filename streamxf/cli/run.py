@@ -77,7 +77,8 @@ def _run(arguments: list[str], interrupts: Interrupts) -> int:
             cause = exits.root_of(raised)
             if interrupts.first is not None or isinstance(cause, KeyboardInterrupt | typer.Abort):
                 text = "; ".join(["interrupted", *interrupts.how_to_resume(cause)])
-                return _fail(command, printable(text, exits.LINE), "Interrupted", interrupts.exit_code, arguments)
+                code = exits.INTERRUPTED if interrupts.first is None else 128 + interrupts.first  # as shells have it
+                return _fail(command, printable(text, exits.LINE), "Interrupted", code, arguments)
             return _failed(command, cause, arguments)
     except BrokenPipeError:  # the reader of the output has gone, as in `streamxf inspect ... | head`
         _discard(sys.stdout)
@@ -173,11 +174,6 @@ class Interrupts:
     def __init__(self) -> None:
         self.first: int | None = None
         self._raised: list[KeyboardInterrupt] = []
-
-    @property
-    def exit_code(self) -> int:
-        """As shells have it: 130 for Ctrl-C, 143 for SIGTERM."""
-        return exits.INTERRUPTED if self.first is None else 128 + self.first
 
     def how_to_resume(self, error: BaseException) -> list[str]:
         """What was noted of that on `error`, or on the interrupts themselves, which typer does not pass on."""

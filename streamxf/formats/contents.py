@@ -213,9 +213,8 @@ class FileReader(BoxReader):
 
     @cached_property
     def budget(self) -> Budget:
-        return self.access.budget(
-            sum(self._place(name).held("", self.contents.files.get(name)) for name in self.shards)
-        )
+        sizes = self.contents.files
+        return self.access.budget(sum(self._place(name).held("", sizes.get(name)) for name in self.shards))
 
     def elements(self, item: TensorItem, chunk: Chunk) -> Elements:
         place = chunk.place

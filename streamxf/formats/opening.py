@@ -110,11 +110,9 @@ def parts_of(storage: Storage, depth: int = 2, links: list[str] | None = None) -
         with suppress(UnsupportedError):  # it has several
             layout = huggingface.layout_of(names)
     own = [""] if of_dcp or layout is not None else []
-    files = [
-        name
-        for name in names
-        if name.endswith((*SUFFIXES, PLAIN)) and not (layout is not None and huggingface.is_weights(name, layout))
-    ]
+    files = [name for name in names if name.endswith((*SUFFIXES, PLAIN))]
+    if layout is not None:
+        files = [name for name in files if not huggingface.is_weights(name, layout)]
     below: list[str] = []
     for folder, link in sorted(storage.folders().items()) if depth else ():
         if link is not None:

@@ -70,8 +70,7 @@ class GoogleConditions:
 
     async def stamp(self) -> str:
         how = {"fields": "generation", "json_out": True}
-        answer = await self._filesystem._call("GET", "b/{}/o/{}", self.bucket, self._key, **how)
-        return str(answer["generation"])
+        return str((await self._filesystem._call("GET", "b/{}/o/{}", self.bucket, self._key, **how))["generation"])
 
     async def put_over(self, data: bytes, stamp: str) -> None:
         parts = (

@@ -40,8 +40,7 @@ class S3Multipart:
         await self._call("put_object", Body=data)
 
     async def begin(self) -> None:
-        answer = await self._call("create_multipart_upload")
-        self._upload = {"UploadId": answer["UploadId"]}
+        self._upload = {"UploadId": (await self._call("create_multipart_upload"))["UploadId"]}
 
     async def part(self, number: int, data: bytearray) -> Any:
         """Upload a part; returns what `complete` needs to know of it."""

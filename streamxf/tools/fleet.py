@@ -235,11 +235,8 @@ def worker_name() -> str:
 
 def is_of_machine(error: BaseException | None) -> bool:
     """Whether an error may be that of a worker's machine alone: its task is then left to who handed it out."""
-    own = any(
-        isinstance(each, (*CALLERS, OSError, errors.ForeignError))
-        for each in (error, getattr(error, "__cause__", None))
-    )
-    return _away.get() and own
+    both = error, getattr(error, "__cause__", None)
+    return _away.get() and any(isinstance(each, (*CALLERS, OSError, errors.ForeignError)) for each in both)
 
 
 def by_tensors(

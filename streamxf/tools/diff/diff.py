@@ -87,16 +87,17 @@ def diff(
     with ExitStack() as stack:
         # checkpoints first: what was packed says what has to be read of the folder that it is compared with
         for number in sorted((0, 1), key=lambda number: not is_checkpoint(storages[number])):
-            packed = next(iter(manifests.values()), None)
-            side = _opened(storages[number], packed, access if encrypted[number] else plain)
+            storage, packed = storages[number], next(iter(manifests.values()), None)
+            if packed is not None and packed.is_folder and storage.is_folder() and not is_checkpoint(storage):
+                side: BoxReader = open_packed(FileTree.of(storage), access.objects.max_expansion)
+            else:
+                side = open_source(storage, access if encrypted[number] else plain)
             sides[number] = stack.enter_context(side)
             try:
                 if (manifest := manifest_of(side)) is not None:
                     manifests[number] = manifest
             except errors.DAMAGE as error:
-                unknown[number] = (
-                    f"{storages[number].label()}: what else was packed, since this cannot be read: {error}"
-                )
+                unknown[number] = f"{storage.label()}: what else was packed, since this cannot be read: {error}"
         files = len(manifests) == 2 and all(manifest.is_folder for manifest in manifests.values())
         kept = {number: manifests[number].kept_as_bytes(sides[number].stored) for number in manifests}
         comparison = Comparison(sides[0], sides[1], values, progress, set().union(*kept.values()))
@@ -109,13 +110,6 @@ def diff(
             for number in {0, 1} - unknown.keys():
                 left[number] = _not_compared(storages[number], sides[number], manifests.get(number), files)
         return replace(found, not_compared=tuple(text for text in left if text))
-
-
-def _opened(storage: Storage, packed: PackManifest | None, access: Access) -> BoxReader:
-    """One side; a folder with all files in it, where the other side is a folder that was packed."""
-    if packed is not None and packed.is_folder and storage.is_folder() and not is_checkpoint(storage):
-        return open_packed(FileTree.of(storage), access.objects.max_expansion)
-    return open_source(storage, access)
 
 
 def _not_compared(storage: Storage, side: BoxReader, manifest: PackManifest | None, files: bool) -> str:
@@ -236,9 +230,8 @@ class Comparison:
     def _frames(self, item: TensorItem, beside: TensorItem, reason: Exception) -> None:
         """Compare tensors that only torch and their class can make by what is stored; raises `reason` otherwise."""
         first, second = self._first, self._second
-        alike = item.dtype == beside.dtype and [each[:2] for each in item.chunks] == [
-            each[:2] for each in beside.chunks
-        ]
+        one_way, other_way = ([each[:2] for each in one.chunks] for one in (item, beside))
+        alike = item.dtype == beside.dtype and one_way == other_way
         if not alike or not isinstance(first, Checkpoint) or not isinstance(second, Checkpoint):
             raise reason
         for chunk, other in zip(item.chunks, beside.chunks, strict=True):

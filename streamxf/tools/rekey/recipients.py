@@ -151,11 +151,8 @@ class Recipients:
     @classmethod
     def of(cls, files: Sequence[tuple[KeySet, bool, str]], authenticated: bool) -> Self:
         """Of files: the keys of each, whether its signature was verified, and its save."""
-        lists = [
-            [Recipient(*entry.key) for entry in envelope.recipients]
-            for keys, _, _ in files
-            for envelope in keys.envelopes
-        ]
+        envelopes = [envelope for keys, _, _ in files for envelope in keys.envelopes]
+        lists = [[Recipient(*entry.key) for entry in envelope.recipients] for envelope in envelopes]
         found = dict.fromkeys(recipient for readers in lists for recipient in readers)
         whole = tuple(recipient for recipient in found if all(recipient in readers for readers in lists))
         part = tuple(recipient for recipient in found if recipient not in whole)

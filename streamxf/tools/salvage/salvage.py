@@ -150,11 +150,8 @@ def _conversion(
     source: str, checkpoint: DamagedCheckpoint, found: Salvaged, opaque: set[str], partial: bool
 ) -> Conversion:
     # where items are tells this checkpoint from another one at the same place; a name comes once, however long it is
-    places = [
-        (item.name, *(place[:3] for place in item.places))
-        for metadata in checkpoint.metadata
-        for item in sorted(metadata.each(), key=lambda item: item.name)
-    ]
+    sorted_items = (sorted(each.each(), key=lambda item: item.name) for each in checkpoint.metadata)
+    places = [(item.name, *(place[:3] for place in item.places)) for items in sorted_items for item in items]
     identity = hashlib.sha256()
     for fact in (source, partial, *found.partial, *found.damaged, *found.unread, *places):
         identity.update(repr(fact).encode("ascii", "backslashreplace"))

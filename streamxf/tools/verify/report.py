@@ -129,8 +129,7 @@ class Findings:
 
     def blames(self) -> list[str | Damage]:
         """All that is wrong, of a form that can be compared."""
-        reasons = [f"{type(each).__name__}: {each}" for each in (*self.missing, *self.refused)]
-        return [*reasons, *self.damaged]
+        return [*(f"{type(each).__name__}: {each}" for each in (*self.missing, *self.refused)), *self.damaged]
 
     def damage(self, error: Exception, item: str | None = None) -> Findings:
         """Note what is wrong with the file, or with an item of it; returns self."""
@@ -211,9 +210,8 @@ def together(
     advised = dict.fromkeys(one.advice for one in reports.values() if not one.ok)
     commands = ", ".join(filter(None, (text.partition(OR_SALVAGE)[2] for text in advised)))
     advice = _advice(found["damaged"], found["unread"], RESTORE + (f"{OR_SALVAGE}{commands}" if commands else ""))
-    return VerifyReport(
-        **found | {"seconds": seconds, "unchecked": (*found["unchecked"], *unchecked), "advice": advice}
-    )
+    found |= {"seconds": seconds, "unchecked": (*found["unchecked"], *unchecked), "advice": advice}
+    return VerifyReport(**found)
 
 
 def report_of(

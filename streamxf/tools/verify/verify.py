@@ -174,9 +174,8 @@ def _verify_parts(
         try:
             yield
         except NotFetched as error:
-            found[part] = report_of(
-                [Findings((error.file or places[part].name).rpartition("/")[2]).damage(error)], begin
-            )
+            file = (error.file or places[part].name).rpartition("/")[2]
+            found[part] = report_of([Findings(file).damage(error)], begin)
         except (errors.NoCheckpointError, errors.UnsupportedError, *NOT_AT_HAND) as error:
             found[part] = f"{part}: {error.message}"
             missing.extend([error] if isinstance(error, NOT_AT_HAND) else [])
@@ -379,7 +378,6 @@ def _conclude(
 
 def _read(call: Verification, findings: Findings) -> Metadata | None:
     """A metadata file as readers read it; None if it is damaged."""
-    name = findings.file
     try:
         if not _check_head(call, findings) and call.access.require == "published":
             raise errors.MetadataError(
@@ -387,7 +385,7 @@ def _read(call: Verification, findings: Findings) -> Metadata | None:
                 f"it, {call.access.way_out}"
             )
         with call.noting_unread():
-            metadata = read_metadata(call.storage, name, call.access, listing=True)
+            metadata = read_metadata(call.storage, findings.file, call.access, listing=True)
             metadata.check()
     except (*errors.NOT_DAMAGE, errors.UnsupportedError):
         raise
@@ -403,8 +401,7 @@ def _check_head(call: Verification, findings: Findings) -> bool:
     """Compare the digest of what torch's readers read, and streamxf's do not; whether there is one."""
     with call.open(findings.file, share=Share(None, 0)) as file:
         findings.bytes_read += file.size
-        end = min(file.size, TRAILER_BYTES)
-        trailer = Trailer.parse(file.read(file.size - end), file.size)
+        trailer = Trailer.parse(file.read(max(0, file.size - TRAILER_BYTES)), file.size)
         if trailer is None:
             return False
         digest = hashlib.sha256()
@@ -455,9 +452,6 @@ def _note_missing(call: Verification) -> None:
         call.found[-1].unchecked.append(f"the content of {items}, since {reasons}")
         return
     blocks = sum(each.blocks for each in call.found)
-    checked = (
-        f"the CRCs of {many(blocks, 'block')} were compared all the same, and match"
-        if blocks
-        else "nothing was checked"
-    )
+    compared = f"the CRCs of {many(blocks, 'block')} were compared all the same, and match"
+    checked = compared if blocks else "nothing was checked"
     raise type(missing[0])(f"{reasons}. Without it {items} cannot be decoded; {checked}", file=call.storage.label())
