@@ -3,7 +3,6 @@
 import hashlib
 import json
 import time
-import tracemalloc
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from streamxf.format.limits import MAX_NOTE
 from streamxf.keys import Key, PrivateKey, SigningKey
 from tests.altered import flipped
 from tests.forge import MetadataParts, count_marks, frame_of
+from tests.traced import memory_below
 
 RECORD = {"save_id": "0" * 32, "files": [{"path": "größe", "size": 7}]}
 KEY, PRIVATE, SIGNER = Key(bytes(range(32))), PrivateKey.generate(), SigningKey.generate()
@@ -168,11 +168,7 @@ def test_what_a_note_may_hold_takes_little_to_parse(value: bytes) -> None:
         + b"]"
     )
     note = parse_note(packed(text))
-    tracemalloc.start()
-    try:
-        began = time.process_time()
+    began = time.process_time()
+    with memory_below(64 * 2**20):
         assert len(note.content) > 2**17
-        assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
-    finally:
-        tracemalloc.stop()
     assert time.process_time() - began < 5, "with tracemalloc, which takes most of it"

@@ -45,5 +45,4 @@ def encrypted(tmp_path: Path, key: Key) -> Path:
 
 def flip_bit(path: Path, position: int = -2000) -> None:
     """Flip a bit of a checkpoint's largest data file."""
-    (file,) = sorted(path.glob("*.distcp"))
-    flip(file, position)
+    flip(*path.glob("*.distcp"), position)

@@ -49,8 +49,7 @@ def test_yes_removes_them(run: Run, littered: Path):
 
 
 def test_what_is_young_stays(run: Run, littered: Path):
-    done = run("clean", littered, "--yes", "--min-age", "2h", "--json")
-    assert done.json["recent"] == [LEFTOVER]
+    assert run("clean", littered, "--yes", "--min-age", "2h", "--json").json["recent"] == [LEFTOVER]
     assert (littered / LEFTOVER).exists()
     old = time.time() - 3 * 3600
     os.utime(littered / LEFTOVER, (old, old))

@@ -146,8 +146,7 @@ def test_a_copy_is_resumed(run: Run, plain: Path, tmp_path: Path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(resumable, "publish", fails_with(OSError, 5, "Input/output error", "somewhere"))
         assert run("salvage", plain, tmp_path / "new").code == 1
-    done = run("salvage", plain, tmp_path / "new", "--json")
-    assert done.json["written"]["kept_files"] == 1
+    assert run("salvage", plain, tmp_path / "new", "--json").json["written"]["kept_files"] == 1
     assert run("verify", tmp_path / "new").code == 0
     shutil.rmtree(tmp_path / "new")
 

@@ -22,8 +22,7 @@ def test_a_whole_checkpoint(run: Run, plain: Path):
 def test_a_packed_file_is_whole_without_reservation(run: Run, tmp_path: Path):
     torch.save({"weight": torch.arange(1000.0), "step": 7, "names": ["a", "b"]}, tmp_path / "model.pt")
     assert run("pack", tmp_path / "model.pt", tmp_path / "packed", "--chain", "zstd").code == 0
-    done = run("verify", tmp_path / "packed")
-    assert done.out.startswith("OK: no damage found\n1 data file, ")
+    assert run("verify", tmp_path / "packed").out.startswith("OK: no damage found\n1 data file, ")
     assert run("verify", tmp_path / "packed", "--json").json["unchecked"] == []
 
 

@@ -45,8 +45,7 @@ def test_of_several_places_each_has_its_advice(run: Run, plain: Path, tmp_path: 
     shutil.copytree(plain, tmp_path / "other")
     shutil.copytree(plain, tmp_path / "whole")
     (tmp_path / "other" / ".metadata").write_bytes(b"")
-    (data,) = plain.glob("*.distcp")
-    flip(data)
+    flip(*plain.glob("*.distcp"))
     (last,) = (line for line in run("verify", plain, tmp_path / "other", tmp_path / "whole").out.splitlines()[-1:])
     assert f"`streamxf salvage {plain} TARGET`, `" in last
     assert last.count("restore what is damaged") == 1
@@ -137,11 +136,10 @@ def test_levels_of_protection_are_options(run: Run, unpublished: Path, key_file:
         words = command.format(unpublished).split()
         assert "--require 'encrypted'" in says(run.exits(1, *words, *key))
     assert run("cat", unpublished, "weight", *key, "--require", "bound").code == 1
-    done = run.exits(0, "cat", unpublished, "weight", "--text", *key, "--require", "encrypted", out="1.0 1.0 1.0\n")
+    run.exits(0, "cat", unpublished, "weight", "--text", *key, "--require", "encrypted", out="1.0 1.0 1.0\n")
     assert run("clean", unpublished, *key, "--require", "encrypted", "--yes").code == 0
     for command in ("latest {}", "latest {} --json", "forget {} --keep last=1 --yes"):
-        done = run(*command.format(unpublished.parent).split(), *key)
-        assert "does not end in an index" in says(done)
+        assert "does not end in an index" in says(run(*command.format(unpublished.parent).split(), *key))
     assert "has no index" in says(run("recipients", unpublished, *key))
 
 

@@ -59,8 +59,7 @@ def build(root: Path) -> None:
         for file in (root / f"{name} without data").glob("*.distcp"):
             file.unlink()
         shutil.copytree(root / name, root / f"{name} with a flipped bit")
-        (file,) = (root / f"{name} with a flipped bit").glob("*.distcp")
-        flip(file, mask=4)
+        flip(*(root / f"{name} with a flipped bit").glob("*.distcp"), mask=4)
     shutil.copytree(root / "plain", root / "locked")
     shutil.copytree(root / "encrypted", root / "locked file")
     os.mkfifo(root / "pipe")

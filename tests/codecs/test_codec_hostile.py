@@ -3,7 +3,6 @@ that hold too much, too little or nonsense: an error, within the memory of one b
 """
 
 import struct
-import tracemalloc
 
 import lz4.block
 import pytest
@@ -12,6 +11,7 @@ import zstandard
 from streamxf import LZ4, ZStandard
 from streamxf.errors import CodecError
 from tests.codecs.blocks import info
+from tests.traced import memory_below
 
 LIMIT = 1 << 16
 MAGIC = b"\x28\xb5\x2f\xfd"
@@ -61,13 +61,8 @@ EMPTY = zstandard.ZstdCompressor(write_content_size=True).compress(b"")
 )
 def test_refused_in_little_memory(frame, says):
     decode(GOOD)  # the thread's decompressor is made once
-    tracemalloc.start()
-    try:
-        with pytest.raises(CodecError, match=says):
-            decode(frame)
-        assert tracemalloc.get_traced_memory()[1] < 4 * LIMIT  # zstandard hands out 128 KiB at a time
-    finally:
-        tracemalloc.stop()
+    with memory_below(4 * LIMIT), pytest.raises(CodecError, match=says):  # zstandard hands out 128 KiB at a time
+        decode(frame)
 
 
 @pytest.mark.parametrize("frame", [GOOD, EMPTY, ZStandard(19).encode(memoryview(bytes(1000)), info())])
@@ -108,13 +103,8 @@ BOMB = lz4.block.compress(bytes(16 * 2**20), store_size=False)  # 64 KiB that ho
     ids=range(9),
 )
 def test_lz4_is_refused_in_the_memory_of_a_block(block):
-    tracemalloc.start()
-    try:
-        with pytest.raises(CodecError, match="LZ4"):
-            decode_lz4(block)
-        assert tracemalloc.get_traced_memory()[1] < 3 * LIMIT
-    finally:
-        tracemalloc.stop()
+    with memory_below(3 * LIMIT), pytest.raises(CodecError, match="LZ4"):
+        decode_lz4(block)
 
 
 def test_an_lz4_block_of_exactly_the_limit_passes():

@@ -120,8 +120,7 @@ def test_with_keys_the_last_block_is_decoded_even_for_the_first_row(checkpoint: 
     stored = torch.randint(0, 99, (8, MIB), dtype=torch.int8)
     writer = streamxf.attach(dcp.FileSystemWriter(checkpoint, sync_files=False), [Encrypt(KEY)])
     dcp.save({"t": stored}, storage_writer=writer)
-    (path,) = data_files(checkpoint)
-    flip(path, -200)  # in the payload of the last block
+    flip(*data_files(checkpoint), -200)  # in the payload of the last block
     with refused(StreamxfError):
         read_boxes(checkpoint, [((0, 0), torch.empty(1, MIB, dtype=torch.int8))], KEY, require="bound")
 

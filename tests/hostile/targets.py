@@ -123,8 +123,7 @@ class Checkpoint:
 
     def load_whole(self) -> list[Any]:
         """What a user does."""
-        target = load_into(blank(self.state), self.reader())
-        return content(target)
+        return content(load_into(blank(self.state), self.reader()))
 
     # -- faults ------------------------------------------------------------------------------------
 

@@ -7,9 +7,8 @@ import itertools
 import pickle
 import random
 import sys
-import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,7 @@ from streamxf.tools.inspect.page.page import stacks_of
 from streamxf.torchsave.archive import NotSavedByTorch
 from streamxf.torchsave.check import Check, read_outline
 from streamxf.torchsave.unpickler import read_stock
+from tests.traced import memory_below
 
 from .made import TIB, Stock, hole, saved
 
@@ -74,16 +74,6 @@ PICKLES = {
     + b".",
     "tuples that share their parts": b"}" + SHARED + b"Ns.",
 }
-
-
-@contextmanager
-def memory_below(most: int) -> Iterator[None]:
-    tracemalloc.start()
-    try:
-        yield
-        assert tracemalloc.get_traced_memory()[1] < most
-    finally:
-        tracemalloc.stop()
 
 
 @pytest.mark.timeout(60)

@@ -143,8 +143,7 @@ def test_a_storage_that_cannot_be_reached_is_no_damage(
 
 
 def test_damage_that_only_the_load_finds_makes_it_fall_back(run: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (file,) = (run / "step-3").glob("*.distcp")
-    flip(file)
+    flip(*(run / "step-3").glob("*.distcp"))
     assert resumed(run, verify="none", chain="floatzip+checksum") == 2
     assert f"{run}/step-3 is passed over: " in caplog.text
 

@@ -156,8 +156,7 @@ def test_verify_of_a_run_says_which_of_its_checkpoints_went_meanwhile(tmp_path: 
 def test_verify_hides_no_damage_for_times_and_links(tmp_path: Path) -> None:
     folder = tmp_path / "run" / "step-1"
     dcp.save(STATE, storage_writer=streamxf.FileSystemWriter(folder))
-    (data,) = folder.glob("*.distcp")
-    flip(data, -100)
+    flip(*folder.glob("*.distcp"), -100)
 
     def meanwhile() -> None:
         os.utime(folder / ".metadata")

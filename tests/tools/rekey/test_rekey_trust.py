@@ -1,7 +1,6 @@
 """What `streamxf.rekey` and its kin believe, and what they make others believe: no more than a key has shown."""
 
 import os
-import tracemalloc
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from tests.failing import fails_with
 from tests.keys.sealed import Service
 from tests.tools.rekey.rekeying import KEY, OTHER_KEY, SIGNER, STRANGER, envelopes, forge, lines, reforge, untouched
 from tests.tools.rekey.rekeying import SHORT as PRIVATE
+from tests.traced import memory_below
 
 
 @pytest.fixture
@@ -202,17 +202,12 @@ def test_metadata_files_are_in_memory_one_at_a_time(checkpoint: Path, state: dic
     for number in range(24):
         data = pack(b"", b"", os.urandom(4 << 20), bytes(sections.keys))
         (checkpoint / f"__{number}.metadata").write_bytes(data)
-    tracemalloc.start()
-    try:
+    with memory_below(4 * 4 << 20, above=4 << 20):
         assert [one.id for one in streamxf.recipients(checkpoint).whole] == [KEY.id]
         with refused(AuthenticationError, "__0.metadata"):
             streamxf.recipients(checkpoint, keys=KEY)
         with refused(AuthenticationError, "__0.metadata"):
             streamxf.rekey(checkpoint, keys=KEY, recipients=OTHER_KEY)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert 4 << 20 < peak < 4 * 4 << 20
 
 
 def test_metadata_that_was_replaced_before_it_is_read_again_is_left_alone(
