@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 import typer
 
+from streamxf.budget import MAX_EXPANSION
 from streamxf.environment import KEYS_VARIABLE
 from streamxf.errors import KeyMissingError, ParameterError
-from streamxf.reading import MAX_EXPANSION
 
 PASSPHRASE_VARIABLE = "STREAMXF_PASSPHRASE"
 PROMPT = "prompt"
