@@ -19,11 +19,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import streamxf
+from streamxf.chain import Chain
 from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.errors import UnsupportedError
 from streamxf.lazy import torch
-from streamxf.reading import Chain, Progress, Share
+from streamxf.progress import Progress, Share
 from streamxf.storage.files import open_regular
 from streamxf.wording import rate_text, size_text
 
