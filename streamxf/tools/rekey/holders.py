@@ -190,7 +190,7 @@ def notes_at(path: Location, storage_options: Mapping[str, Any] | None) -> Itera
         return
     run, checkpoint = storage.resolved().parent()
     beside = [(storage, name) for name in sorted(storage.names(())) if RUN_FILE.fullmatch(name)]
-    for place, name in (*beside, (run, f"{SAVES}/{checkpoint}")):
+    for place, name in (*beside, *([(run, f"{SAVES}/{checkpoint}")] if checkpoint else [])):
         with suppress(errors.MetadataError, errors.DescriptorError, PermissionError):
             made = NoteFile(place, name)
             if made.is_encrypted:
