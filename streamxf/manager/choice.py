@@ -102,6 +102,7 @@ def choose(
     several runs; KeyMissingError if the job holds no key that reads them.
     """
     run.storage.forget_listings()
+    looked: tuple[str, ...] = ()
     while True:
         state = run.read(series=series)
         choice, complete = Choice(skipped=dict(skipped)), state.complete
@@ -109,8 +110,7 @@ def choose(
             if skipped:
                 raise _none(run, choice, name)
             check_copied(run, state.bare)
-            rest = sorted({*run.names}.difference(state.names))
-            if others := [each for each in rest if is_alike(each, series)]:
+            if others := sorted(each for each in {*run.names}.difference(state.names) if is_alike(each, series)):
                 _log.warning("%s: nothing is resumed from: %s is of no %s", run.storage.label(), others[-1], series)
             if left := [each.name for each in state.records if each.kind == "unfinished"]:
                 _log.warning("%s: the save of %s was not completed, and does not count", run.storage.label(), left[-1])
@@ -131,8 +131,9 @@ def choose(
                 return choice
             raise _none(run, choice, name)
         choice.index_id, folder = choice.record.save_id, run.folder(choice.record.name)
-        if not run.is_still(choice.record, folder):
-            continue  # somebody has put another there, which an object store's marks do not show
+        if choice.record.name not in looked and not run.is_still(choice.record, folder):
+            looked += (choice.record.name,)  # somebody has put another there; once, as others may go on writing there
+            continue
         if folder.by_framework:
             choice.index_id, choice.has_index = folder.index_id, bool(folder.metadata)
             if choice.check == "sample":

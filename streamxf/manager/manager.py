@@ -781,8 +781,7 @@ def _check_name(name: str, storage: Storage) -> None:
     """Raise ParameterError unless ``{}`` ends folders' names as the step, and the storage can list and remove such."""
     try:
         named = {step: name.format(step) for step in (0, 12, 3_456_789)}
-        fits = all(numbers_in(each)[-1:] == (step,) for step, each in named.items())
-        fits = fits and len({*map(series_of, named.values())}) == 1
+        fits = [*named] == [numbers_in(n)[-1] for n in named.values()] and len({*map(series_of, named.values())}) == 1
         longest = name.format(10**MAX_DIGITS - 1)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         fits, longest = False, ""

@@ -197,7 +197,7 @@ class RunState:
         counted = [each for each in self.of(series) if each.counts]
         counted = counted if line is None else lined(counted, line)
         reasons: dict[str, tuple[str, ...]] = {each.name: () for each in counted}
-        given_up = [each for each in counted if each.abandoned]
+        given_up = [each for each in counted if each.abandoned and not each.damaged]
         reasons |= {each.name: (each.note,) for each in counted if each.damaged}
         own = [each for each in counted if not (each.abandoned or each.damaged)]
         ranked = own
