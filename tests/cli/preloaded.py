@@ -47,7 +47,8 @@ class Process:
     def send_signal(self, number: int) -> None:
         """Send it, if it still runs."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it ends just now, and says so a moment later
+                os.kill(self.pid, number)
 
     def _take(self, told: bytes) -> None:
         self.returncode = int(told)

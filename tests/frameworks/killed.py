@@ -93,10 +93,10 @@ def printing(line: str, command: list[str | Path], **variables: str) -> Iterator
 
 def kill(pid: int) -> None:
     """Kill a process and its descendants. torchrun gives every rank a session of its own, so a group would not do."""
-    children = " ".join(tasks.read_text() for tasks in Path(f"/proc/{pid}/task").glob("*/children"))
-    os.kill(pid, signal.SIGKILL)
-    for child in children.split():
-        with suppress(ProcessLookupError, FileNotFoundError):  # it has ended meanwhile
+    with suppress(ProcessLookupError, FileNotFoundError):  # it has ended meanwhile
+        children = " ".join(tasks.read_text() for tasks in Path(f"/proc/{pid}/task").glob("*/children"))
+        os.kill(pid, signal.SIGKILL)
+        for child in children.split():
             kill(int(child))
 
 
