@@ -229,12 +229,19 @@ class UnsupportedError(StreamxfError):
     """This combination of writer, reader, format and extensions cannot work."""
 
 
+class NotFetchedError(UnsupportedError):
+    """A pointer stands in place of the file, of which nothing is known."""
+
+
 class ObjectError(StreamxfError):
     """An object cannot be made on this machine, or by the code of its class; its stored bytes are not to blame."""
 
 
 NOT_DAMAGE = (KeyMissingError, WrongKeyError, KeyServiceError, PolicyError, IdentityError, ReplacedError)
 """Key and policy errors; they do not imply damage."""
+
+NOT_AT_HAND = (UnknownCodecError, CodecNotAllowedError, DuplicateCodecError)
+"""A codec is not available here, which says nothing about the data."""
 
 DAMAGE = (AuthenticationError, CodecError, ContainerError, DescriptorError, IdentityError, MetadataError)
 """Errors that mean damaged or misplaced data."""

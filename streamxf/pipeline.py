@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Generic, Self, TypeVar
 from weakref import ref
@@ -277,3 +277,12 @@ class SinkPipeline(Pipeline[T]):
         with self._turn:
             """No thread is in the sink any more, and none will be."""
         super()._stop()
+
+
+def run_jobs(jobs: Iterable[tuple[Callable[[], None], int]]) -> None:
+    """Make calls in workers, each of which takes so many bytes of memory, and wait for them."""
+    with Pipeline[None]() as pipeline:
+        for job, size in jobs:
+            pipeline.submit(job, size)
+        for _ in pipeline.results():
+            """Each leaves its result where it belongs."""

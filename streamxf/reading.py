@@ -5,7 +5,7 @@ from streamxf.chain import Chain, ChainLike
 from streamxf.checkpoint.access import Access, AccessOptions
 from streamxf.checkpoint.metadata import Metadata, metadata_files, read_metadata
 from streamxf.checkpoint.notes import parse_note
-from streamxf.checkpoint.opening import ItemPart, streams_of
+from streamxf.checkpoint.opening import ItemPart
 from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
 from streamxf.format.header import Kind
 from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem
@@ -16,7 +16,5 @@ from streamxf.stream.reader import BareBlocks, Blocks, MemoryBlocks, StreamReade
 
 __all__ = ["Access", "AccessOptions", "Budget", "MAX_EXPANSION", "KeyRing", "KeysLike", "SignerLike", "TrustLike"]
 __all__ += ["Metadata", "metadata_files", "read_metadata", "Item", "TensorItem", "ObjectItem", "Chunk", "Path", "Place"]
-__all__ += ["parse_note"]
-__all__ += ["Box", "BoxReader", "boxes_of", "ItemPart", "Kind", "streams_of", "StreamReader"]
-__all__ += ["Blocks", "BareBlocks", "MemoryBlocks", "StoredFile"]
-__all__ += ["Chain", "ChainLike", "Progress", "Share", "Shares"]
+__all__ += ["parse_note", "Box", "BoxReader", "boxes_of", "ItemPart", "Kind", "StreamReader", "StoredFile"]
+__all__ += ["Blocks", "BareBlocks", "MemoryBlocks", "Chain", "ChainLike", "Progress", "Share", "Shares"]

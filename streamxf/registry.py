@@ -15,8 +15,6 @@ from streamxf.keys import KeyRing
 from streamxf.keys.envelope import DataKey
 
 ENTRY_POINT_GROUP = "streamxf.codecs"
-NOT_AT_HAND = (UnknownCodecError, CodecNotAllowedError, DuplicateCodecError)
-"""Errors of `CodecRegistry.find`: the codec is not available here, which says nothing about the data."""
 
 BUILTINS = {
     "streamxf.zstd": "streamxf.codecs.zstd:ZStandard",

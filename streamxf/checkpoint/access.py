@@ -136,9 +136,6 @@ Codecs = CodecRegistry | RegistryLike | None
 SaveIds = str | Collection[str] | None
 """The id of a save, as ``writer.save_id`` gave it, or those of several ranks whose metadata is their own."""
 
-UNKNOWN_RANKS = "how many ranks there were, each with its own metadata, and whether all are of one save"
-"""The check that needs these ids, where each rank has its own metadata."""
-
 _ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 Require = Literal["published", "bound", "encrypted"]

@@ -13,10 +13,10 @@ from typing import Any, Literal, Self
 from streamxf.budget import MAX_EXPANSION, Budget
 from streamxf.cached import cached_property
 from streamxf.checkpoint.access import Access, Codecs, Names, Require, SaveIds
-from streamxf.checkpoint.elements import Array, Elements, itemsize_of, unsigned
+from streamxf.checkpoint.elements import Array, Elements, unsigned
 from streamxf.checkpoint.metadata import Metadata, merge_ranks, metadata_files, no_file, read_metadata
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
-from streamxf.checkpoint.reading import Box, BoxReader, cut, empty_array
+from streamxf.checkpoint.reading import Box, BoxReader, cut
 from streamxf.errors import ContainerError, ParameterError, UnsupportedError, located
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem, elements_size
 from streamxf.format.names import metadata_name
@@ -27,7 +27,7 @@ from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.reading import OpenFiles
 from streamxf.storage.storage import Storage
 from streamxf.stream.reader import Blocks, read_all
-from streamxf.torchsave.objects import dtype_of, load_framed
+from streamxf.torchsave.objects import dtype_of
 
 Framework = Literal["torch", "numpy"]
 
@@ -212,21 +212,21 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
         (chunk,) = item.chunks
         data = self.read_stored(item, chunk)
         with located(file=self.label(chunk.place.file), item=item.name):
-            return load_framed(self.access.objects, io.BytesIO(data), len(data), item, chunk)
+            return self.access.objects.load_shard(io.BytesIO(data), len(data), item, chunk)
 
     def map(self, item: TensorItem, chunk: Chunk) -> torch.Tensor | Array:
         """What `ChunkHandle.mmap` gives."""
-        place, size = chunk.place, math.prod(chunk.shape) * itemsize_of(item)
+        place, size = chunk.place, math.prod(chunk.shape) * item.itemsize
         with located(file=self.label(place.file), item=item.name):
             if not chunk.raw:
                 how = f"through {'+'.join(chunk.chain)}" if chunk.chain else "in torch.save's frame"
                 raise UnsupportedError(f"it is stored {how}, and only raw tensors are mapped: transcode it to 'raw'")
             if not self.storage.near:
                 raise UnsupportedError("only local files are mapped, and this storage has none: copy the checkpoint")
-            if size and place.at % itemsize_of(item):
+            if size and place.at % item.itemsize:
                 raise UnsupportedError("its elements are not aligned in the file, so they cannot be mapped: read them")
             self.blocks(item, chunk)  # with all checks but those of its bytes
-            kind, mode = unsigned(itemsize_of(item)), "r" if self.framework == "numpy" else "c"
+            kind, mode = unsigned(item.itemsize), "r" if self.framework == "numpy" else "c"
             if not size:
                 array: Array = np.empty(chunk.shape, kind)
                 array.flags.writeable = mode == "c"
@@ -305,7 +305,7 @@ class TensorHandle:
         Raises IndexError if it is outside the tensor; StreamxfError, with file, item, block, if damaged or altered.
         """
         try:
-            return next(self.pieces(key, max(1, math.prod(self.shape)) * itemsize_of(self._item)))[0]
+            return next(self.pieces(key, max(1, math.prod(self.shape)) * self._item.itemsize))[0]
         except UnsupportedError:
             if self._framework != "torch" or not any(chunk.framed for chunk in self._item.chunks):
                 raise
@@ -319,7 +319,7 @@ class TensorHandle:
         parts = _parts(key, self.shape)
         spans = [part if isinstance(part, range) else range(part, part + 1) for part in parts]
         kept = tuple(slice(None) if isinstance(part, range) else 0 for part in parts)
-        lengths, most = tuple(map(len, spans)), max(1, limit // itemsize_of(self._item))
+        lengths, most = tuple(map(len, spans)), max(1, limit // self._item.itemsize)
         last = max((at for at, part in enumerate(parts) if isinstance(part, range)), default=None)
         for offset, sizes in cut(lengths, most) if all(lengths) else [((0,) * len(lengths), lengths)]:
             inside = [span[at : at + size] for span, at, size in zip(spans, offset, sizes, strict=True)]
@@ -353,8 +353,8 @@ class TensorHandle:
         return made if dtype is None else made.astype(dtype)
 
     def _read(self, offset: tuple[int, ...], lengths: tuple[int, ...], steps: tuple[int, ...] = ()) -> Array:
-        out = empty_array(self._item, lengths)
-        self._reader.read_into(Box(self._item, offset, lengths, steps if max(steps, default=1) > 1 else ()), out)
+        box = Box(self._item, offset, lengths, steps if max(steps, default=1) > 1 else ())
+        self._reader.read_into(box, out := box.array())
         return out
 
 

@@ -19,7 +19,7 @@ from streamxf.engine import side_by_side
 from streamxf.errors import AbortedError, MetadataError, located
 from streamxf.format.bare import MAX_BARE, PieceCrcs, alignment
 from streamxf.format.header import Identity, Kind
-from streamxf.format.items import ITEMSIZES, Chunk, Place, elements_size
+from streamxf.format.items import Chunk, Place
 from streamxf.pipeline import SinkPipeline
 from streamxf.progress import Share
 from streamxf.storage.disk import Mount
@@ -224,11 +224,11 @@ class DataFile:
             share.finish()
 
     def _share_of(self, part: Identity, size: int) -> Share | None:
-        """The share of an item in the progress, where only those that have a `planned_size` are expected already."""
+        """The share of an item in the progress, where only those that have a `Identity.size` are expected already."""
         progress = self._save.progress
         if progress is None:
             return None
-        if not (planned := planned_size(part)):
+        if not (planned := part.size):
             progress.expect(size)
         return Share(progress, planned or size)
 
@@ -249,14 +249,9 @@ class DataFile:
 
 def check_bare(part: Identity) -> None:
     """Refuse a shard without a container that the index could not hold, before it is written; raises MetadataError."""
-    if (size := planned_size(part)) > MAX_BARE:
+    if (size := part.size) > MAX_BARE:
         text = f"a shard has {size:,} bytes, and {MAX_BARE:,} can be stored raw; nothing of it was written"
         raise MetadataError(f"{text}. Cut it into more shards, or save it with a codec", item=part.name)
-
-
-def planned_size(part: Identity) -> int:
-    """The bytes of a shard's elements; 0 for an object, and where an element has no size."""
-    return elements_size(part.dtype, part.shape) if part.dtype in ITEMSIZES else 0
 
 
 def _pieces(part: Identity, content: Content, framed: bool) -> Iterator[bytes | memoryview]:

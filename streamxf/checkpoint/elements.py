@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from streamxf.budget import most
 from streamxf.buffers import scratches
-from streamxf.errors import PolicyError, UnsupportedError
-from streamxf.format.items import ITEMSIZES, TensorItem, contiguous_strides, elements_size
+from streamxf.errors import PolicyError
+from streamxf.format.items import ITEMSIZES, contiguous_strides, elements_size
 from streamxf.lazy import numpy as np
 from streamxf.storage.reading import FileSlice
 from streamxf.stream.reader import BareBlocks, Blocks, MemoryBlocks, StreamReader
@@ -298,13 +298,6 @@ def _appending(out: Array) -> Callable[[Slices, Array], None]:
         at += elements.size
 
     return put
-
-
-def itemsize_of(item: TensorItem) -> int:
-    """Bytes of an element; raises UnsupportedError for a dtype whose elements only torch can read."""
-    if item.dtype not in ITEMSIZES:
-        raise UnsupportedError(f"elements of {item.dtype} can be loaded with torch only", item=item.name)
-    return ITEMSIZES[item.dtype]
 
 
 def unsigned(itemsize: int) -> str:

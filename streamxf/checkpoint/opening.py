@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Self
 
 from streamxf import errors
 from streamxf.budget import Budget
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.elements import Elements, framed_elements, itemsize_of
+from streamxf.checkpoint.elements import Elements, framed_elements
 from streamxf.checkpoint.metadata import Metadata
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.format.header import Header, Identity, Kind
 from streamxf.format.index import File
-from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Place, TensorItem, elements_size
+from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.format.limits import CONTAINER_MAGIC
 from streamxf.keys.envelope import DataKey
 from streamxf.registry import providers_in, what_to_install
@@ -47,6 +47,16 @@ class ItemPart:
         assert not isinstance(stored, TensorItem)
         self.place = stored.place
         self.said = (item.name, item.dtype, item.shape) if isinstance(item, TensorItem) else (item.name,)
+
+    @classmethod
+    def of(cls, item: Item) -> Iterator[Self]:
+        """All streams of an item: those of a tensor's chunks, or that of an object."""
+        return (cls(item, chunk) for chunk in (item.chunks if isinstance(item, TensorItem) else [None]))
+
+    @property
+    def planned(self) -> int:
+        """Bytes of the elements, before a chain; 0 for an object, and where an element has no size."""
+        return self.identity(b"").size
 
     @property
     def kind(self) -> Kind:
@@ -79,7 +89,7 @@ class ItemPart:
         assert isinstance(self.item, TensorItem)
         if self.chunk.framed:
             return framed_elements(blocks, self.item.dtype, self.chunk.shape)
-        return Elements(blocks, 0, itemsize_of(self.item), self.chunk.shape)
+        return Elements(blocks, 0, self.item.itemsize, self.chunk.shape)
 
     def max_size(self, object_limit: Callable[[int], int | None]) -> int | None:
         """The most bytes that the stream may have; None for any number."""
@@ -87,14 +97,7 @@ class ItemPart:
             return object_limit(self.place.size)
         if self.item.dtype not in ITEMSIZES:
             return None
-        size = elements_size(self.item.dtype, self.chunk.shape)
-        return 2 * elements_size(self.item.dtype, self.item.shape) + RAW_SLACK if self.chunk.framed else size
-
-
-def streams_of(item: Item) -> Iterator[ItemPart]:
-    """All streams of an item: those of a tensor's chunks, or that of an object."""
-    chunks = item.chunks if isinstance(item, TensorItem) else [None]
-    return (ItemPart(item, chunk) for chunk in chunks)
+        return 2 * self.item.size + RAW_SLACK if self.chunk.framed else self.planned
 
 
 class ItemOpener:

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, Self
 
 from streamxf.budget import Budget
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, itemsize_of, unsigned
+from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, unsigned
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError, located
 from streamxf.format.items import ITEMSIZES, Chunk, Item, TensorItem
 from streamxf.lazy import numpy as np
-from streamxf.pipeline import Pipeline
+from streamxf.pipeline import Pipeline, run_jobs
 from streamxf.storage.storage import Storage
 
 BOX_BYTES = 16 * 2**20
@@ -36,6 +36,26 @@ class Box(NamedTuple):
     @property
     def size(self) -> int:
         return math.prod(self.lengths) * ITEMSIZES[self.item.dtype]
+
+    def array(self, *, zero: bool = False) -> Array:
+        """An array for its elements, which are only moved; of zeros with `zero`. UnsupportedError if numpy has none."""
+        try:
+            return (np.zeros if zero else np.empty)(self.lengths, unsigned(self.item.itemsize))
+        except (ValueError, OverflowError):  # for some shapes without elements, too
+            what = f"{self.item.dtype} and shape {self.lengths}"
+            raise UnsupportedError(f"numpy has no array of {what}", item=self.item.name) from None
+
+    def shared(self, chunk: Chunk) -> tuple[Ints, Ints, Ints] | None:
+        """What it shares with a chunk, if anything: its offset in the chunk, its lengths, and its offset in the box."""
+        steps = self.steps or (1,) * len(self.lengths)
+        before = tuple(map(int.__sub__, self.offset, chunk.offset))
+        starts = tuple(max(0, -(at // step)) for at, step in zip(before, steps, strict=True))
+        places = zip(before, steps, self.lengths, chunk.shape, strict=True)
+        lengths = tuple(min(n, (size - at - 1) // step + 1) for at, step, n, size in places)
+        lengths = tuple(map(int.__sub__, lengths, starts))
+        if any(length <= 0 for length in lengths):
+            return None
+        return tuple(at + start * step for at, start, step in zip(before, starts, steps, strict=True)), lengths, starts
 
 
 class BoxReader(abc.ABC):
@@ -74,7 +94,7 @@ class BoxReader(abc.ABC):
 
     def is_plain(self, box: Box) -> bool:
         """Whether elements are stored; a frame's ends tell if only torch can make its tensor. Raises StreamxfError."""
-        for chunk in (each for each in box.item.chunks if each.framed and shared_part(box, each)):
+        for chunk in (each for each in box.item.chunks if each.framed and box.shared(each)):
             try:
                 self.elements(box.item, chunk)
             except UnsupportedError:
@@ -93,7 +113,7 @@ class BoxReader(abc.ABC):
         with self.storage.doubting(), Pipeline[None]() as pipeline:
             for box in boxes:
                 check_box(box)
-                array = empty_array(box.item, box.lengths)
+                array = box.array()
                 for job, size in self.jobs(box, array):
                     if array.nbytes <= INLINE_BYTES:
                         job()
@@ -121,7 +141,7 @@ class BoxReader(abc.ABC):
         left = math.prod(box.lengths)
         whole = box.lengths == box.item.shape
         for chunk in box.item.chunks if left or whole else ():
-            shared = shared_part(box, chunk)
+            shared = box.shared(chunk)
             if shared is None:
                 if whole:  # it has no elements, so that nothing else would ever look at its container
                     self.elements(box.item, chunk)
@@ -153,23 +173,6 @@ def _first(pipeline: Pipeline[None], waiting: deque[tuple[Array, int]], submitte
     return array
 
 
-def run_jobs(jobs: Iterable[tuple[Callable[[], None], int]]) -> None:
-    """Make the calls that `Elements.jobs` gives, in workers."""
-    with Pipeline[None]() as pipeline:
-        for job, size in jobs:
-            pipeline.submit(job, size)
-        for _ in pipeline.results():
-            """Blocks are decoded into their place."""
-
-
-def empty_array(item: TensorItem, lengths: Ints) -> Array:
-    """An array for elements of a tensor, which are only moved; raises UnsupportedError if numpy has none."""
-    try:
-        return np.empty(lengths, unsigned(itemsize_of(item)))
-    except ValueError:  # for some shapes without elements, too
-        raise UnsupportedError(f"numpy has no arrays of the shape {lengths}", item=item.name) from None
-
-
 def check_box(box: Box) -> None:
     shape = box.item.shape
     inside = len(shape) == len(box.offset) == len(box.lengths)
@@ -185,7 +188,7 @@ def check_box(box: Box) -> None:
 
 def boxes_of(item: TensorItem, limit: int = BOX_BYTES) -> Iterator[Box]:
     """Cut a tensor into boxes of at most `limit` bytes, in row-major order."""
-    yield from (Box(item, *part) for part in cut(item.shape, max(1, limit // itemsize_of(item))))
+    yield from (Box(item, *part) for part in cut(item.shape, max(1, limit // item.itemsize)))
 
 
 def cut(shape: Ints, most: int) -> Iterator[tuple[Ints, Ints]]:
@@ -202,16 +205,3 @@ def cut(shape: Ints, most: int) -> Iterator[tuple[Ints, Ints]]:
     step = most // inner
     for start in range(0, shape[0], step):
         yield (start, *(0,) * (len(shape) - 1)), (min(step, shape[0] - start), *shape[1:])
-
-
-def shared_part(box: Box, chunk: Chunk) -> tuple[Ints, Ints, Ints] | None:
-    """What a box and a chunk share, if anything: its offset in the chunk, its lengths, and its offset in the box."""
-    steps = box.steps or (1,) * len(box.lengths)
-    before = tuple(map(int.__sub__, box.offset, chunk.offset))
-    starts = tuple(max(0, -(at // step)) for at, step in zip(before, steps, strict=True))
-    places = zip(before, steps, box.lengths, chunk.shape, strict=True)
-    lengths = tuple(min(n, (size - at - 1) // step + 1) for at, step, n, size in places)
-    lengths = tuple(map(int.__sub__, lengths, starts))
-    if any(length <= 0 for length in lengths):
-        return None
-    return tuple(at + start * step for at, start, step in zip(before, starts, steps, strict=True)), lengths, starts

@@ -17,14 +17,14 @@ from typing import Any
 
 from streamxf.chain import Chain
 from streamxf.checkpoint.access import access_for
-from streamxf.checkpoint.datafile import FileRecord, SavedFile, planned_size, write_file
+from streamxf.checkpoint.datafile import FileRecord, SavedFile, write_file
 from streamxf.checkpoint.metadata import SLIP_RANK, Metadata, read_metadata
-from streamxf.checkpoint.opening import ItemPart, streams_of
+from streamxf.checkpoint.opening import ItemPart
 from streamxf.checkpoint.publish import assemble, placed, publish
 from streamxf.checkpoint.saving import Extensions, Save, check_space
 from streamxf.checkpoint.sources import Content
 from streamxf.errors import KeyMissingError, ParameterError, StreamxfError
-from streamxf.format.items import Chunk, Item, TensorItem, check_limits
+from streamxf.format.items import Chunk, Item, TensorItem
 from streamxf.format.names import OWN_FILE, OWN_SLIP, SLIP
 from streamxf.format.tiling import MAX_GROUP
 from streamxf.keys.envelope import Envelope, Vouchers
@@ -52,7 +52,8 @@ class ResumableSave:
         if file_size < 1:
             raise ParameterError(f"file_size {file_size}: it must be a number of bytes, at least 1")
         for item in items:
-            check_limits(item.name, item.shape if isinstance(item, TensorItem) else ())
+            if isinstance(item, TensorItem):
+                item.check_limits()
         self._items, self._rank = items, rank
         self.files = _split(items, file_size)
         facts = [identity, rank, *to.extensions.recorded, to.extensions.summary(), to.block_log2, file_size]
@@ -84,7 +85,7 @@ class ResumableSave:
             path, number = name.removesuffix(SLIP), int(match["number"])
             try:  # of all that is read of it: the items of a large one are checked only where they are read
                 slip = read_metadata(storage, name, access)
-                index, parts = slip.index, [part for item in slip.each() for part in streams_of(item)]
+                index, parts = slip.index, [part for item in slip.each() for part in ItemPart.of(item)]
                 facts = slip.files.get(path)
                 secret = slip.data_key(facts.key, access.keys).secret if facts and facts.key is not None else b""
                 theirs = _readers_of(slip)
@@ -107,7 +108,7 @@ class ResumableSave:
 
     def plan(self) -> int:
         """How many bytes of elements are to be written. Raises NoSpaceError if they surely cannot fit."""
-        planned = sum(map(planned_bytes, self.left.values()))
+        planned = sum(part.planned for parts in self.left.values() for part in parts)
         check_space(self.save.storage, self.save.extensions, planned, lambda: planned)
         return planned
 
@@ -158,14 +159,9 @@ def _job_id(*facts: Any) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
-def planned_bytes(parts: Iterable[ItemPart]) -> int:
-    """The bytes of the elements of some shards, before a chain."""
-    return sum(planned_size(part.identity(b"")) for part in parts)
-
-
 def _split(items: Sequence[Item], size: int) -> list[list[ItemPart]]:
-    parts = sorted((each for item in items for each in streams_of(item)), key=lambda each: each.place[:2])
-    sizes = [planned_bytes([each]) or each.place.size for each in parts]
+    parts = sorted((each for item in items for each in ItemPart.of(item)), key=lambda each: each.place[:2])
+    sizes = [each.planned or each.place.size for each in parts]
     size = max(size, sum(sizes) // MAX_FILES)
     files: list[list[ItemPart]] = []
     filled, shards = 0, Counter[str]()
@@ -207,7 +203,7 @@ def _write_apart(
     make: Callable[..., Save], at: tuple[int, int], job: str, chain: Chain, items: Iterable[Item], read: Read
 ) -> tuple[str, int]:
     save = make(extensions=Extensions((), chain.renew()))
-    parts = [part for item in items for part in streams_of(item)]
+    parts = [part for item in items for part in ItemPart.of(item)]
     return _write(save, at, parts, read, job).record.path, save.meter.total().raw_bytes
 
 

@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any, Self
 
 from streamxf.chain import ChainLike
-from streamxf.checkpoint.datafile import DataFile, SavedFile, planned_size
+from streamxf.checkpoint.datafile import DataFile, SavedFile
 from streamxf.checkpoint.pickled import PLANNER_DATA, plain_members
 from streamxf.checkpoint.publish import placed, publish
 from streamxf.checkpoint.saving import Save, Stock
@@ -208,7 +208,7 @@ class CheckpointWriter:
         if copy and isinstance(source, MemorySource) and source.size <= 1 << self._to.block_log2:
             content, copy = Content(MemorySource(memoryview(bytes(source.data))), content.kind), False
         if self._progress is not None:
-            self._progress.expect(planned_size(part))
+            self._progress.expect(part.size)
         self._file.add(part, lambda: content)
         if copy:
             self._file.settle()

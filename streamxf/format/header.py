@@ -62,6 +62,11 @@ class Identity(NamedTuple):
     tensor_shape: tuple[int, ...] = ()
     number: int = 0
 
+    @property
+    def size(self) -> int:
+        """The bytes of a shard's elements; 0 for an object, and where an element has no size."""
+        return math.prod(self.shape) * ITEMSIZES.get(self.dtype, 0)
+
     def pack(self) -> bytes:
         try:
             name = self.name.encode("utf-8")

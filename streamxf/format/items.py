@@ -24,13 +24,12 @@ _BY_SIZE = {
 ITEMSIZES = {name: size for size, names in _BY_SIZE.items() for name in names.split()}
 """Bytes of an element, by the dtype's name as torch has it without ``torch.``."""
 
-WITHOUT_ELEMENTS = frozenset(
-    {f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)}
-    | {"quint8", "qint8", "qint32", "quint4x2", "quint2x4", "bits1x8", "bits2x4", "bits4x2", "bits8", "bits16"}
-    | {"bcomplex32"}  # two of bfloat16, from torch 2.14 on
-)
-"""Other dtypes of torch: tensors of these are stored as ``torch.save`` writes them."""
-DTYPES = WITHOUT_ELEMENTS | ITEMSIZES.keys()
+_OF_A_BYTE = {f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)}
+_OF_A_BYTE |= {"quint8", "qint8", "bits1x8", "bits2x4", "bits4x2", "bits8"}
+_OTHERS = {"quint4x2": 0.5, "quint2x4": 0.25, "bits16": 2, "qint32": 4, "bcomplex32": 4}  # the last from torch 2.14 on
+WITHOUT_ELEMENTS: dict[str, float] = {**dict.fromkeys(_OF_A_BYTE, 1), **_OTHERS}
+"""Other dtypes of torch, with the bytes of an element: tensors of these are stored as ``torch.save`` writes them."""
+DTYPES = WITHOUT_ELEMENTS | ITEMSIZES
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
 
@@ -183,6 +182,32 @@ class TensorItem:
     def size(self) -> int:
         """Bytes of the elements; 0 for a dtype whose element size the format does not know."""
         return math.prod(self.shape) * ITEMSIZES.get(self.dtype, 0)
+
+    @property
+    def width(self) -> float:
+        """Bytes that torch takes for an element; 0 for a dtype that is not known."""
+        return DTYPES.get(self.dtype, 0)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element; raises UnsupportedError for a dtype whose elements only torch can read."""
+        if self.dtype not in ITEMSIZES:
+            raise UnsupportedError(f"elements of {self.dtype} can be loaded with torch only", item=self.name)
+        return ITEMSIZES[self.dtype]
+
+    @property
+    def fits_numpy(self) -> bool:
+        """Whether an array can hold its elements, by their size and the number of its dimensions."""
+        return self.dtype in ITEMSIZES and len(self.shape) <= MAX_NDIM
+
+    @property
+    def beyond_limits(self) -> str:
+        """Which limit of the format it is beyond; "" for none."""
+        return beyond_limits(self.shape)
+
+    def check_limits(self) -> None:
+        """Refuse to save it if it is; raises UnsupportedError."""
+        check_limits(self.name, self.shape)
 
     @property
     def places(self) -> tuple[Place, ...]:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from streamxf import errors
 from streamxf.cached import cached_property
-from streamxf.checkpoint.elements import Elements, itemsize_of, strided_elements
+from streamxf.checkpoint.elements import Elements, strided_elements
 from streamxf.format.extra import merged
 from streamxf.places import Storage
 from streamxf.reading import (
@@ -222,8 +222,8 @@ class FileReader(BoxReader):
         strides = self.shards[place.file].strides.get(item.name)
         source = self._files[place.file].slice(place.at, place.size)
         if strides is not None:
-            return strided_elements(source, itemsize_of(item), item.shape, strides)
-        return Elements(BareBlocks(source), 0, itemsize_of(item), chunk.shape)
+            return strided_elements(source, item.itemsize, item.shape, strides)
+        return Elements(BareBlocks(source), 0, item.itemsize, chunk.shape)
 
     @property
     def nesting(self) -> dict[str, Any]:

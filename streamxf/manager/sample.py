@@ -9,8 +9,8 @@ from functools import partial
 from itertools import accumulate
 
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.checkpoint.reading import run_jobs
 from streamxf.errors import located
+from streamxf.pipeline import run_jobs
 from streamxf.reading import TensorItem
 
 BLOCKS = 24

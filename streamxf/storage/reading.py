@@ -22,7 +22,7 @@ from typing_extensions import Buffer
 
 from streamxf.buffers import Scratch
 from streamxf.engine import ForkLock
-from streamxf.errors import ContainerError, ReplacedError, UnsupportedError
+from streamxf.errors import ContainerError, NotFetchedError, ReplacedError
 from streamxf.storage.fetch import FetchedFile
 from streamxf.storage.fetch import Span as Span
 
@@ -228,10 +228,6 @@ class Counted(_Observed):
         return done
 
 
-class NotFetched(UnsupportedError):
-    """A pointer stands in place of the file, of which nothing is known."""
-
-
 @dataclass
 class StoredFile:
     """A file that is open for reading.
@@ -251,7 +247,7 @@ class StoredFile:
     def __post_init__(self) -> None:
         if self.size in _POINTER_BYTES and self.read(0, _POINTER_HEAD).startswith(_POINTERS):
             text = "a Git LFS pointer stands in place of the file: run `git lfs pull` in the repository"
-            raise NotFetched(text, file=self.name)
+            raise NotFetchedError(text, file=self.name)
 
     def through(self, access: PositionalFile) -> StoredFile:
         """The same open file, read through `access`."""

@@ -18,7 +18,6 @@ from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import CodecError, ContainerError, IdentityError, StreamxfError
 from streamxf.format.container import Footer, Table, check_stored, lone_block, tail_size
 from streamxf.format.header import Header, Kind, header_size
-from streamxf.format.items import elements_size
 from streamxf.format.limits import FOOTER_BYTES, HEADER_FIXED_BYTES
 from streamxf.keys.envelope import DataKey
 from streamxf.registry import CodecRegistry, Provider
@@ -69,8 +68,7 @@ def read_tail(source: FileSlice, header: Header, check_size: CheckSize | None = 
 def _tensor_size(header: Header) -> int | None:
     """The bytes of a tensor's elements; None for another stream, whose size the header does not give."""
     identity = header.identity
-    is_tensor = identity is not None and identity.kind is Kind.TENSOR
-    return elements_size(identity.dtype, identity.shape) if identity is not None and is_tensor else None
+    return identity.size if identity is not None and identity.kind is Kind.TENSOR else None
 
 
 class BlockReader(Blocks):

@@ -7,7 +7,7 @@ once, and blocks are followed in vain only so far.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from streamxf.errors import ContainerError
 from streamxf.format.container import Block, ContainerParser, End, Event, Footer, NeedData, entry_size
@@ -23,23 +23,16 @@ _IN_VAIN = 16  # times the file that may be read of blocks that lead nowhere
 _IN_VAIN_FREE = 64 * 2**20  # bytes that may be in any case
 
 
-@dataclass(frozen=True)
-class Found:
-    """A container whose header is intact; nothing else of it was checked.
+class Found(NamedTuple):
+    """A container whose header is intact, of which nothing else was checked; or what is none, which has no `header`.
 
     - `sure`: whether it is known to end there. If not, other containers may have stood in that place, too.
     """
 
     at: int
     size: int
-    header: Header
-    sure: bool
-
-
-@dataclass(frozen=True)
-class Gap:
-    at: int
-    size: int
+    header: Header | None = None
+    sure: bool = False
 
 
 def walk(source: FileSlice, parser: ContainerParser, at: int = 0) -> Iterator[Event]:
@@ -71,7 +64,7 @@ class Scan:
         self._in_vain = _IN_VAIN * source.length + _IN_VAIN_FREE
         self._window, self._window_at = b"", 0
 
-    def __iter__(self) -> Iterator[Found | Gap]:
+    def __iter__(self) -> Iterator[Found]:
         at, size = 0, self._source.length
         while at < size:
             self._look_at(at)
@@ -79,7 +72,7 @@ class Scan:
             header = self._header(self._window[start : start + MAX_HEADER])
             if header is None:
                 end = self._next(at + 1)
-                yield Gap(at, end - at)
+                yield Found(at, end - at)
             else:
                 known = self._end(at, header)
                 end, sure = known if known is not None else self._next(at + header.size), True

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from streamxf import errors
 from streamxf.errors import StreamxfError, escaped, shorten
 from streamxf.places import Storage
-from streamxf.registry import NOT_AT_HAND
-from streamxf.storage.reading import NotFetched
 
-CALLERS = (*NOT_AT_HAND, errors.KeyMissingError, errors.KeyServiceError, errors.PolicyError, errors.WrongKeyError)
+CALLERS = *errors.NOT_AT_HAND, errors.KeyMissingError, errors.KeyServiceError, errors.PolicyError, errors.WrongKeyError
 """Errors that have nothing to do with an item: the caller can mend them, and then all items can be read."""
+
+UNKNOWN_RANKS = "how many ranks there were, each with its own metadata, and whether all are of one save"
+"""The check that needs the ids of the saves, where each rank has its own metadata."""
 
 _TEXT = 600  # characters of a message, which may quote a damaged file
 
@@ -21,7 +22,7 @@ _TEXT = 600  # characters of a message, which may quote a damaged file
 def is_unread(error: BaseException) -> bool:
     """Whether a storage failed, or has a pointer alone, which says nothing of contents; a bad sector's are lost."""
     lost = errors.is_damage(error) or getattr(error, "errno", None) == errno.EIO
-    return isinstance(error, OSError | errors.ForeignError | NotFetched) and not lost
+    return isinstance(error, OSError | errors.ForeignError | errors.NotFetchedError) and not lost
 
 
 @dataclass(frozen=True)

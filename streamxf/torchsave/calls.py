@@ -17,15 +17,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from streamxf.format.items import ITEMSIZES, WITHOUT_ELEMENTS, is_dtype_name
+from streamxf.format.items import DTYPES, ITEMSIZES, is_dtype_name
 from streamxf.format.limits import MAX_INT, MAX_NDIM
 from streamxf.lazy import numpy as np
 from streamxf.lazy import torch
 from streamxf.torchsave.archive import NotSavedByTorch
 from streamxf.torchsave.unpickler import Foreign, Name, Size, StandIn, Unpickler, may_have
 
-_OF_OTHERS = {name: {"bits16": 2, "qint32": 4, "bcomplex32": 4}.get(name, 1) for name in WITHOUT_ELEMENTS}
-_DTYPES = {f"torch.{name}": size for name, size in (ITEMSIZES | _OF_OTHERS).items()}
+_DTYPES = {f"torch.{name}": math.ceil(width) for name, width in DTYPES.items()}
 STORAGES = {
     "torch.DoubleStorage": "float64",
     "torch.FloatStorage": "float32",

@@ -113,6 +113,13 @@ class Objects:
             )
         return tensor
 
+    def load_shard(self, file: Any, size: int, item: TensorItem, chunk: Chunk) -> torch.Tensor:
+        """The same of a shard, such as one of a subclass; MetadataError if it is not what the metadata says."""
+        file.seek(0)
+        loaded = self.load_tensor(file, size, chunk.place.size)
+        _check_same(str(loaded.dtype).removeprefix("torch."), tuple(loaded.shape), item.dtype, chunk.shape)
+        return loaded
+
     def unknown_in(self, file: Any, size: int, stored: int) -> list[str]:
         """What a tensor's file of `size` bytes needs besides what is allowed, once its records were compared with their
         CRC-32 and its pickle was followed. Raises MetadataError if it is damaged.
@@ -321,16 +328,6 @@ def find_framed(stream: Any, size: int, dtype: str, shape: tuple[int, ...]) -> F
         raise errors.MetadataError(f"the item is not what torch.save writes: {error}") from None
     start = begin + found.start if found.extent else 0  # a view without elements may begin beyond the end
     return Framed(found, start, crc if whole else 0)
-
-
-def load_framed(objects: Objects, stream: Any, size: int, item: TensorItem, chunk: Chunk) -> torch.Tensor:
-    """A shard that only torch can make, such as one of a subclass; `stream` is a seekable file of `size` bytes. Raises
-    MetadataError, PolicyError if it is not the tensor that the metadata says, or needs what is not allowed.
-    """
-    stream.seek(0)
-    loaded = objects.load_tensor(stream, size, chunk.place.size)
-    _check_same(str(loaded.dtype).removeprefix("torch."), tuple(loaded.shape), item.dtype, chunk.shape)
-    return loaded
 
 
 def _check_same(found_dtype: str, found_shape: tuple[int, ...], dtype: str, shape: tuple[int, ...]) -> None:

@@ -17,7 +17,7 @@ from streamxf.reading import BoxReader, Item, ItemPart, Progress, Share
 from streamxf.storage.opening import are_same
 from streamxf.tools.fleet import Fleet, Items
 from streamxf.wording import listed, many, size_text
-from streamxf.writing import Content, ResumableSave, RunFacts, Save, planned_bytes
+from streamxf.writing import Content, ResumableSave, RunFacts, Save
 
 _NOT_THERE = "the target has not all that workers wrote, as it is seen here, for these recipients and by this signer"
 _ADDED_UP = ("save_ids", "items", "files", "kept_files", "discarded_files", "raw_bytes", "stored_bytes", "seconds")
@@ -186,7 +186,7 @@ def _hand_out(resumable: ResumableSave, conversion: Conversion, fleet: Fleet, to
     with fleet:
         for number, parts in resumable.left.items():
             items = {name: (item,) for name, item in resumable.items_in(number).items()}
-            share = Share(resumable.save.progress, planned_bytes(parts))
+            share = Share(resumable.save.progress, sum(part.planned for part in parts))
             task = _write_in_worker, conversion.read, resumable.write_apart(number), fleet.chain
             fleet.read([conversion.reader], items, share, told.append, *task)
     resumable.find_finished([name for name, _ in told])

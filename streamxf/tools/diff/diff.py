@@ -11,8 +11,6 @@ from typing import Any, Unpack
 
 from streamxf import errors
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.checkpoint.elements import itemsize_of
-from streamxf.checkpoint.reading import BOX_BYTES
 from streamxf.formats.contents import FileReader, chosen
 from streamxf.formats.huggingface import INDEX
 from streamxf.formats.opening import is_checkpoint, open_source
@@ -25,6 +23,7 @@ from streamxf.tools.fleet import Fleet, by_tensors, is_of_machine
 from streamxf.tools.values.statistics import is_number
 from streamxf.wording import many, some
 
+BOX_BYTES = 16 * 2**20
 _TRIED = 20  # names and prefixes
 _AS_BYTES = "it was packed as bytes of its file alone: compare the files that `streamxf unpack` writes"
 
@@ -271,8 +270,8 @@ class Comparison:
         self.found.read += 1
 
     def _distance(self, item: TensorItem, beside: TensorItem, share: Share) -> Distance:
-        widest = max(itemsize_of(item), itemsize_of(beside))  # both are cut alike
-        first, second = (boxes_of(each, BOX_BYTES // widest * itemsize_of(each)) for each in (item, beside))
+        widest = max(item.itemsize, beside.itemsize)  # both are cut alike
+        first, second = (boxes_of(each, BOX_BYTES // widest * each.itemsize) for each in (item, beside))
         counter = DistanceCounter(item.dtype, beside.dtype, self._values)
         with closing(self._first.read_boxes(first)) as one, closing(self._second.read_boxes(second)) as other:
             while True:

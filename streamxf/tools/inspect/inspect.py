@@ -20,7 +20,6 @@ from streamxf.buffers import collector_paused
 from streamxf.cached import cached_property
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.errors import located
-from streamxf.format.items import ITEMSIZES, WITHOUT_ELEMENTS
 from streamxf.formats.contents import Contents, Format
 from streamxf.formats.opening import contents_of, open_source
 from streamxf.keys.envelope import Envelope, Vouchers
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
 
 LARGEST = 10
 
-_WIDTHS: dict[str, float] = {**dict.fromkeys(WITHOUT_ELEMENTS, 1), "qint32": 4, "bits16": 2, "bcomplex32": 4}
-_WIDTHS |= {"quint4x2": 0.5, "quint2x4": 0.25, **ITEMSIZES}  # several of these share a byte
 # Deeper than any model; the rest of a longer name is one piece. Without, a name of dots would exhaust the stack.
 MAX_DEPTH = 32
 _FREE_NODES, _NODES_EACH = 2**16, 2  # modules besides an item; a model's layers share most of theirs
@@ -52,7 +49,7 @@ _UNSIGNED = "The signature was not checked."
 
 def memory_of(item: TensorItem, elements: int | None = None) -> int:
     """Bytes of a tensor in memory, or of some of its elements; 0 for a dtype that is not known."""
-    return math.ceil((math.prod(item.shape) if elements is None else elements) * _WIDTHS.get(item.dtype, 0))
+    return math.ceil((math.prod(item.shape) if elements is None else elements) * item.width)
 
 
 @dataclass(slots=True)

@@ -18,7 +18,6 @@ from typing import Self
 from streamxf import errors
 from streamxf.budget import check_whole, held_bytes, most
 from streamxf.cached import cached_property
-from streamxf.checkpoint.access import UNKNOWN_RANKS
 from streamxf.checkpoint.metadata import merge_copies, no_file, no_metadata, unfinished
 from streamxf.checkpoint.opening import ItemOpener
 from streamxf.descriptor import ENCRYPT, parse_parameters
@@ -48,11 +47,10 @@ from streamxf.reading import (
     StreamReader,
     TensorItem,
     read_metadata,
-    streams_of,
 )
 from streamxf.storage.reading import Counted, OpenFiles
-from streamxf.stream.scan import Found, Gap, Scan
-from streamxf.tools.damage import Damage, is_unread
+from streamxf.stream.scan import Found, Scan
+from streamxf.tools.damage import UNKNOWN_RANKS, Damage, is_unread
 from streamxf.tools.nesting import MAX_LISTS, list_lengths
 from streamxf.tools.verify.report import WITHOUT_CRC
 from streamxf.torchsave.objects import check_records
@@ -110,7 +108,7 @@ class DamagedCheckpoint:
                     "shapes and places of the items are used as they are"
                 )
                 refused |= self._overlaps(metadata)
-                bare = sum(any(part.kind is Kind.TENSOR for part in streams_of(item)) for item in metadata.each())
+                bare = sum(any(part.kind is Kind.TENSOR for part in ItemPart.of(item)) for item in metadata.each())
                 self.unchecked += [WITHOUT_CRC[1].format(many(bare, "tensor"))] if bare else []
             for item in metadata.each():
                 found.setdefault(item.name, []).append(item)
@@ -140,7 +138,7 @@ class DamagedCheckpoint:
     def _copies(self) -> dict[Hashable, list[Copy]]:
         found: dict[Hashable, list[Copy]] = {}
         for opener in self._openers:
-            for wanted in chain.from_iterable(map(streams_of, opener.metadata.each())):
+            for wanted in chain.from_iterable(map(ItemPart.of, opener.metadata.each())):
                 found.setdefault(_key(wanted.item.name, wanted.chunk), []).append((opener, wanted))
         return found
 
@@ -397,13 +395,13 @@ class _Files:
 
     def read(self, name: str, shares: Shares) -> None:
         """Find everything in a file. Raises StreamxfError if it is encrypted, and no key opens what is left."""
-        found: list[Found | Gap] = []
+        found: list[Found] = []
         try:
             with self._storage.open(name) as opened:
                 file = opened.through(Counted(opened.access, shares.begin(name).advance))
                 size = min(file.size, most(held_bytes(file.raw, file.size), self._times))
                 if size < file.size:  # a hole has no end, and nothing in it
-                    found.append(Gap(size, file.size - size))
+                    found.append(Found(size, file.size - size))
                 whole = file.slice(0, size)
                 start = whole.read_at(0, min(size, len(CONTAINER_MAGIC)))
                 self.unknown |= bool(start.strip(b"\0")) and start != CONTAINER_MAGIC
@@ -413,12 +411,12 @@ class _Files:
                 raise
             self.gap(error, name)
         for each in found:
-            if isinstance(each, Gap) or not each.sure:
+            if not each.sure:
                 text = f"{each.size} bytes at {each.at} are damaged, and their contents are unknown"
                 self.gap(errors.MetadataError(text), name)
-            if isinstance(each, Found):
+            if each.header is not None:
                 self.containers += 1
-                self._take(name, each)
+                self._take(Place(name, each.at, each.size, ()), each.header)
 
     def items(self) -> dict[str, Item]:
         """Items out of what was found."""
@@ -436,18 +434,18 @@ class _Files:
                 made[name] = TensorItem(name, first.dtype, first.tensor_shape, tuple(sorted(chunks)))
         return made
 
-    def _take(self, file: str, found: Found) -> None:
-        identity, fragment = found.header.identity, ""
+    def _take(self, place: Place, header: Header) -> None:
+        identity, fragment = header.identity, ""
         assert identity is not None
-        if found.header.keyed:
+        if header.keyed:
             self._keys.check()
             try:
-                fragment = self._fragment(found.header, identity)
+                fragment = self._fragment(header, identity)
             except errors.AuthenticationError as error:
                 offset = identity.offset if identity.kind is not Kind.OBJECT else None
-                self.damaged.append(Damage.of(error, identity.name, self._storage.label(file), offset))
+                self.damaged.append(Damage.of(error, identity.name, self._storage.label(place.file), offset))
                 return
-        place = Place(file, found.at, found.size, _descriptors(found.header, fragment))
+        place = place._replace(descriptors=_descriptors(header, fragment))
         self._found.setdefault(identity.name, []).append((identity, place))
 
     def _fragment(self, header: Header, identity: Identity) -> str:

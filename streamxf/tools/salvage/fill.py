@@ -10,25 +10,20 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
 from streamxf import errors
 from streamxf.checkpoint.checkpoint import as_torch
-from streamxf.checkpoint.elements import Array, unsigned
-from streamxf.checkpoint.reading import run_jobs, shared_part
+from streamxf.checkpoint.elements import Array
 from streamxf.format.extra import NESTING, in_saved_order
-from streamxf.format.items import ITEMSIZES, check_limits
-from streamxf.format.limits import MAX_NDIM
 from streamxf.format.tiling import check_tiles
 from streamxf.lazy import torch
+from streamxf.pipeline import run_jobs
 from streamxf.reading import Box, Chunk, Item, ItemPart, ObjectItem, Progress, TensorItem
-from streamxf.registry import NOT_AT_HAND
 from streamxf.stream.reader import read_all
 from streamxf.tools.damage import Damage, doubt_of
 from streamxf.tools.diff.difference import same_bits
 from streamxf.tools.nesting import nested
 from streamxf.tools.salvage.damaged import Copy, DamagedCheckpoint
-from streamxf.torchsave.objects import dtype_of, load_framed
+from streamxf.torchsave.objects import dtype_of
 from streamxf.wording import ACCESS, listed, many, some
 
 if TYPE_CHECKING:
@@ -191,7 +186,8 @@ class Filler:
         """Everything is read and nothing kept: the result has an empty state dict."""
 
         def read(item: Item) -> None:
-            check_limits(item.name, item.shape if isinstance(item, TensorItem) else ())
+            if isinstance(item, TensorItem):
+                item.check_limits()
             _ = self._tensor(item) if isinstance(item, TensorItem) else self._object(item)
 
         return self._result({}, self._each(self._checkpoint.stored, read))
@@ -283,7 +279,7 @@ class Filler:
             data = self._bytes(copy, "the tensor")
             if not objects.unknown_in(io.BytesIO(data), len(data), copy[1].place.size):
                 with suppress(errors.ObjectError):
-                    load_framed(objects, io.BytesIO(data), len(data), item, chunk)
+                    objects.load_shard(io.BytesIO(data), len(data), item, chunk)
             return data
 
         return self._agreed(item, chunk, read, bytes.__eq__)
@@ -298,7 +294,7 @@ class Filler:
                 "into a state dict that is sharded as when it was saved",
             )
         data = frames[chunk.offset]
-        return load_framed(self._checkpoint.access.objects, io.BytesIO(data), len(data), item, chunk)
+        return self._checkpoint.access.objects.load_shard(io.BytesIO(data), len(data), item, chunk)
 
     def _whole(self, item: TensorItem) -> Array:
         ((whole, _),) = self._boxes(item, [((0,) * len(item.shape), item.shape)], self._budget.spend)
@@ -311,7 +307,7 @@ class Filler:
         all of them need to. `spend` is told of the memory that it takes.
         """
         shared = [
-            [(chunk, part) for chunk in item.chunks if (part := shared_part(Box(item, *box), chunk)) is not None]
+            [(chunk, part) for chunk in item.chunks if (part := Box(item, *box).shared(chunk)) is not None]
             for box in boxes
         ]
         complete = True
@@ -329,14 +325,14 @@ class Filler:
         if spend is not None:
             spend(item.size, "the tensor", item=item.name)
         empty = [chunk for chunk in item.chunks if 0 in chunk.shape]  # which are read, too: they may be damaged
-        good = [self._read(item, chunk, chunk.offset, memory_for(chunk.shape, item.dtype)) for chunk in empty]
+        good = [self._read(item, chunk, chunk.offset, memory_for(Box(item, *chunk[:2]))) for chunk in empty]
         found: list[tuple[Array, list[Cuts]]] = []
-        for (_, lengths), parts in zip(boxes, shared, strict=True):
-            box, places = memory_for(lengths, item.dtype, zero=in_part), []
+        for wanted, parts in zip(boxes, shared, strict=True):
+            box, places = memory_for(Box(item, *wanted), zero=in_part), []
             for chunk, (inside, size, at) in parts:
                 # with the ellipsis it is a view in any case
                 cuts: Cuts = (*(slice(begin, begin + length) for begin, length in zip(at, size, strict=True)), ...)
-                out = memory_for(size, item.dtype) if in_part else box[cuts]
+                out = memory_for(Box(item, at, size)) if in_part else box[cuts]
                 good.append(self._read(item, chunk, tuple(map(int.__add__, chunk.offset, inside)), out))
                 if good[-1]:
                     places.append(cuts)
@@ -353,7 +349,7 @@ class Filler:
         """Fill `out` with a shard's part from `offset` on; False if it did not verify, and `out` holds anything."""
 
         def read(copy: Copy, again: bool) -> Array:
-            into = memory_for(out.shape, item.dtype) if again else out
+            into = memory_for(Box(item, offset, out.shape)) if again else out
             blocks = self._checkpoint.stream(copy)
             try:
                 elements = copy[1].elements(blocks)
@@ -420,7 +416,7 @@ class Filler:
             raise doubt
         self._checkpoint.shares.finish()
         found = tuple(loaded)
-        classes = {cls.__name__: cls for cls in NOT_AT_HAND}
+        classes = {cls.__name__: cls for cls in errors.NOT_AT_HAND}
         missed = [entry for entry in self.damaged if entry.error in classes]
         if missed and not found:  # the caller can install it
             reasons = "; ".join(dict.fromkeys(entry.message for entry in missed))
@@ -441,13 +437,13 @@ class Filler:
         )
 
 
-def memory_for(shape: Ints, dtype: str, *, zero: bool = False) -> Array:
-    """A new array for elements of `dtype`; one of zeros takes memory only for what is written to it. Raises Opaque if
-    only torch can make such a tensor, MetadataError if no array has that shape, and MemoryError.
+def memory_for(box: Box, *, zero: bool = False) -> Array:
+    """A new array for a part of a tensor, as `Box.array`. Raises Opaque if only torch can make it, MetadataError if no
+    array has that shape, and MemoryError.
     """
-    if dtype not in ITEMSIZES or len(shape) > MAX_NDIM:
+    if not box.item.fits_numpy:
         raise Opaque
     try:
-        return (np.zeros if zero else np.empty)(shape, unsigned(ITEMSIZES[dtype]))
-    except (ValueError, OverflowError) as error:
-        raise errors.MetadataError(f"torch cannot make a tensor of {dtype} and shape {shape} here: {error}") from None
+        return box.array(zero=zero)
+    except errors.UnsupportedError as error:
+        raise errors.MetadataError(error.message) from None

@@ -16,7 +16,6 @@ from streamxf.formats.contents import MAX_RECORDS, PLAIN, SUFFIXES, Format
 from streamxf.formats.opening import format_of, no_checkpoint, open_layout
 from streamxf.places import Storage
 from streamxf.reading import Access, BareBlocks, Item, StoredFile, StreamReader, TensorItem
-from streamxf.storage.reading import NotFetched
 from streamxf.stream.container import StoredStream, read_header
 from streamxf.stream.plain import PlainParts
 from streamxf.tools.verify.reading import AnyCheck, BlockChecks, Plan, Verification, pieces_of
@@ -90,7 +89,7 @@ class FormatCheck(AnyCheck):
                 self._check(file, self.call.access, findings)
         except FileNotFoundError:
             findings.damage(errors.ContainerError("the index names this file, which is missing"))
-        except (OSError, errors.ForeignError, NotFetched) as error:
+        except (OSError, errors.ForeignError, errors.NotFetchedError) as error:
             findings.damage(error)
 
 

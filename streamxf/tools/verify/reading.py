@@ -25,10 +25,10 @@ from streamxf.reading import Access, Metadata, ObjectItem, Place, Progress, Shar
 from streamxf.storage.reading import Counted, FileSlice, PositionalFile
 from streamxf.stream.container import StoredStream
 from streamxf.stream.reader import MemoryBlocks, StreamReader
-from streamxf.stream.scan import Found, Scan, walk
+from streamxf.stream.scan import Scan, walk
 from streamxf.tools.fleet import TASK_BYTES, Fleet, Terms, worker_name
 from streamxf.tools.verify.report import KEYED, TRANSFORMED, UNBOUND, WITHOUT_CRC, Findings, Notes, opaque
-from streamxf.torchsave.objects import check_records, find_framed, load_framed
+from streamxf.torchsave.objects import check_records, find_framed
 from streamxf.wording import many, some
 
 _STEP = 2**20
@@ -407,7 +407,7 @@ class FileCheck(AnyCheck):
                     skipped[opaque(some(unknown))] += 1
                     return
                 opener.budget.renewed().spend(blocks.size, "the tensor, which torch has to load whole,")
-                load_framed(objects, stream, blocks.size, item, chunk)
+                objects.load_shard(stream, blocks.size, item, chunk)
         except errors.ObjectError as error:
             skipped[opaque(f"code that fails: {shorten(error.message, 200)}")] += 1
         except (errors.StreamxfError, OSError) as error:
@@ -418,10 +418,10 @@ class FileCheck(AnyCheck):
     def _scan(self, file: StoredFile) -> None:
         findings = self.findings
         for found in Scan(file.slice(0, file.size)):
-            if isinstance(found, Found):
+            if (header := found.header) is not None:
                 findings.items += 1
                 findings.bytes_read += found.size
-                header, identity = found.header, found.header.identity
+                identity = header.identity
                 notes = Notes(findings, f"(at byte {found.at})")
                 if identity is not None:
                     notes = Notes(findings, identity.name, identity.offset)

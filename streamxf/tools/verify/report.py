@@ -10,7 +10,6 @@ from typing import Any
 
 from streamxf import errors
 from streamxf.checkpoint.metadata import resumable
-from streamxf.registry import NOT_AT_HAND
 from streamxf.tools.damage import Damage
 from streamxf.wording import ACCESS, OLD, listed, many, printable, size_text
 
@@ -174,7 +173,7 @@ class Notes:
         """
         if errors.is_exhausted(error) or isinstance(error, errors.AbortedError):
             raise error
-        if isinstance(error, NOT_AT_HAND):
+        if isinstance(error, errors.NOT_AT_HAND):
             self.findings.missing.append(error)
             return
         if isinstance(error, errors.KeyMissingError | errors.WrongKeyError | errors.KeyServiceError):

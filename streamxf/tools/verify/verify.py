@@ -16,7 +16,6 @@ from typing import Any, Unpack
 
 from streamxf import errors
 from streamxf.buffers import collector_paused
-from streamxf.checkpoint.access import UNKNOWN_RANKS
 from streamxf.checkpoint.metadata import unfinished
 from streamxf.checkpoint.publish import HOUR, under_way
 from streamxf.engine import side_by_side
@@ -27,11 +26,9 @@ from streamxf.formats import huggingface
 from streamxf.formats.contents import Format
 from streamxf.formats.opening import is_checkpoint, kind_of, parts_of
 from streamxf.places import GLOBAL, Location, Storage, made_by_saves, metadata_among, open_storage, rank_of
-from streamxf.reading import Access, AccessOptions, ItemPart, Metadata, Progress, Share, read_metadata, streams_of
-from streamxf.registry import NOT_AT_HAND
-from streamxf.storage.reading import NotFetched
+from streamxf.reading import Access, AccessOptions, ItemPart, Metadata, Progress, Share, read_metadata
 from streamxf.storage.storage import LOCK
-from streamxf.tools.damage import doubt_of
+from streamxf.tools.damage import UNKNOWN_RANKS, doubt_of
 from streamxf.tools.fleet import Fleet
 from streamxf.tools.verify.others import plan_file, plan_folder
 from streamxf.tools.verify.reading import FileCheck, Plan, Verification, pieces_of
@@ -173,12 +170,12 @@ def _verify_parts(
     def noting(part: str) -> Iterator[None]:
         try:
             yield
-        except NotFetched as error:
+        except errors.NotFetchedError as error:
             file = (error.file or places[part].name).rpartition("/")[2]
             found[part] = report_of([Findings(file).damage(error)], begin)
-        except (errors.NoCheckpointError, errors.UnsupportedError, *NOT_AT_HAND) as error:
+        except (errors.NoCheckpointError, errors.UnsupportedError, *errors.NOT_AT_HAND) as error:
             found[part] = f"{part}: {error.message}"
-            missing.extend([error] if isinstance(error, NOT_AT_HAND) else [])
+            missing.extend([error] if isinstance(error, errors.NOT_AT_HAND) else [])
         except (OSError, errors.ForeignError) as error:
             above, name = places[part].parent()
             vanished = isinstance(error, FileNotFoundError) and places[part] not in given
@@ -427,7 +424,7 @@ def _plan(
 ) -> None:
     """Add the files that a metadata file speaks of to those that are to be checked."""
     files: dict[str, list[ItemPart]] = {path: [] for path in metadata.files}  # also of those that hold none
-    for wanted in chain.from_iterable(map(streams_of, metadata.each())):
+    for wanted in chain.from_iterable(map(ItemPart.of, metadata.each())):
         files.setdefault(wanted.place.file, []).append(wanted)
     for path, items in files.items():
         if path in checks:  # read once: otherwise little metadata could have the same bytes read without end

@@ -20,9 +20,9 @@ from streamxf.errors import MetadataError
 from streamxf.format import container
 from streamxf.format.limits import BLOCK_HEAD_BYTES
 from streamxf.format.table import ItemTable
+from streamxf.reading import Box, TensorItem
 from streamxf.storage.reading import FileSlice, access_to
 from streamxf.stream import scan as scanning
-from streamxf.stream.scan import Found, Scan
 from streamxf.tools.salvage import damaged as finding
 from streamxf.tools.salvage.fill import memory_for
 from tests.dcp.helpers import KEY, assert_same, data_files, full_chain, refused, rewrite_index, save, sections_of
@@ -102,7 +102,7 @@ def test_headers_whose_blocks_are_right_and_lead_nowhere(
         made = head + word + crc_of(bind + bytes(4) + word + made) + made
         made = made[: BLOCK // 2]
     data = file.read_bytes() + made
-    assert len(list(Scan(FileSlice(io.BytesIO(data)), writer_of(file)))) > 100
+    assert len(list(scanning.Scan(FileSlice(io.BytesIO(data)), writer_of(file)))) > 100
     assert read <= (scanning._IN_VAIN + 8) * len(data) + 2**20
 
 
@@ -138,10 +138,10 @@ def test_a_block_of_no_bytes_hides_no_item(checkpoint: Path, steps: list[int]) -
     assert found.lost == ("a",)
 
 
-def _scanned(file: Path) -> list[Found]:
+def _scanned(file: Path) -> list[scanning.Found]:
     with file.open("rb") as raw:
-        found = list(Scan(FileSlice(access_to(raw), 0, file.stat().st_size), writer_of(file)))
-    return [one for one in found if isinstance(one, Found)]
+        scan = scanning.Scan(FileSlice(access_to(raw), 0, file.stat().st_size), writer_of(file))
+        return [one for one in scan if one.header is not None]
 
 
 def test_files_that_may_be_left_of_metadata_are_read_one_by_one(
@@ -217,7 +217,7 @@ def test_lost_parts_of_tensors_that_are_said_to_be_huge(checkpoint: Path) -> Non
 @pytest.mark.parametrize("shape", [(2**40, 2**22), (-1,)])
 def test_a_tensor_for_which_there_is_no_room_says_its_shape(shape: tuple[int, ...]) -> None:
     with pytest.raises(MetadataError, match=re.escape(f"float32 and shape {shape}")):
-        memory_for(shape, "float32")
+        memory_for(Box(TensorItem("w", "float32", shape, ()), (0,), shape))
 
 
 def test_items_of_a_large_index_are_made_in_bands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
