@@ -28,7 +28,8 @@ from streamxf.errors import (
 )
 from streamxf.format.container import stage_limit
 from streamxf.format.limits import MAX_CODECS
-from streamxf.keys import KeyRing, KeysLike
+from streamxf.keys import KeyRing, KeysLike, SigningKey, TrustLike, VerifyKey
+from streamxf.keys.location import as_verify_key, several
 from streamxf.registry import BUILTINS, CodecRegistry, short_name
 from streamxf.report import Meter
 
@@ -108,6 +109,15 @@ class Chain:
         return chosen
 
     @classmethod
+    def with_ring(
+        cls, chain: ChainLike | None, keys: KeysLike = None, trust: TrustLike = None, allow_unsigned: bool = False
+    ) -> tuple[Chain, KeyRing]:
+        """As `chosen` and `ring`; keys are looked up once, since one may ask for a passphrase."""
+        ring = None if keys is None else KeyRing.of(keys)
+        made = cls.chosen(chain, keys=ring)
+        return made, made.ring(ring, trust, allow_unsigned)
+
+    @classmethod
     def parse(cls, text: str, *, keys: KeysLike = None, codecs: CodecRegistry | None = None) -> Chain:
         """Read the text form: ``zstd:level=3+checksum+encrypt``.
 
@@ -161,6 +171,28 @@ class Chain:
     @cached_property
     def encryption(self) -> Encrypt | None:
         return cast("Encrypt | None", next((codec for codec in self.codecs if codec.name == ENCRYPT), None))
+
+    def ring(self, keys: KeysLike = None, trust: TrustLike = None, allow_unsigned: bool = False) -> KeyRing:
+        """The keys that a job reads with: `keys`, by default the chain's that can read. Whose signatures count is up to
+        `trust`, or to a ring that has some; by default it is the chain's signer.
+        """
+        if self.encryption is None:
+            return KeyRing.of(keys, trust, allow_unsigned)
+        own = [key for key in self.encryption.recipients if key.unwraps] or None
+        ring = KeyRing.of(own if keys is None else keys)
+        if ring.trust:
+            return KeyRing.of(ring, trust, allow_unsigned)
+        trusted = self.trusted(trust)
+        if not len(ring) or not (trusted or allow_unsigned):
+            return ring  # which remembers what it has opened
+        return KeyRing([*ring], trust=trusted, allow_unsigned=allow_unsigned or ring.allow_unsigned)
+
+    def trusted(self, trust: TrustLike) -> tuple[VerifyKey, ...]:
+        """Those in `trust`, or else the chain's signer."""
+        if trust is not None:
+            return several(trust, "trust", as_verify_key)
+        signer = self.encryption.signer if self.encryption is not None else None
+        return (signer.verify_key,) if isinstance(signer, SigningKey) else ()  # a pickle leaves it out
 
     def unseal(self, stream: StreamInfo, seal: bytes | None) -> Any:
         """The state that decrypts a stream, once the seal in its header has proved to be right; None if in clear.

@@ -26,7 +26,7 @@ def install_from_environment() -> None:
     text, locations = os.environ.get(CHAIN_VARIABLE, ""), os.environ.get(KEYS_VARIABLE, "").split()
     if ignored or not (text or locations):
         return
-    from streamxf.dcp.install import install, install_for_readers, refuse
+    from streamxf.dcp.install import Installation, install
     from streamxf.errors import ParameterError, StreamxfError
     from streamxf.reading import Chain, KeyRing
 
@@ -35,7 +35,7 @@ def install_from_environment() -> None:
         keys = KeyRing.of(locations or None)
         variable = CHAIN_VARIABLE if text else KEYS_VARIABLE
         if not text:
-            install_for_readers(keys)
+            Installation.for_readers(keys)
         elif not text.strip():
             raise ParameterError("it names no codecs")
         else:
@@ -45,5 +45,5 @@ def install_from_environment() -> None:
         error.message = f"{variable} cannot be used: {error.message.replace(' in keys=', f' in {KEYS_VARIABLE}')}"
         if os.environ.get(STRICT_VARIABLE, "0") not in ("", "0"):
             raise SystemExit(f"streamxf: {error}") from None
-        refuse(error, writers=bool(text))
+        Installation.refusing(error, writers=bool(text))
         print(f"streamxf: {error}. Until it is corrected or unset, {what} is refused", file=sys.stderr)

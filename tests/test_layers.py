@@ -266,7 +266,7 @@ CORE = {
 }
 TESTS = Path(__file__).parent
 # Ceilings, which only fall; a change that brings a capability names by how much one rises, once.
-LINES = {"core": 28_326, "around": 19_297, "tests": 94_361, "C": 1_992, "JavaScript": 924}
+LINES = {"core": 28_325, "around": 19_289, "tests": 94_361, "C": 1_992, "JavaScript": 924}
 
 
 def lines_now() -> dict[str, int]:

@@ -12,12 +12,11 @@ from typing import IO, Any, Literal, Protocol, Self, TypedDict, runtime_checkabl
 import zstandard
 
 from streamxf.budget import MAX_EXPANSION, Budget
-from streamxf.chain import Chain, ChainLike
+from streamxf.chain import Chain
 from streamxf.errors import IdentityError, MetadataError, ParameterError, PolicyError, UnsupportedError
 from streamxf.format.items import Item, Path, check_name
 from streamxf.format.limits import MAX_STEP
-from streamxf.keys import KeyRing, KeysLike, SigningKey, TrustLike, VerifyKey
-from streamxf.keys.location import as_verify_key, several
+from streamxf.keys import KeyRing, KeysLike, TrustLike, VerifyKey
 from streamxf.registry import CodecRegistry
 from streamxf.torchsave.objects import Objects
 from streamxf.wording import some
@@ -214,6 +213,15 @@ class Access:
         about = codecs or CodecRegistry(), transform, objects
         return cls(ring, required, saves, *about, trust=ring.trust, renaming=renaming)
 
+    @classmethod
+    def for_chain(
+        cls, chain: Chain, keys: KeysLike = None, trust: TrustLike = None, allow_unsigned: bool = False, **options: Any
+    ) -> Self:
+        """`of` these arguments, or as `Chain.ring` has them, `under` the chain of a job, whose signer it trusts."""
+        ring = chain.ring(keys, trust, allow_unsigned)
+        made = cls.of(ring, **options).under(chain)
+        return made if ring.trust else replace(made, trust=chain.trusted(trust))
+
     def under(self, chain: Chain) -> Self:
         """The same for a job that saves through `chain`: if that encrypts, nothing else is acceptable."""
         return replace(self, refuses_plaintext=True) if chain.encryption is not None else self
@@ -256,52 +264,6 @@ class Access:
                 f"this is the save {save_id}, and {', '.join(sorted(self.expected_saves))} was expected: another "
                 "checkpoint was put in its place, or saved over it. Nothing of it was read or changed"
             )
-
-
-def chain_and_ring(
-    chain: ChainLike | None, keys: KeysLike = None, trust: TrustLike = None, allow_unsigned: bool = False
-) -> tuple[Chain, KeyRing]:
-    """As `Chain.chosen` and `ring_for`; keys are looked up once, since one may ask for a passphrase."""
-    ring = None if keys is None else KeyRing.of(keys)
-    made = Chain.chosen(chain, keys=ring)
-    return made, ring_for(made, ring, trust, allow_unsigned)
-
-
-def ring_for(chain: Chain, keys: KeysLike = None, trust: TrustLike = None, allow_unsigned: bool = False) -> KeyRing:
-    """The keys that a job reads with: `keys`, by default the chain's that can read. Whose signatures count is up to
-    `trust`, or to a ring that has some; by default it is the chain's signer.
-    """
-    encryption = chain.encryption
-    if encryption is None:
-        return KeyRing.of(keys, trust, allow_unsigned)
-    ring = KeyRing.of(keys)
-    if keys is None:
-        ring = KeyRing([key for key in encryption.recipients if key.unwraps] or None)
-    if ring.trust:
-        return KeyRing.of(ring, trust, allow_unsigned)
-    trusted = _trusted(chain, trust)
-    if not len(ring) or not (trusted or allow_unsigned):
-        return ring  # which remembers what it has opened
-    return KeyRing([*ring], trust=trusted, allow_unsigned=allow_unsigned or ring.allow_unsigned)
-
-
-def access_for(
-    chain: Chain, keys: KeysLike = None, *, trust: TrustLike = None, allow_unsigned: bool = False, **options: Any
-) -> Access:
-    """The `Access` of a job that saves through `chain`. If that encrypts, nothing unencrypted is read, whatever keys
-    there are. `keys`, `trust` and `allow_unsigned` are as in `ring_for`, `options` as in `Access.of`.
-    """
-    ring = ring_for(chain, keys, trust, allow_unsigned)
-    made = Access.of(ring, **options).under(chain)
-    return made if ring.trust else replace(made, trust=_trusted(chain, trust))
-
-
-def _trusted(chain: Chain, trust: TrustLike) -> tuple[VerifyKey, ...]:
-    """Those in `trust`, or else the chain's signer."""
-    if trust is not None:
-        return several(trust, "trust", as_verify_key)
-    signer = chain.encryption.signer if chain.encryption is not None else None
-    return (signer.verify_key,) if isinstance(signer, SigningKey) else ()  # a pickle leaves it out
 
 
 def _save_ids(given: SaveIds) -> frozenset[str] | None:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from streamxf.chain import Chain
-from streamxf.checkpoint.access import access_for
+from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.datafile import FileRecord, SavedFile, write_file
 from streamxf.checkpoint.metadata import SLIP_RANK, Metadata, read_metadata
 from streamxf.checkpoint.opening import ItemPart
@@ -60,7 +60,9 @@ class ResumableSave:
         self._job = _job_id(__version__, *facts)
         self.save = to.renew()
         self.save.place = to.storage.mount()
-        self._access = access_for(self.save.extensions.chain)  # for slips, which must be authentic where it encrypts
+        self._access = Access.for_chain(
+            self.save.extensions.chain
+        )  # for slips, which must be authentic where it encrypts
         self.finished: dict[int, SavedFile] = {}
         self.discarded = 0
 

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint import staging
 from torch.distributed.checkpoint.filesystem import FileSystemReader as ReaderOfTorch
 
 from streamxf.chain import Chain, ChainLike
-from streamxf.checkpoint.access import Access, access_for, chain_and_ring
+from streamxf.checkpoint.access import Access
 from streamxf.codec import Codec
 from streamxf.dcp.attach import attach
 from streamxf.dcp.base import StorageMixin
@@ -77,23 +77,11 @@ def install(
     """
     given = dict(reader or {})
     trust, unsigned = given.pop("trust", None), given.pop("allow_unsigned", False)
-    made, ring = chain_and_ring(chain, keys, trust, unsigned)
+    made, ring = Chain.with_ring(chain, keys, trust, unsigned)
     installation = Installation(made, ring, dict(writer or {}), given)
     if trust is None and ring.trust and not (isinstance(keys, KeyRing) and keys.trust):
         installation._attached = KeyRing([*ring], allow_unsigned=ring.allow_unsigned)
     return _put_in_force(installation)
-
-
-def install_for_readers(keys: KeysLike) -> Installation:
-    """As `install`, but what writers do is left as it is; raises the same."""
-    return _put_in_force(Installation(None, KeyRing.of(keys), {}, {}))
-
-
-def refuse(error: StreamxfError, *, writers: bool) -> None:
-    """Have each reader of torch's that is made from now on raise `error`, and with `writers` each writer, too, until
-    something is installed. Raises UnsupportedError if this torch lacks a part that is relied on.
-    """
-    _put_in_force(Installation(Chain([]) if writers else None, KeyRing.of(None), {}, {}, error))
 
 
 def _put_in_force(installation: Installation) -> Installation:
@@ -123,10 +111,9 @@ def chain_and_access(
         chain = current.chain
         if keys is None:  # trust= replaces that of the installation, which a ring would keep
             keys = [*current.keys] or None if "trust" in options else current.keys
-    ring = None if keys is None else KeyRing.of(keys)
-    made = Chain.chosen(chain, keys=ring)
+    made = Chain.chosen(chain, keys=(ring := None if keys is None else KeyRing.of(keys)))
     known = {name: options.pop(name) for name in ("trust", "allow_unsigned") if name in options}
-    access = access_for(made, options.get("keys", ring), require=options.get("require"), **known)
+    access = Access.for_chain(made, options.get("keys", ring), require=options.get("require"), **known)
     return made, access, {**options, "keys": access.keys}
 
 
@@ -171,6 +158,18 @@ class Installation:
         self._reader = reader
         self._error = error
         self._attached = keys  # a writer of `attach` cannot sign, so nobody waits there for the chain's own signer
+
+    @classmethod
+    def for_readers(cls, keys: KeysLike) -> Installation:
+        """As `install`, but what writers do is left as it is; raises the same."""
+        return _put_in_force(cls(None, KeyRing.of(keys), {}, {}))
+
+    @classmethod
+    def refusing(cls, error: StreamxfError, *, writers: bool) -> Installation:
+        """Have each reader of torch's that is made from now on raise `error`, and with `writers` each writer, too,
+        until something is installed. Raises UnsupportedError if this torch lacks a part that is relied on.
+        """
+        return _put_in_force(cls(Chain([]) if writers else None, KeyRing.of(None), {}, {}, error))
 
     def uninstall(self) -> None:
         """Undo it: torch's classes are as before, or as of an outer installation. Objects made since keep their chain.

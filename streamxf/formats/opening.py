@@ -12,7 +12,6 @@ from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.metadata import only_inside
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import ForeignError, NoCheckpointError, StreamxfError, UnsupportedError, located
-from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.formats import huggingface, torchfile
 from streamxf.formats.contents import PLAIN, SUFFIXES, Contents, FileReader, Format, sizes_of
 from streamxf.keys.envelope import Envelope, Vouchers
@@ -139,9 +138,10 @@ def is_checkpoint(storage: Storage) -> bool:
 
 def format_of(file: StoredFile, name: str) -> Format | None:
     """The format of a file, by how it begins and by its name: `PLAIN`, `TORCH` or `SAFETENSORS`; None of any other."""
-    beginning = file.read(0, min(_BEGINNING, file.size))
-    if beginning.startswith(PLAIN_MAGIC):
+    file.read_ahead(0, min(_BEGINNING, file.size))
+    if file.is_plain:
         return Format.PLAIN
+    beginning = file.read(0, min(_BEGINNING, file.size))
     if beginning.startswith(_OF_TORCH):
         return Format.TORCH
     if _OTHER_PROTOCOL.match(beginning):

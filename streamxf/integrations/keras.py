@@ -7,11 +7,10 @@ from typing import Any
 import keras
 from keras.src.saving import saving_lib  # the public functions take paths only
 
-from streamxf.checkpoint.access import chain_and_ring
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.record import numbers_in
 from streamxf.reading import ChainLike, KeysLike
-from streamxf.stream.plain import decoded, encoded, reading
+from streamxf.stream.plain import ChainFiles
 
 _FILE = "model.keras.sxf"
 
@@ -33,7 +32,7 @@ class ManagedModelCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]  #
     def __init__(self, manager: CheckpointManager, chain: ChainLike | None = None, *, keys: KeysLike = None) -> None:
         super().__init__()
         self._manager = manager
-        self._chain, self._keys = chain_and_ring(chain, keys)
+        self._files = ChainFiles(chain, keys=keys)
         self.epoch = self._step = self._saved = 0
         self._metrics: dict[str, float] = {}
 
@@ -43,8 +42,7 @@ class ManagedModelCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]  #
         """
         if (folder := self._manager.latest()) is None:
             return None
-        path = f"{folder}/{_FILE}"
-        with reading(path) as raw, decoded(raw, self._chain, self._keys, path, ()) as file:
+        with self._files.read(f"{folder}/{_FILE}", ()) as file:
             model = saving_lib.load_model(file, **options)
         self.epoch = numbers_in(str(folder))[-1]
         return model
@@ -65,7 +63,7 @@ class ManagedModelCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]  #
             self._save()
 
     def _save(self) -> None:
-        with encoded(f"{self._manager.begin(self._step)}/{_FILE}", self._chain) as (file, digest):
+        with self._files.write(f"{self._manager.begin(self._step)}/{_FILE}") as (file, digest):
             saving_lib.save_model(self.model, file)
         self._manager.commit(self._step, metrics=self._metrics, digests={_FILE: digest.hexdigest()})
         self._saved = self._step

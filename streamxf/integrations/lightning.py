@@ -10,13 +10,11 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from streamxf.checkpoint.access import chain_and_ring
 from streamxf.errors import ParameterError, StreamxfError
-from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.lazy import torch
 from streamxf.places import open_storage
 from streamxf.reading import ChainLike, KeysLike
-from streamxf.stream.plain import decoded, encoded, reading
+from streamxf.stream.plain import ChainFiles
 
 _LOADERS = (  # modules that look up torch.load's wrapper under the name pl_load
     "lightning.pytorch.core.saving",
@@ -57,7 +55,7 @@ class ChainCheckpointIO:
     """
 
     def __init__(self, chain: ChainLike | None = None, *, keys: KeysLike = None) -> None:
-        self._chain, self._keys = chain_and_ring(chain, keys)
+        self._files = ChainFiles(chain, keys=keys)
         self.saved: tuple[str, str] | None = None
         for name in packages("lightning.fabric", "lightning_fabric"):
             import_module(f"{name}.plugins.io.checkpoint_io").CheckpointIO.register(type(self))
@@ -71,7 +69,7 @@ class ChainCheckpointIO:
         """Save under `path`, a folder's file or a URL, where the whole checkpoint appears or nothing does."""
         if storage_options is not None:
             raise ParameterError("ChainCheckpointIO takes no storage_options")
-        with encoded(path, self._chain) as (file, digest):
+        with self._files.write(path) as (file, digest):
             torch.save(checkpoint, file)
         self.saved = os.fspath(path), digest.hexdigest()
 
@@ -79,7 +77,7 @@ class ChainCheckpointIO:
         self, path: str | os.PathLike[str], map_location: Any = "cpu", weights_only: bool | None = None
     ) -> Any:
         """Load what was saved under `path`; `map_location` and `weights_only` are those of ``torch.load``."""
-        with reading(path) as raw, decoded(raw, self._chain, self._keys, os.fspath(path)) as file:
+        with self._files.read(path) as file:
             return torch.load(file, map_location, weights_only=weights_only)
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
@@ -102,8 +100,8 @@ def _explain(loader: Any) -> None:
             return load(path_or_url, *args, **kwargs)
         except Exception as error:
             if isinstance(path_or_url, str | os.PathLike):
-                with suppress(OSError, StreamxfError), reading(path_or_url) as file:
-                    if file.read(len(PLAIN_MAGIC)) == PLAIN_MAGIC:
+                with suppress(OSError, StreamxfError), open_storage(path_or_url).open() as file:
+                    if file.is_plain:
                         error.add_note(
                             "ChainCheckpointIO wrote this file: give the Trainer or Fabric that plugin, and "
                             "load_from_checkpoint, which uses no plugins, streamxf.open(path, keys=...)"

@@ -14,9 +14,8 @@ from torch_checkpointing.storage.base_storage import ReadArgs, Storage, StorageC
 from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
 from typing_extensions import Buffer
 
-from streamxf.checkpoint.access import ring_for
-from streamxf.reading import Chain, ChainLike, KeyRing, KeysLike
-from streamxf.stream.plain import TORCH_SAVED, decoded
+from streamxf.reading import Chain, ChainLike, KeysLike
+from streamxf.stream.plain import ChainFiles
 from streamxf.stream.plain import open as open_plain
 
 
@@ -46,7 +45,7 @@ class ChainStorageConfig(StorageConfig):  # type: ignore[misc]  # torch_checkpoi
         self._chain = Chain.chosen(self.chain, keys=self.keys)
 
     def create_storage(self) -> Storage:
-        return ChainStorage(self.storage.create_storage(), self._chain, ring_for(self._chain, self.keys))
+        return ChainStorage(self.storage.create_storage(), ChainFiles(self._chain, keys=self.keys))
 
 
 def _passed_on(name: str) -> Any:
@@ -55,25 +54,23 @@ def _passed_on(name: str) -> Any:
 
 
 class ChainStorage(Storage):  # type: ignore[misc]
-    def __init__(self, storage: Any, chain: Chain, keys: KeyRing) -> None:
-        self._storage = storage
-        self._chain = chain
-        self._keys = keys
+    def __init__(self, storage: Any, files: ChainFiles) -> None:
+        self._storage, self._files = storage, files
 
     def stream_read(self, path: Path, read_args: ReadArgs | None = None) -> io.RawIOBase:
         # the size that the caller knows is that of what is decoded, and of an encoded file only parts are read
         args = replace(read_args or ReadArgs(), pre_read_full_file=False, known_size_bytes=None)
         raw = self._storage.stream_read(path, args)
-        begins = TORCH_SAVED if path.suffix == ".pt" else (b"",)
+        begins: Any = {} if path.suffix == ".pt" else {"begins": (b"",)}
         try:
-            return decoded(raw, self._chain, self._keys, str(path), begins, raw.close)  # type: ignore[no-any-return]
+            return self._files.reader(raw, str(path), finish=raw.close, **begins)  # type: ignore[no-any-return]
         except BaseException:
             raw.close()
             raise
 
     @contextmanager
     def stream_write(self, path: Path) -> Iterator[io.IOBase]:
-        with self._storage.stream_write(path) as raw, open_plain(raw, "wb", chain=self._chain) as file:
+        with self._storage.stream_write(path) as raw, open_plain(raw, "wb", chain=self._files.chain) as file:
             yield file
 
     def write(self, path: Path, data: Buffer) -> None:

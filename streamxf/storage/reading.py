@@ -23,6 +23,7 @@ from typing_extensions import Buffer
 from streamxf.buffers import Scratch
 from streamxf.engine import ForkLock
 from streamxf.errors import ContainerError, NotFetchedError, ReplacedError
+from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.storage.fetch import FetchedFile
 from streamxf.storage.fetch import Span as Span
 
@@ -248,6 +249,11 @@ class StoredFile:
         if self.size in _POINTER_BYTES and self.read(0, _POINTER_HEAD).startswith(_POINTERS):
             text = "a Git LFS pointer stands in place of the file: run `git lfs pull` in the repository"
             raise NotFetchedError(text, file=self.name)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether `streamxf.open` wrote it."""
+        return self.read(0, min(self.size, len(PLAIN_MAGIC))) == PLAIN_MAGIC
 
     def through(self, access: PositionalFile) -> StoredFile:
         """The same open file, read through `access`."""

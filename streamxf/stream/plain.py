@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import IO, Any, Literal, Self, cast, overload
 
 from typing_extensions import Buffer
 
-from streamxf.buffers import Writable, flat_view, write_all
+from streamxf.buffers import flat_view, write_all
 from streamxf.chain import Chain, ChainLike, StreamCoder
 from streamxf.descriptor import Descriptor
 from streamxf.errors import AbortedError, ContainerError, ParameterError, PolicyError, located
@@ -91,6 +92,7 @@ def check_signed(header: Header, vouchers: str) -> None:
 
 
 PathOrFile = Location | IO[bytes]
+_TORCH_SAVED = b"PK\x03\x04", b"\x80"  # how files of torch.save begin: those of today, and from before torch 1.6
 
 
 @overload
@@ -317,58 +319,54 @@ def _read_exactly(file: IO[bytes], size: int) -> bytes:
 # -- files of frameworks that write a checkpoint into one ----------------------------------------
 
 
-TORCH_SAVED = b"PK\x03\x04", b"\x80"
-"""How files of torch.save begin: those of today, and those from before torch 1.6."""
+class ChainFiles:
+    """Files that a program saves through a chain and reads again, such as a framework's checkpoints.
 
-
-@contextmanager
-def encoded(path: str | os.PathLike[str], chain: Chain) -> Iterator[tuple[IO[bytes], Any]]:
-    """A file to write to, and the SHA-256 of what it becomes, known at the end. The whole file is under `path` when the
-    block ends without an error, and otherwise what was there before.
+    `chain` and `keys` are as in `open`; by default the keys are those of the chain that can read. If the chain
+    encrypts, only encrypted files are read; otherwise those that were saved without a chain are, too.
     """
-    storage = open_storage(path)
-    if storage.near:
-        storage.parent()[0].make_folder(durable=False)
-    with storage.replacing() as target:
-        digested = _Digested(target)
-        with open(cast("IO[bytes]", digested), "wb", chain=chain) as file:
-            yield cast("IO[bytes]", file), digested.digest
 
+    def __init__(self, chain: ChainLike | None = None, *, keys: KeysLike = None) -> None:
+        self.chain, self.keys = Chain.with_ring(chain, keys)
 
-@contextmanager
-def reading(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """The bytes that are stored there. Raises as `Storage.open`."""
-    with open_storage(path).open() as file:
-        yield file.raw
+    @contextmanager
+    def write(self, path: str | os.PathLike[str]) -> Iterator[tuple[IO[bytes], Any]]:
+        """A file to write to, and the SHA-256 of what it becomes, known at the end. The whole file is under `path` when
+        the block ends without an error, and otherwise what was there before.
+        """
+        storage = open_storage(path)
+        if storage.near:
+            storage.parent()[0].make_folder(durable=False)
+        digest = hashlib.sha256()
 
+        def write(data: Buffer, /) -> int | None:
+            count = target.write(data)
+            digest.update(flat_view(data)[: count or 0])
+            return count
 
-def decoded(
-    raw: Any, chain: Chain, keys: KeyRing, path: str, begins: tuple[bytes, ...] = TORCH_SAVED, finish: Any = None
-) -> Any:
-    """A plain file to read from, or `raw` itself if it was saved without a chain, when it has one of these beginnings
-    and `chain` does not encrypt. `finish` as in `read_file`. Raises as `streamxf.open`; errors name `path`.
-    """
-    with located(file=path):
-        begin = raw.read(len(PLAIN_MAGIC))
-        raw.seek(0)
-        encrypts = chain.encryption is not None
-        if begin == PLAIN_MAGIC:
-            return read_file(raw, keys, CodecRegistry(), finish, path, encrypted=encrypts)
-        if encrypts:
-            raise unencrypted()
-        if not begin.startswith(begins):
-            raise ContainerError("the file begins neither as with a chain nor as without one: it was damaged")
-    return raw
+        digested = cast("IO[bytes]", SimpleNamespace(write=write))
+        with storage.replacing() as target, open(digested, "wb", chain=self.chain) as file:
+            yield cast("IO[bytes]", file), digest
 
+    @contextmanager
+    def read(self, path: str | os.PathLike[str], begins: tuple[bytes, ...] = _TORCH_SAVED) -> Iterator[Any]:
+        """The file under `path`, as `reader` gives it."""
+        with open_storage(path).open() as file, self.reader(file.raw, os.fspath(path), begins) as opened:
+            yield opened
 
-class _Digested:
-    """Passes on what is written, and computes its SHA-256."""
-
-    def __init__(self, raw: Writable) -> None:
-        self._raw = raw
-        self.digest = hashlib.sha256()
-
-    def write(self, data: Buffer, /) -> int | None:
-        count = self._raw.write(data)
-        self.digest.update(flat_view(data)[: count or 0])
-        return count
+    def reader(self, raw: Any, name: str, begins: tuple[bytes, ...] = _TORCH_SAVED, finish: Any = None) -> Any:
+        """A file to read from, or `raw` itself if it was saved without a chain, when it has one of these beginnings, by
+        default those of ``torch.save``, and the chain does not encrypt. Closed, it calls `finish`. Raises as `open`;
+        errors have the `name`.
+        """
+        with located(file=name):
+            begin = raw.read(len(PLAIN_MAGIC))
+            raw.seek(0)
+            encrypts = self.chain.encryption is not None
+            if begin == PLAIN_MAGIC:
+                return read_file(raw, self.keys, CodecRegistry(), finish, name, encrypted=encrypts)
+            if encrypts:
+                raise unencrypted()
+            if not begin.startswith(begins):
+                raise ContainerError("the file begins neither as with a chain nor as without one: it was damaged")
+        return raw

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter as WriterOf
 
 from streamxf import Checksum, Encrypt, Key, PrivateKey, Registry, SigningKey, ZStandard
 from streamxf.chain import Chain
-from streamxf.checkpoint.access import Access, access_for, chain_and_ring, ring_for
+from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.dcp.writer import FileSystemWriter
 from streamxf.errors import KeyMissingError, ParameterError, PolicyError
@@ -38,7 +38,7 @@ def saved_by_torch(folder: Path) -> Storage:
 
 
 def test_a_job_that_only_encrypts_gets_no_plaintext(tmp_path: Path):
-    access = access_for(PUBLIC_ONLY)
+    access = Access.for_chain(PUBLIC_ONLY)
     assert not len(access.keys)
     for storage in (saved(tmp_path / "plain", [ZStandard()]), saved_by_torch(tmp_path / "stock")):
         for listing in (False, True):
@@ -49,7 +49,7 @@ def test_a_job_that_only_encrypts_gets_no_plaintext(tmp_path: Path):
 
 
 def test_the_way_out_is_another_access(tmp_path: Path):
-    access = replace(access_for(Chain([Encrypt(KEY)])), refuses_plaintext=False, require=None)
+    access = replace(Access.for_chain(Chain([Encrypt(KEY)])), refuses_plaintext=False, require=None)
     for storage in (saved(tmp_path / "plain", []), saved_by_torch(tmp_path / "stock")):
         with Checkpoint.at(storage, access) as checkpoint:
             assert checkpoint["weight"].read()[8] == 8
@@ -59,36 +59,36 @@ def test_the_way_out_is_another_access(tmp_path: Path):
 
 
 def test_a_chain_without_encrypt_refuses_nothing(tmp_path: Path):
-    access = access_for(Chain([Checksum()]))
+    access = Access.for_chain(Chain([Checksum()]))
     assert (access.require, access.refuses_plaintext, access.trust) == (None, False, ())
     with Checkpoint.at(saved_by_torch(tmp_path), access) as checkpoint:
         assert checkpoint["weight"].read()[8] == 8
 
 
 def test_the_keys_are_those_of_the_chain_that_read():
-    assert [*ring_for(Chain([Encrypt([KEY, PAIR.public])]))] == [KEY]
-    assert [*ring_for(Chain([Encrypt([KEY, PAIR.public])]), OTHER)] == [OTHER]
-    assert not len(ring_for(PUBLIC_ONLY))
-    assert not len(ring_for(Chain([Checksum()])))
+    assert [*Chain([Encrypt([KEY, PAIR.public])]).ring()] == [KEY]
+    assert [*Chain([Encrypt([KEY, PAIR.public])]).ring(OTHER)] == [OTHER]
+    assert not len(PUBLIC_ONLY.ring())
+    assert not len(Chain([Checksum()]).ring())
 
 
 def test_trust_comes_from_the_signer_unless_it_is_given():
     for chain in (PUBLIC_ONLY, Chain([Encrypt([KEY, PAIR.public], signer=SIGNER)])):
         for keys in (None, KEY, KeyRing(KEY)):
-            assert access_for(chain, keys).trust == (SIGNER.verify_key,)
-            assert access_for(chain, keys, trust=STRANGER.verify_key).trust == (STRANGER.verify_key,)
+            assert Access.for_chain(chain, keys).trust == (SIGNER.verify_key,)
+            assert Access.for_chain(chain, keys, trust=STRANGER.verify_key).trust == (STRANGER.verify_key,)
         ring = KeyRing(KEY, trust=STRANGER.verify_key)
-        assert access_for(chain, ring).keys is ring
-        assert access_for(chain, ring).trust == (STRANGER.verify_key,)
+        assert Access.for_chain(chain, ring).keys is ring
+        assert Access.for_chain(chain, ring).trust == (STRANGER.verify_key,)
         with refused(ParameterError, "pass trust="):
-            access_for(chain, ring, trust=SIGNER.verify_key)
-    assert access_for(Chain([Encrypt(KEY)])).trust == ()
+            Access.for_chain(chain, ring, trust=SIGNER.verify_key)
+    assert Access.for_chain(Chain([Encrypt(KEY)])).trust == ()
 
 
 @pytest.mark.parametrize("allowed", [False, True])
 def test_an_unsigned_checkpoint_takes_leave(tmp_path: Path, allowed: bool):
     storage = saved(tmp_path, [Encrypt(KEY)])
-    access = access_for(Chain([Encrypt(KEY, signer=SIGNER)]), allow_unsigned=allowed)
+    access = Access.for_chain(Chain([Encrypt(KEY, signer=SIGNER)]), allow_unsigned=allowed)
     if allowed:
         Checkpoint.at(storage, access).close()
         return
@@ -107,7 +107,7 @@ def test_keys_are_looked_up_once(monkeypatch: pytest.MonkeyPatch):
     as_provider = rings.as_provider
     monkeypatch.setattr(rings, "as_provider", counted)
     monkeypatch.setenv("ACCESS_KEY", bytes(range(32)).hex())
-    chain, ring = chain_and_ring("zstd+encrypt", "env:ACCESS_KEY")
+    chain, ring = Chain.with_ring("zstd+encrypt", "env:ACCESS_KEY")
     assert (chain.encryption.key_ids, [*ring]) == ((KEY.id,), [KEY])
     assert asked.count("env:ACCESS_KEY") == 1
 

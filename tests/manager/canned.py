@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
 from streamxf.chain import Chain
-from streamxf.checkpoint.access import Access, access_for
+from streamxf.checkpoint.access import Access
 from streamxf.format.index import Index
 from streamxf.format.names import GLOBAL
 from streamxf.format.run import RunFacts
@@ -33,7 +33,7 @@ class Keying:
 
     @functools.cached_property
     def access(self) -> Access:
-        return Access() if self.encrypt is None else access_for(Chain.of([self.encrypt]))
+        return Access() if self.encrypt is None else Access.for_chain(Chain.of([self.encrypt]))
 
     @property
     def strict(self) -> bool:

@@ -17,7 +17,7 @@ from streamxf.integrations.lightning import ChainCheckpointIO
 from streamxf.storage.files import NotRegular, create, open_regular, resolve_target
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import open_storage
-from streamxf.stream.plain import reading
+from streamxf.stream.plain import ChainFiles
 
 # Where the name is the system's, the package's own, or was just made; and streamxf.open, which is given a file by name
 # and may be given a pipe.
@@ -49,7 +49,7 @@ def test_no_path_is_resolved_by_its_text() -> None:
 def test_a_plain_file_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", f"file://{tmp_path}/pipe"):
-        with pytest.raises(MetadataError, match="not a regular file"), reading(path):
+        with pytest.raises(MetadataError, match="not a regular file"), ChainFiles().read(path):
             """It is not opened."""
         with pytest.raises(MetadataError, match="not a regular file"):
             ChainCheckpointIO("floatzip").load_checkpoint(path)
