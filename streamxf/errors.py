@@ -271,6 +271,10 @@ class AbortedError(StreamxfError):
     """A stream was used after it failed, was aborted, or crossed a fork."""
 
 
+class ReplacedMeanwhile(Exception):
+    """Another process has put, replaced or removed a file since its stamp was taken. Nothing was changed."""
+
+
 class ForeignError(StreamxfError):
     """An error of another package, say a storage's, that cannot be sent to other ranks; with its class and text."""
 

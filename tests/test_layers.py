@@ -151,8 +151,8 @@ def test_no_path_in_a_store_is_expanded(path: Path):
     assert expanding_calls(path) == {name for place, name in MAY_EXPAND if place == path}
 
 
-# A folder of weights that is replaced as a whole, and the recipients of a plain file, are local by nature.
-ASK_FOR_A_CLASS = {Path("tools/convert/unpack.py"), Path("tools/rekey/holders.py")}
+# The recipients of a plain file are local by nature.
+ASK_FOR_A_CLASS = {Path("tools/rekey/holders.py")}
 
 
 def test_storages_are_asked_what_they_can_and_not_which_they_are():
@@ -266,7 +266,7 @@ CORE = {
 }
 TESTS = Path(__file__).parent
 # Ceilings, which only fall; a change that brings a capability names by how much one rises, once.
-LINES = {"core": 28_325, "around": 19_289, "tests": 94_361, "C": 1_992, "JavaScript": 924}
+LINES = {"core": 28_321, "around": 19_288, "tests": 94_360, "C": 1_992, "JavaScript": 924}
 
 
 def lines_now() -> dict[str, int]:

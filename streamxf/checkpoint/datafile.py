@@ -12,7 +12,7 @@ from typing import IO, NamedTuple
 
 from typing_extensions import Buffer
 
-from streamxf.buffers import collector_paused, flat_view, write_all
+from streamxf.buffers import SyncedFile, collector_paused, flat_view, write_all
 from streamxf.checkpoint.saving import Entry, Save
 from streamxf.checkpoint.sources import Content
 from streamxf.engine import side_by_side
@@ -23,7 +23,6 @@ from streamxf.format.items import Chunk, Place
 from streamxf.pipeline import SinkPipeline
 from streamxf.progress import Share
 from streamxf.storage.disk import Mount
-from streamxf.storage.files import SyncedFile
 from streamxf.stream.encoder import ContainerEncoder, Encoded, MemorySource
 from streamxf.torchsave.writing import prefix_of, suffix_of
 

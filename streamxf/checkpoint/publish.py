@@ -19,7 +19,7 @@ from streamxf.checkpoint.datafile import FileRecord
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.pickled import pickled
 from streamxf.checkpoint.saving import Extensions, Save, check_may_replace
-from streamxf.errors import AbortedError, ChainError, ContainerError, StreamxfError, UnsupportedError
+from streamxf.errors import AbortedError, ChainError, ContainerError, ReplacedMeanwhile, StreamxfError, UnsupportedError
 from streamxf.format.index import File, Index
 from streamxf.format.items import Chunk, Item, ObjectItem
 from streamxf.format.limits import NO_PICKLE, WRAPPED_KEY_BYTES
@@ -29,7 +29,6 @@ from streamxf.format.table import ItemTable
 from streamxf.format.tiling import NotTiled
 from streamxf.format.trailer import Sections, pack, pack_keys, slices
 from streamxf.keys.envelope import DataKey
-from streamxf.storage.conditions import ReplacedMeanwhile
 from streamxf.storage.lock import locked
 from streamxf.storage.storage import LOCK, Storage
 from streamxf.version import __version__

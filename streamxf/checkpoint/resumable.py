@@ -21,7 +21,7 @@ from streamxf.checkpoint.datafile import FileRecord, SavedFile, write_file
 from streamxf.checkpoint.metadata import SLIP_RANK, Metadata, read_metadata
 from streamxf.checkpoint.opening import ItemPart
 from streamxf.checkpoint.publish import assemble, placed, publish
-from streamxf.checkpoint.saving import Extensions, Save, check_space
+from streamxf.checkpoint.saving import Extensions, Save
 from streamxf.checkpoint.sources import Content
 from streamxf.errors import KeyMissingError, ParameterError, StreamxfError
 from streamxf.format.items import Chunk, Item, TensorItem
@@ -111,7 +111,7 @@ class ResumableSave:
     def plan(self) -> int:
         """How many bytes of elements are to be written. Raises NoSpaceError if they surely cannot fit."""
         planned = sum(part.planned for parts in self.left.values() for part in parts)
-        check_space(self.save.storage, self.save.extensions, planned, lambda: planned)
+        self.save.check_space(planned)
         return planned
 
     def write(self, number: int, read: Read) -> None:

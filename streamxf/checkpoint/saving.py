@@ -213,6 +213,10 @@ class Save:
         """Another save to the same place, with an id and data key of its own."""
         return replace(self, extensions=self.extensions.renew(), writer_id=os.urandom(WRITER_ID_BYTES))
 
+    def check_space(self, planned: int) -> None:
+        """Raise NoSpaceError if so many bytes surely cannot fit."""
+        check_space(self.storage, self.extensions, planned)
+
     def enter(self, *, links: bool = True) -> Storage:
         """Hold a local folder open, whatever is put in its place; AbortedError for a link that is not followed."""
         self.storage = self.storage.hold(links=links)
@@ -365,11 +369,11 @@ Shared = tuple[int, int, int]
 
 
 def check_space(
-    storage: Storage, extensions: Extensions, planned: int, exact: Callable[[], int], shared: Shared = (0, 0, 0)
+    storage: Storage, extensions: Extensions, planned: int, exact: Any = None, shared: Shared = (0, 0, 0)
 ) -> None:
     """Raise NoSpaceError if tensors of `planned` bytes surely cannot fit, in a chain that cannot shrink them.
 
-    - `exact`: how many of these surely take their bytes; asked only where it matters.
+    - `exact`: gives how many of these surely take their bytes, if not all; asked only where it matters.
     - `shared`: the bytes that several ranks plan for one file system, what was free there before, and their number.
     """
     volume, (total, free, ranks) = storage.volume(), shared
@@ -378,7 +382,7 @@ def check_space(
     makes_less = not volume.plain and all(codec.role != "encryption" for codec in extensions.chain)
     if makes_less or (planned <= volume.free and total <= free):
         return
-    size = exact()
+    size = planned if exact is None else exact()
     together = total > free and size == planned
     size, free = (total, free) if together else (size, volume.free)
     if size > free:

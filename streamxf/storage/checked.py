@@ -9,8 +9,7 @@ from dataclasses import replace
 from functools import wraps
 from typing import IO, Any, cast
 
-from streamxf.errors import ForeignError, StreamxfError, hide_passwords, text_of
-from streamxf.storage.conditions import ReplacedMeanwhile
+from streamxf.errors import ForeignError, ReplacedMeanwhile, StreamxfError, hide_passwords, text_of
 from streamxf.storage.reading import PositionalFile, StoredFile
 
 

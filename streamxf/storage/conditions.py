@@ -8,17 +8,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from streamxf.errors import escaped
+from streamxf.errors import ReplacedMeanwhile, escaped
 from streamxf.storage.fetch import is_asynchronous, make_request, status_of
 from streamxf.storage.files import draft_of
 
 ABSENT = ""  # the stamp of an object that is not there
 
 _log = logging.getLogger(__name__)
-
-
-class ReplacedMeanwhile(Exception):
-    """Another process has put, replaced or removed the object since its stamp was taken. Nothing was changed."""
 
 
 class S3Conditions:

@@ -5,7 +5,6 @@ literal names, and no link is followed, whatever is swapped meanwhile: `open_reg
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import io
 import os
@@ -15,12 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from typing_extensions import Buffer
 
 from streamxf.budget import allocated_bytes, held_bytes
-from streamxf.buffers import flat_view, write_all
+from streamxf.buffers import SyncedFile, flat_view, write_all
 from streamxf.errors import ParameterError, add_note
 
 MOST = 1_000_000  # names; no checkpoint has as many files
@@ -38,13 +36,6 @@ NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOL
 _NOT_WAITING = os.O_NOCTTY | os.O_NONBLOCK
 
 _GATHERED = 64 * 1024  # bytes of small pieces that are written at once
-_SYNC_STEP = 4 * 2**20  # bytes after which the disk is given work; from 1 to 16 MiB saves take as long
-_WRITE = 2  # SYNC_FILE_RANGE_WRITE: begin to write, and wait for nothing
-
-_begin: Any = None
-with suppress(AttributeError, OSError, TypeError):  # it is Linux's own
-    _begin = ctypes.CDLL(None).sync_file_range
-    _begin.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
 # Some network file systems cannot sync a folder, or do not let it be opened: then its names are as durable as
 # the file system makes them by itself. Anything else, EIO above all, is an error.
@@ -181,9 +172,7 @@ def held_at(path: str) -> int:
 
 
 def resolve_target(path: str | os.PathLike[str]) -> Path:
-    """Where something at `path` is replaced: what a link leads to. Raises FileExistsError if that is not there, since
-    whoever made the link would choose where a new file comes to be.
-    """
+    """Where something at `path` is replaced: what a link leads to; as `Storage.resolved`."""
     if os.path.islink(path) and not os.path.exists(path):
         raise FileExistsError(errno.EEXIST, TO_NOTHING, os.fspath(path))
     return Path(os.path.realpath(path))  # absolute, so that the folder may change meanwhile
@@ -232,42 +221,6 @@ class GatheringFile:
 
     def fileno(self) -> int:
         return self._raw.fileno()
-
-
-class SyncedFile:
-    """Writes to `raw` from its start to its end, and syncs it: it is to be on the disk when it is done, and goes there
-    while it is being written. Left to itself, the kernel keeps in memory what was written until the sync at the end,
-    which then waits for all of it: a third of a save, for which the disk had done nothing.
-
-    `raw` may be a file without a descriptor, such as an object store's, whose closing stores it.
-    """
-
-    def __init__(self, raw: Any) -> None:
-        self._raw = raw
-        self._written = 0
-        self._begun = 0
-
-    def write(self, data: Buffer, /) -> int | None:
-        count: int | None = self._raw.write(data)
-        self._written += count or 0
-        if self._written - self._begun >= _SYNC_STEP:
-            if _begin is not None and (descriptor := self._descriptor()) is not None:
-                # Its result does not matter: a file system that cannot do it loses nothing, and what the disk could
-                # not take is reported by the sync.
-                _begin(descriptor, self._begun, self._written - self._begun, _WRITE)
-            self._begun = self._written
-        return count
-
-    def sync(self) -> None:
-        """Wait until the system has everything, and the disk; raises OSError for whatever they did not take."""
-        self._raw.flush()
-        if (descriptor := self._descriptor()) is not None:
-            os.fsync(descriptor)
-
-    def _descriptor(self) -> int | None:
-        with suppress(io.UnsupportedOperation, AttributeError):
-            return int(self._raw.fileno())
-        return None
 
 
 class Draft(AbstractContextManager[SyncedFile]):

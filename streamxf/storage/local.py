@@ -19,7 +19,7 @@ from streamxf.storage import disk, files
 from streamxf.storage.abilities import MOUNTS, UNKNOWN_FUSE, UNKNOWN_MOUNT, Abilities
 from streamxf.storage.disk import Mount, Volume
 from streamxf.storage.lock import acquire, is_still, try_lock_file
-from streamxf.storage.reading import StoredFile, access_to, size_of
+from streamxf.storage.reading import StoredFile, size_of
 from streamxf.storage.storage import LOCK, NOT_REGULAR, Storage, StorageEntry
 
 _SPECIAL = frozenset({errno.ELOOP, errno.EMLINK, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.EINVAL})
@@ -70,8 +70,9 @@ class LocalStorage(Storage, raises_only_known=True):
     def real(self, name: str = "") -> str:
         return os.path.realpath(self.path_of(name))
 
-    def resolved(self) -> Storage:
-        return self._at(self.real(), self.real())
+    def resolved(self, *, to_replace: bool = False) -> Storage:
+        path = str(files.resolve_target(self.path)) if to_replace else self.real()
+        return self._at(path, path)
 
     def _at(self, location: str, path: str, folder: int | None = None) -> LocalStorage:
         made = LocalStorage(path, location, folder)
@@ -190,7 +191,7 @@ class LocalStorage(Storage, raises_only_known=True):
         with self._opened(name) as raw:
             if (size := size_of(raw)) is None:
                 raise self._no_size(name)
-            yield StoredFile(self.label(name), size, raw, access_to(raw))
+            yield StoredFile(self.label(name), size, raw)
 
     def read(self, path: str, start: int, stop: int) -> bytes:
         """Looked at first, since to open a device may do something; and again, since it may be another one by then."""

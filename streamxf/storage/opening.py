@@ -88,13 +88,3 @@ def storage_over(filesystem: Any, path: str, location: str) -> Storage:
             return LocalStorage(str(place), location)
     remote = RemoteStorage(path, filesystem, location)
     return WebStorage(path, filesystem, location) if remote.protocol in ("http", "https") else remote
-
-
-def are_same(first: Location, second: Location) -> bool:
-    """Whether two places are known to be the same."""
-    places = (each.real() if isinstance(each, Storage) else os.fspath(each) for each in (first, second))
-    one, other = (each.removeprefix("file://") for each in places)
-    try:
-        return os.path.samefile(one, other)
-    except OSError:  # one of them is not there, or a URL
-        return one.rstrip("/") == other.rstrip("/")

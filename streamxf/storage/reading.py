@@ -241,11 +241,12 @@ class StoredFile:
     name: str
     size: int
     raw: IO[bytes]
-    access: PositionalFile
+    access: PositionalFile = None  # type: ignore[assignment]
     fetched: FetchedFile | None = None
     _ahead: tuple[int, bytes] = (0, b"")
 
     def __post_init__(self) -> None:
+        self.access = self.access or access_to(self.raw)
         if self.size in _POINTER_BYTES and self.read(0, _POINTER_HEAD).startswith(_POINTERS):
             text = "a Git LFS pointer stands in place of the file: run `git lfs pull` in the repository"
             raise NotFetchedError(text, file=self.name)

@@ -23,7 +23,7 @@ from streamxf.storage.conditions import can_condition, put_over, stamp_of, tried
 from streamxf.storage.fetch import answers, is_asynchronous, part_of, start_request
 from streamxf.storage.files import check_component, draft_of, drop_draft_after
 from streamxf.storage.multipart import PendingUpload, creating, pending_uploads
-from streamxf.storage.reading import StoredFile, access_to, size_of
+from streamxf.storage.reading import StoredFile, size_of
 from streamxf.storage.storage import Check, Kind, Storage, StorageEntry
 
 _SFTP = frozenset({"sftp", "ssh"})  # they rename in one step, by the extension posix-rename@openssh.com
@@ -181,7 +181,7 @@ class RemoteStorage(Storage):
             if size is None and (size := self.info(name).size) is None:
                 raise self._no_size(name)
             if not self._fetches:
-                yield StoredFile(self.label(name), size, raw, access_to(raw))
+                yield StoredFile(self.label(name), size, raw)
                 return
             requests = fetch.requests_to(self.filesystem, self.path_of(name), self.label(name), size)
             with closing(fetch.FetchedFile(requests, size)) as fetched:

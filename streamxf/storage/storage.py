@@ -21,7 +21,7 @@ from streamxf import errors
 from streamxf.errors import AbortedError, ForeignError, MetadataError, ParameterError, UnsupportedError, redacted
 from streamxf.storage.abilities import Abilities, AbilitiesLike
 from streamxf.storage.checked import checked
-from streamxf.storage.conditions import ABSENT, ReplacedMeanwhile
+from streamxf.storage.conditions import ABSENT
 from streamxf.storage.disk import Mount, Volume
 from streamxf.storage.fetch import FetchedFile, requests_in_threads
 from streamxf.storage.files import DEEPEST, MOST, check_component, components
@@ -241,8 +241,10 @@ class Storage(ABC):
         """What names the same file or folder whichever way it is reached, with all links resolved."""
         return self.location(name)
 
-    def resolved(self) -> Storage:
-        """The same place by its `real` path, where links may lead to it."""
+    def resolved(self, *, to_replace: bool = False) -> Storage:
+        """The same place by its `real` path, where links may lead to it; FileExistsError for one that is `to_replace`,
+        if a link leads nowhere: whoever made that would choose where a new file comes to be.
+        """
         return self
 
     def _at(self, location: str, path: str) -> Storage:
@@ -416,7 +418,7 @@ class Storage(ABC):
         wanted = None if refused else ABSENT if once else over
         try:
             self._replace(path, data, wanted, check or (lambda: None))
-        except ReplacedMeanwhile:
+        except errors.ReplacedMeanwhile:
             if not once:
                 raise
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.label(path)) from None
@@ -430,7 +432,9 @@ class Storage(ABC):
             self.write(path, data, over=over)
 
     def stamp(self, name: str) -> str | None:
-        """What identifies the file that is there now, for `put`; None where the storage cannot put on a condition."""
+        """What identifies the file that is there now, for `put`, "" if there is none; None where the storage cannot put
+        on a condition.
+        """
         return None
 
     def make_folder(self, path: str = "", *, durable: bool = True) -> list[Path]:

@@ -15,9 +15,8 @@ from typing import Any
 from uuid import uuid4
 
 from streamxf.buffers import write_all
-from streamxf.errors import ForeignError, ParameterError, UnsupportedError
+from streamxf.errors import ForeignError, ParameterError, ReplacedMeanwhile, UnsupportedError
 from streamxf.places import Abilities, Mount, Storage
-from streamxf.storage.conditions import ABSENT, ReplacedMeanwhile
 
 _MEBIBYTE = 2**20
 _LARGE = 16 * _MEBIBYTE
@@ -83,7 +82,7 @@ def _conditions(storage: Storage) -> dict[str, Any]:
         return {"replaces": False}
     storage.write("conditions", b"second", over=stamp)
     found = {}
-    for name, over in (("creates", ABSENT), ("replaces", stamp)):
+    for name, over in (("creates", ""), ("replaces", stamp)):
         try:
             storage.write("conditions", b"too late", over=over)
             found[name] = False
@@ -361,7 +360,7 @@ def _check_writing(storage: Storage) -> None:
         require(
             storage.abilities.replaces is not False, "there is a stamp, and by its abilities nothing is put over one"
         )
-        require(storage.stamp("missing") == ABSENT, "the stamp of a file that is not there is not ABSENT")
+        require(storage.stamp("missing") == "", 'the stamp of a file that is not there is not ""')
     _check_raises(lambda: storage.put("plain", b"once", once=True), "put(once=True)", FileExistsError)
     with suppress(KeyboardInterrupt), storage.child("plain").replacing() as file:
         file.write(b"half")

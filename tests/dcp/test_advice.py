@@ -89,5 +89,5 @@ def test_where_room_is_short_by_a_few_bytes_both_numbers_are_exact() -> None:
     storage = open_storage("there")
     storage.volume = lambda: Volume(("there",), 1_000_001, plain=True)  # type: ignore[method-assign]
     with pytest.raises(NoSpaceError, match=r"at least 1,000,002 bytes .* 1,000,001 bytes are free. A checkpoint that"):
-        check_space(storage, Extensions((), Chain([])), 1_000_002, lambda: 1_000_002)
-    check_space(storage, Extensions((), Chain([])), 1_000_001, lambda: 1_000_001)
+        check_space(storage, Extensions((), Chain([])), 1_000_002)
+    check_space(storage, Extensions((), Chain([])), 1_000_001)

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from streamxf.errors import ReplacedMeanwhile
 from streamxf.storage import fetch
-from streamxf.storage.conditions import ReplacedMeanwhile
 from streamxf.storage.opening import open_storage
 from tests.dcp.fsspec_checks import assert_only_the_save_remains, fsspec_files, load_from, save_to
 from tests.dcp.helpers import assert_same, error_of

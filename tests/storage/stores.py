@@ -14,8 +14,9 @@ from urllib.parse import quote, unquote
 from urllib.request import Request, urlopen
 
 from streamxf import Storage
+from streamxf.errors import ReplacedMeanwhile
 from streamxf.storage.abilities import Abilities
-from streamxf.storage.conditions import ABSENT, ReplacedMeanwhile
+from streamxf.storage.conditions import ABSENT
 from streamxf.storage.storage import StorageEntry
 
 

@@ -8,9 +8,9 @@ import pytest
 from fsspec.asyn import AsyncFileSystem
 
 import streamxf
-from streamxf.errors import ParameterError
+from streamxf.errors import ParameterError, ReplacedMeanwhile
 from streamxf.storage import multipart
-from streamxf.storage.conditions import ABSENT, ReplacedMeanwhile, put_over, stamp_of
+from streamxf.storage.conditions import ABSENT, put_over, stamp_of
 from streamxf.storage.multipart import creating
 from streamxf.storage.opening import open_storage
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from streamxf.buffers import write_all
-from streamxf.storage import files
-from streamxf.storage.files import SyncedFile
+from streamxf import buffers
+from streamxf.buffers import SyncedFile, write_all
 from tests.failing import fails_with
 
 MIB = 2**20
@@ -28,7 +27,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         ranges.append((offset, offset + size))
         return -1  # as of file systems that cannot do it
 
-    monkeypatch.setattr(files, "_begin", note)
+    monkeypatch.setattr(buffers, "_begin", note)
     return ranges
 
 
@@ -50,7 +49,7 @@ def test_all_of_a_file_but_its_end_is_on_its_way(tmp_path: Path, begun: list[tup
 def test_the_system_takes_the_call(tmp_path: Path) -> None:
     with open(tmp_path / "file", "wb", buffering=0) as raw:
         raw.write(bytes(MIB))
-        assert files._begin(raw.fileno(), 0, MIB, 2) == 0
+        assert buffers._begin(raw.fileno(), 0, MIB, 2) == 0
 
 
 def test_a_file_without_a_descriptor(begun: list[tuple[int, int]]) -> None:
@@ -63,7 +62,7 @@ def test_a_file_without_a_descriptor(begun: list[tuple[int, int]]) -> None:
 
 
 def test_a_system_without_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_begin", None)
+    monkeypatch.setattr(buffers, "_begin", None)
     with open(tmp_path / "file", "wb") as raw:
         file = SyncedFile(raw)
         write_all(file, bytes(5 * MIB))

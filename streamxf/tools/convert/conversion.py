@@ -4,6 +4,7 @@ finished.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,6 @@ from typing import Any
 from streamxf.errors import ContainerError, ParameterError
 from streamxf.places import Location, Storage
 from streamxf.reading import BoxReader, Item, ItemPart, Progress, Share
-from streamxf.storage.opening import are_same
 from streamxf.tools.fleet import Fleet, Items
 from streamxf.wording import listed, many, size_text
 from streamxf.writing import Content, ResumableSave, RunFacts, Save
@@ -100,7 +100,13 @@ class Conversion:
 
 def refuse_same(source: Location, target: Location, cure: str = "; in_place replaces the source") -> None:
     """Raise ParameterError, with the advice `cure`, if two paths or URLs are known to lead to the same place."""
-    if are_same(source, target):
+    places = (each.real() if isinstance(each, Storage) else os.fspath(each) for each in (source, target))
+    one, other = (each.removeprefix("file://") for each in places)
+    try:
+        same = os.path.samefile(one, other)
+    except OSError:  # one of them is not there, or a URL
+        same = one.rstrip("/") == other.rstrip("/")
+    if same:
         raise ParameterError(f"source and target are the same{cure}")
 
 

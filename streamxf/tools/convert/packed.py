@@ -24,8 +24,7 @@ from typing import Any, NamedTuple, Self
 from streamxf import errors
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.elements import Elements
-from streamxf.format.items import beyond_limits, contiguous_strides, elements_size
-from streamxf.format.limits import MAX_PATH
+from streamxf.format.items import beyond_limits, elements_size
 from streamxf.formats import huggingface, torchfile
 from streamxf.formats.contents import FOLDERS, SUFFIXES, Contents, FileReader, Format, Shard, whole_tensor
 from streamxf.formats.opening import LOOKED_FOR, format_of, kind_of, open_layout, open_source
@@ -43,7 +42,6 @@ from streamxf.reading import (
     StreamReader,
     TensorItem,
 )
-from streamxf.storage.reading import FileSlice, PositionalFile
 from streamxf.torchsave.objects import find_framed
 from streamxf.wording import many, printable, some
 
@@ -55,6 +53,7 @@ _EMPTY = "an empty folder"
 _SPECIAL = "not a regular file of known size"
 _STRANGE = "a name that cannot be restored everywhere"
 _REASONS = 3  # that are told
+_LONGEST = 4096  # characters of a path: as many bytes Linux takes
 
 
 def rest_of(path: str) -> str:
@@ -246,7 +245,7 @@ def _what(storage: Storage, entry: StorageEntry) -> int | str:
 
 def is_inside(path: str) -> bool:
     """Whether a relative path stays in its folder on every system, and is printable."""
-    if len(path) > MAX_PATH or not path.isprintable() or "\\" in path:
+    if len(path) > _LONGEST or not path.isprintable() or "\\" in path:
         return False
     return all(part not in ("", ".", "..") for part in path.split("/"))
 
@@ -276,8 +275,9 @@ class PackedReader(FileReader):
     def elements(self, item: TensorItem, chunk: Chunk) -> Elements:
         if item.name not in self._gaps:
             return super().elements(item, chunk)
-        pieces = _Pieces(self._files[chunk.place.file].access, self._gaps[item.name])
-        return Elements(BareBlocks(FileSlice(pieces, 0, item.size)), 0, 1, item.shape)
+        file = self._files[chunk.place.file]
+        around = file.through(_Pieces(file, self._gaps[item.name]))
+        return Elements(BareBlocks(around.slice(0, item.size)), 0, 1, item.shape)
 
     def load_object(self, name: str) -> Any:
         """An object, which is written by itself, with what it shares with others."""
@@ -292,9 +292,9 @@ class PackedReader(FileReader):
 class _Pieces:
     """Parts of a file, joined, as a file."""
 
-    def __init__(self, access: PositionalFile, gaps: Gaps) -> None:
-        self.parallel = access.parallel
-        self._access = access
+    def __init__(self, file: StoredFile, gaps: Gaps) -> None:
+        self._access = file.access
+        self.parallel = file.access.parallel
         self._starts = [start for start, _ in gaps]
         self._stops = list(accumulate(stop - start for start, stop in gaps))
 
@@ -491,7 +491,8 @@ def _placed(shard: Shard, joined: Collection[str]) -> list[Placed]:
     stop = 0
     for item in sorted(tensors, key=lambda item: (item.chunks[0].place.at, -item.size)):
         start = item.chunks[0].place.at
-        order = _dense_order(item.shape, shard.strides.get(item.name, contiguous_strides(item.shape)))
+        strides = shard.strides.get(item.name)
+        order = tuple(range(len(item.shape))) if strides is None else _dense_order(item.shape, strides)
         if order is not None and start >= stop:
             offset = shard.offsets[item.name] if item.name in joined else ()
             found.append(Placed(item.name, start, item.dtype, item.shape, order, offset))

@@ -17,7 +17,6 @@ import numpy as np
 
 from streamxf.checkpoint.bare import LENGTH_BYTES, MAX_HEADER, METADATA
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.checkpoint.elements import Array
 from streamxf.errors import MetadataError, NotAllowedError, ObjectError, ParameterError, UnsupportedError, shorten
 from streamxf.format.extra import NESTING, in_saved_order, moved
 from streamxf.formats.contents import OF_TORCH, SUFFIXES, FileReader, Format, chosen
@@ -457,5 +456,5 @@ def pieces(reader: BoxReader, file: NewFile) -> Iterator[memoryview]:
             at = run.start + run.item.size
 
 
-def _bytes_of(array: Array) -> memoryview:
+def _bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -8,13 +8,12 @@ import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import IO, Any, Literal, Unpack, cast
 
-from streamxf.buffers import write_all
-from streamxf.checkpoint.saving import Extensions, check_space
+from streamxf.buffers import SyncedFile, write_all
 from streamxf.errors import NoCheckpointError, ParameterError, located
 from streamxf.formats import torchfile
 from streamxf.formats.contents import Contents, FileReader, Format
@@ -32,9 +31,6 @@ from streamxf.reading import (
     StreamReader,
     TensorItem,
 )
-from streamxf.storage.files import SyncedFile, missing_folders, resolve_target, sync_folder, sync_names_of
-from streamxf.storage.local import LocalStorage
-from streamxf.storage.reading import access_to
 from streamxf.stream import open as open_plain
 from streamxf.tools.convert.conversion import Converted, refuse_same
 from streamxf.tools.convert.pack import copy
@@ -184,8 +180,8 @@ def unpack(
         else:
             kinds = {"skip_objects": skip_objects, "model": model}
             plan = fresh(reader, wanted, place.name, only, prefix, shard_size, manifest=manifest, **kinds)
-        if isinstance(place, LocalStorage):
-            _write_local(resolve_target(place.path), plan, reader, overwrite, progress)
+        if place.near:
+            _write_local(Path(place.resolved(to_replace=True).path), plan, reader, overwrite, progress)
         else:
             if not overwrite:
                 refuse_existing(place)
@@ -221,7 +217,7 @@ def open_model(storage: Storage, access: Access) -> BoxReader:
     def opened(name: str) -> Iterator[StoredFile]:
         with storage.open(random=True) as file, open_plain(file.raw, keys=access.keys) as stream:
             assert isinstance(stream, StreamReader)  # the file is seekable
-            yield StoredFile(storage.label(), stream.size, cast("IO[bytes]", stream), access_to(stream))
+            yield StoredFile(storage.label(), stream.size, cast("IO[bytes]", stream))
 
     with located(file=storage.label()), opened("") as file:
         if format_of(file, storage.name) is not Format.TORCH:
@@ -233,8 +229,8 @@ def open_model(storage: Storage, access: Access) -> BoxReader:
 
 def refuse_existing(target: Storage) -> None:
     """Raise FileExistsError if something is at `target`; an empty folder does not count."""
-    if isinstance(target, LocalStorage):
-        path = resolve_target(target.path)
+    if target.near:
+        path = Path(target.resolved(to_replace=True).path)
         found = os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir()))
     else:
         found = target.exists() and not (target.is_folder() and not target.names())
@@ -262,9 +258,8 @@ def _write_files(target: Storage, plan: Plan, reader: BoxReader, progress: Progr
 
 def _write_local(target: Path, plan: Plan, reader: BoxReader, overwrite: bool, progress: Progress | None) -> None:
     """Write what is planned; after an error the target is as it was."""
-    made = missing_folders(target.parent)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    sync_names_of(made)
+    parent = open_storage(target.parent)
+    parent.make_folder()
     with _claimed(target.with_name(f".{target.name}.part")) as draft:
         content, replaced = draft / "content", draft / "replaced"
         _settle(replaced, target)  # a process may have been killed while it put a folder in place
@@ -272,12 +267,12 @@ def _write_local(target: Path, plan: Plan, reader: BoxReader, overwrite: bool, p
             shutil.rmtree(content) if content.is_dir() else content.unlink()
         _check_target(target, plan, overwrite)
         needed = sum(file.size for file in plan.files)
-        check_space(open_storage(target.parent), Extensions((), Chain([])), needed, lambda: needed)
+        replace(Save.to(draft, Chain([])), storage=parent).check_space(needed)
         _write_files(open_storage(content), plan, reader, progress)
         if plan.folder:
             content.mkdir(exist_ok=True)
             for folder, _, _ in os.walk(content):
-                sync_folder(folder)
+                open_storage(folder).sync()
         _check_target(target, plan, overwrite)  # it may be there by now
         # files and folders keep the permissions of those that they replace, which may be private
         paths = [Path(file.name if plan.folder else "") for file in plan.files] if target.exists() else []
@@ -287,7 +282,7 @@ def _write_local(target: Path, plan: Plan, reader: BoxReader, overwrite: bool, p
             if plan.folder and target.exists():
                 target.rename(replaced)
             content.replace(target)
-            sync_folder(target.parent)
+            parent.sync()
         finally:
             _settle(replaced, target)
 
@@ -317,7 +312,7 @@ def _settle(replaced: Path, target: Path) -> None:
     for path in replaced.iterdir():
         if not path.name.endswith(_WEIGHTS) and not os.path.lexists(target / path.name):
             path.rename(target / path.name)
-    sync_folder(target)
+    open_storage(target).sync()
     shutil.rmtree(replaced)
 
 

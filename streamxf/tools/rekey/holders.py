@@ -25,7 +25,6 @@ from streamxf.keys.envelope import WRAPPED_KEY, Envelope, Vouchers
 from streamxf.notes import SAVES, check_uncommitted
 from streamxf.places import GLOBAL, Location, Storage, locked, open_storage, read_small
 from streamxf.reading import Access, Metadata, metadata_files, parse_note
-from streamxf.storage.conditions import ReplacedMeanwhile
 from streamxf.storage.files import open_regular
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.reading import FileSlice
@@ -128,7 +127,7 @@ class MetadataFile:
         with locked(self._storage):
             try:
                 self._storage.put(self.name, packed, check=check, over=self._storage.stamp(self.name))
-            except ReplacedMeanwhile:
+            except errors.ReplacedMeanwhile:
                 raise errors.MetadataError(_REPLACED) from None
 
     def _sections(self) -> Sections:

@@ -10,11 +10,10 @@ import pytest
 
 import streamxf
 from streamxf import Encrypt
-from streamxf.errors import AuthenticationError, KeyMissingError, MetadataError, PolicyError
+from streamxf.errors import AuthenticationError, KeyMissingError, MetadataError, PolicyError, ReplacedMeanwhile
 from streamxf.format.trailer import pack
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import Entry, Envelope, Vouchers
-from streamxf.storage.conditions import ReplacedMeanwhile
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import open_storage
 from streamxf.tools.rekey.holders import MetadataFile
