@@ -30,7 +30,7 @@ from streamxf.format.container import stage_limit
 from streamxf.format.limits import MAX_CODECS
 from streamxf.keys import KeyRing, KeysLike, SigningKey, TrustLike, VerifyKey
 from streamxf.keys.location import as_verify_key, several
-from streamxf.registry import BUILTINS, CodecRegistry, short_name
+from streamxf.registry import BUILTINS, CodecRegistry
 from streamxf.report import Meter
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Chain:
     def __str__(self) -> str:
         texts = [_RAW] if self.raw else []
         for codec in self.codecs:
-            name, descriptor = short_name(codec.name), codec.descriptor()
+            name, descriptor = CodecRegistry.short_name(codec.name), codec.descriptor()
             parameters = ",".join(f"{key}={value}" for key, value in descriptor.parameters + descriptor.fragment)
             texts.append(f"{name}:{parameters}" if parameters else name)
         return "+".join(texts)
@@ -220,7 +220,7 @@ def _parse_codec(text: str, keys: KeyRing, registry: CodecRegistry) -> Codec:
             raise ChainError(f"chain text: {pair!r} in {text!r} is not key=value, or is given twice")
         parameters[key] = value
     if "." not in full:
-        shorts = ", ".join(map(short_name, BUILTINS))
+        shorts = ", ".join(map(CodecRegistry.short_name, BUILTINS))
         raise ChainError(
             f"chain text: there is no codec {name!r}; built in are {shorts}, and others have a dot in their name"
         )

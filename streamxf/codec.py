@@ -146,7 +146,7 @@ class Codec(TorchExtension, abc.ABC):
         """Describe the codec so that a reader can `rebuild` it."""
         bound: list[tuple[str, str]] = []
         fragment: list[tuple[str, str]] = []
-        for field in parameter_fields(type(self)):
+        for field in self.parameter_fields():
             value = getattr(self, field.name)
             if field.metadata.get("encode_only"):
                 fragment.append((field.name, _to_text(value)))
@@ -160,7 +160,7 @@ class Codec(TorchExtension, abc.ABC):
         text is not of its type, and ParameterError if a value is out of range.
         """
         hints = _hints(cls)
-        known = {field.name: hints[field.name] for field in parameter_fields(cls)}
+        known = {field.name: hints[field.name] for field in cls.parameter_fields()}
         values: dict[str, Any] = {}
         for key, text in parameters.items():
             if key not in known:
@@ -190,15 +190,15 @@ class Codec(TorchExtension, abc.ABC):
         """Make the codec for a chain's text, ``zstd:level=3``, as `from_parameters`; `keys` for one that encrypts."""
         return cls.from_parameters(parameters)
 
+    @classmethod
+    def parameter_fields(cls) -> list[dataclasses.Field[Any]]:
+        """The dataclass fields that are its parameters."""
+        if not dataclasses.is_dataclass(cls):
+            raise TypeError(f"codec {cls.__qualname__} must be a frozen dataclass")
+        return [field for field in dataclasses.fields(cls) if field.init]
+
 
 _hints = cache(get_type_hints)  # which compiles each one anew
-
-
-def parameter_fields(cls: type[Codec]) -> list[dataclasses.Field[Any]]:
-    """The dataclass fields of a codec that are its parameters."""
-    if not dataclasses.is_dataclass(cls):
-        raise TypeError(f"codec {cls.__qualname__} must be a frozen dataclass")
-    return [field for field in dataclasses.fields(cls) if field.init]
 
 
 def _to_text(value: object) -> str:

@@ -85,6 +85,11 @@ class CodecRegistry:
         """All available names, sorted. Imports nothing."""
         return sorted({*BUILTINS, *self._registered, *self._entry_points})
 
+    @staticmethod
+    def short_name(name: str) -> str:
+        """A name as the text form of a chain has it: ``zstd`` for ``streamxf.zstd``."""
+        return name.removeprefix("streamxf.") if name in BUILTINS or name == RAW else name
+
     def packages(self, name: str) -> list[str]:
         """The installed packages that claim `name`, as in ``acme-codec==1.0``; none for a built-in. Imports nothing."""
         points = [] if name in BUILTINS else self._entry_points.get(name, [])
@@ -162,11 +167,6 @@ def what_to_install(name: str, providers: Iterable[Provider]) -> str:
         f"codec {name!r} is not installed here, and the data does not say which package provides it; install the "
         f"package that registers it in the entry-point group {ENTRY_POINT_GROUP!r}"
     )
-
-
-def short_name(name: str) -> str:
-    """A codec's name as the text form of a chain has it: ``zstd`` for ``streamxf.zstd``."""
-    return name.removeprefix("streamxf.") if name in BUILTINS or name == RAW else name
 
 
 def providers_in(modules: Iterable[object] | None) -> list[Provider]:

@@ -163,14 +163,14 @@ def codecs(*, out: show.Output) -> int:
     Examples:
     streamxf codecs
     """
-    from streamxf.keys import location
+    from streamxf.keys import find_provider, key_schemes
     from streamxf.registry import CodecRegistry
 
     registry = CodecRegistry()
     found = [_codec(registry, name) for name in registry.names()]
     keys = [
-        {"name": scheme, "from": _from(location.packages(scheme)), "problem": _loaded(location.maker, scheme)[1]}
-        for scheme in location.places()
+        {"name": scheme, "from": _from(packages), "problem": _loaded(find_provider, scheme)[1]}
+        for scheme, packages in key_schemes().items()
     ]
     if out.json:
         show.as_json({"codecs": found, "key_providers": keys})
@@ -181,14 +181,11 @@ def codecs(*, out: show.Output) -> int:
 
 def _codec(registry: CodecRegistry, name: str) -> dict[str, Any]:
     """For JSON; version, role, implementation and parameters are None where the codec does not load."""
-    from streamxf.codec import parameter_fields
-    from streamxf.descriptor import ENCRYPT
-    from streamxf.registry import short_name
-
     cls, problem = _loaded(registry.find, name)
-    parameters = parameter_fields(cls) if cls and name != ENCRYPT else ()  # of Encrypt none: a chain's text has no keys
+    shows = cls and cls is not streamxf.Encrypt  # which has none in a chain's text: there are no keys there
+    parameters = cls.parameter_fields() if shows else ()
     return {
-        "name": short_name(name),
+        "name": registry.short_name(name),
         "problem": problem,
         "descriptor_name": name,
         "version": cls and cls.version,

@@ -10,7 +10,6 @@ import streamxf
 from streamxf.cli import options
 from streamxf.cli.show import Output
 from streamxf.errors import KeyFileError, KeyMissingError, ParameterError
-from streamxf.keys.key import X25519
 from streamxf.wording import many
 
 
@@ -219,7 +218,7 @@ def keygen(
         key = SigningKey.generate()
         half, use = key.verify_key, "readers name it in --trust"
     else:
-        key = PrivateKey.generate(*[X25519] if kind == "x25519" else [])
+        key = PrivateKey.generate(*["hpke-x25519"] if kind == "x25519" else [])
         half, use = key.public, "whoever has it can write for you, and not read"
     write_key(file, key, options.new_passphrase(file) if passphrase else None)
     lines = [f"{key.kind} key {key.id}", f"secret  {file}  keep it, and a copy in a safe place"]

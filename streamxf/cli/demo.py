@@ -24,8 +24,7 @@ from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.errors import UnsupportedError
 from streamxf.lazy import torch
-from streamxf.progress import Progress, Share
-from streamxf.storage.files import open_regular
+from streamxf.progress import Progress
 from streamxf.wording import rate_text, size_text
 
 State = dict[str, "torch.Tensor"]
@@ -188,6 +187,7 @@ def measure(state: State, sides: Sides, folder: Path, runs: int, *, progress: Pr
     from torch.distributed.checkpoint.state_dict_loader import load
     from torch.distributed.checkpoint.state_dict_saver import save
 
+    from streamxf.reading import Share
     from streamxf.tools.diff.difference import difference_of
 
     raw = sum(tensor.nbytes for tensor in state.values())
@@ -221,5 +221,5 @@ def _forget(path: Path) -> None:
     if not hasattr(os, "posix_fadvise"):
         return
     for file in path.iterdir():
-        with suppress(OSError), open_regular(file) as stream:  # some file systems keep no cache
+        with suppress(OSError), open(file, "rb") as stream:  # some file systems keep no cache
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -44,19 +44,12 @@ def key_at(location: str) -> Any:
     ``prompt`` asks for what a key file holds. Where a passphrase protects the key it is taken from the environment
     variable STREAMXF_PASSPHRASE, or asked for.
     """
-    from streamxf.keys.file import key_line, read_line
-    from streamxf.keys.location import find, maker
+    from streamxf.keys import find_key, read_text
 
     if location == PROMPT:
         cure = "give the key as file:PATH or env:VARIABLE"
-        return read_line(key_line(_asked("Key (what a key file holds; it is not shown): ", "a key is asked for", cure)))
-    try:
-        return find(location)
-    except KeyMissingError:
-        scheme, _, rest = location.partition(":")
-        if scheme == "file" or (scheme == "env" and rest in os.environ):
-            return maker(scheme)(rest, _passphrase(f"Passphrase of {location}: ", f"{location} has a passphrase"))
-        raise
+        return read_text(_asked("Key (what a key file holds; it is not shown): ", "a key is asked for", cure))
+    return find_key(location, lambda: _passphrase(f"Passphrase of {location}: ", f"{location} has a passphrase"))
 
 
 def new_passphrase(file: str) -> str:
@@ -112,10 +105,10 @@ def existing(path: str | None) -> str | None:
 
 def codecs_behind(incomplete: str) -> list[str]:
     """For the shell: a chain's text with each codec that may stand at its end. Imports none of them."""
-    from streamxf.registry import CodecRegistry, short_name
+    from streamxf.registry import CodecRegistry
 
     before, plus, begun = incomplete.rpartition("+")
-    names = map(short_name, CodecRegistry().names())
+    names = map(CodecRegistry.short_name, CodecRegistry().names())
     return [f"{before}{plus}{name}" for name in names if name.startswith(begun)]
 
 

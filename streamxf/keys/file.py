@@ -173,9 +173,15 @@ def read_environment(name: str, passphrase: str | None = None) -> location.AnyKe
     if len(text) > location.MAX_KEY_FILE:
         raise ParameterError(f"{shown}: a key has at most {location.MAX_KEY_FILE} characters")
     try:
-        return read_line(key_line(text), passphrase)
+        return read_text(text, passphrase)
     except ParameterError as error:
         raise ParameterError(f"{shown} cannot be used: {error.message}") from None
+
+
+@discreet
+def read_text(text: str, passphrase: str | None = None) -> location.AnyKey:
+    """Read a key from what a key file holds; raises as `read_key`, and ParameterError if the text holds no key."""
+    return read_line(key_line(text), passphrase)
 
 
 def key_line(text: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from typing_extensions import Buffer
 
-from streamxf.errors import ParameterError, StreamxfError
+from streamxf.errors import KeyMissingError, ParameterError, StreamxfError
 from streamxf.keys.key import HYBRID, X25519, Key, KeyProvider, encode_b64url, try_decode
 from streamxf.keys.pair import ED25519, PrivateKey, PublicKey, SigningKey, VerifyKey
 
@@ -97,7 +97,7 @@ T = TypeVar("T")
 def as_provider(key: KeyLike) -> KeyProvider:
     """Return `key` as a `KeyProvider`: bytes are a `Key`, a string is a location, a path object is a key file.
 
-    Raises ParameterError if it is none of these, or leads to a key that opens nothing; also as `find`.
+    Raises ParameterError if it is none of these, or leads to a key that opens nothing; also as `find_key`.
     """
     found = _followed(key)
     if isinstance(found, SigningKey | VerifyKey):
@@ -155,22 +155,29 @@ def several(values: Any, name: str, make: Callable[[Any], T]) -> tuple[T, ...]:
     return tuple(found)
 
 
-def find(location: Location) -> KeyProvider | SigningKey | VerifyKey:
-    """The key at a location, or in the file at a path.
+def find_key(location: Location, passphrase: Callable[[], str] | None = None) -> KeyProvider | SigningKey | VerifyKey:
+    """The key at a location, or in the file at a path. What `passphrase` returns opens a key that one protects.
 
     Raises KeyFileError, KeyMissingError or KeyServiceError if it cannot be read there, and ParameterError if the string
     has no known scheme. The string may be a key, so no error shows it.
     """
     text = location if isinstance(location, str) else f"file:{os.fsdecode(location)}"
     scheme, colon, rest = text.partition(":")
-    if not colon or scheme not in places():
+    known = key_schemes()
+    if not colon or scheme not in known:
         begin = f"{guess} A" if (guess := _guess(text)) else "a"
         raise ParameterError(
             f"{begin} key is 32 bytes, not a string; a string is a location: "
             "'file:PATH', 'env:VARIABLE', 'aws-kms:ARN', or that of an installed provider. This one begins with "
-            "none of " + ", ".join(places())
+            "none of " + ", ".join(known)
         )
-    found = maker(scheme)(rest)
+    make = find_provider(scheme)
+    try:
+        found = make(rest)
+    except KeyMissingError:
+        if passphrase is None or (scheme != "file" and (scheme != "env" or rest not in os.environ)):
+            raise
+        found = make(rest, passphrase())
     if not isinstance(found, KeyProvider | SigningKey | VerifyKey) or (
         scheme not in _PLACES and not isinstance(found, KeyProvider)
     ):
@@ -191,7 +198,7 @@ def anchored(key: Any) -> Any:
 
 
 def _followed(key: Any) -> Any:
-    return find(key) if isinstance(key, str | os.PathLike) else key
+    return find_key(key) if isinstance(key, str | os.PathLike) else key
 
 
 def _named(value: object, found: KeyProvider | SigningKey | VerifyKey) -> str:
@@ -209,19 +216,21 @@ def _guess(text: str) -> str:
     return ""
 
 
-def places() -> list[str]:
-    """All schemes: those of streamxf, and of installed packages. Imports nothing."""
-    return [*_PLACES, *sorted({point.name for point in entry_points(group=PROVIDER_GROUP)} - set(_PLACES))]
+def key_schemes() -> dict[str, list[str]]:
+    """All schemes of locations, each with the installed packages that provide it, as in ``acme-vault==1.0``; none for
+    those of streamxf. Imports nothing.
+    """
+    found: dict[str, list[str]] = {scheme: [] for scheme in _PLACES}
+    for name in sorted({point.name for point in entry_points(group=PROVIDER_GROUP)} - found.keys()):
+        dists = (point.dist for point in _points(name))
+        found[name] = list(dict.fromkeys(f"{dist.name}=={dist.version}" for dist in dists if dist is not None))
+    return found
 
 
-def packages(scheme: str) -> list[str]:
-    """The installed packages that provide a scheme, as in ``acme-vault==1.0``; none for those of streamxf."""
-    dists = [point.dist for point in _points(scheme)]
-    return list(dict.fromkeys(f"{dist.name}=={dist.version}" for dist in dists if dist is not None))
-
-
-def maker(scheme: str) -> Callable[..., Any]:
-    """The callable that makes a key of the rest of a location; raises ParameterError if there is none."""
+def find_provider(scheme: str) -> Callable[..., Any]:
+    """The callable that makes a key of the rest of a location of this scheme; raises ParameterError if there is none,
+    or it cannot be imported.
+    """
     points = {point.value: point for point in _points(scheme)}
     if len(points) > 1:
         raise ParameterError(

@@ -18,7 +18,7 @@ from hypothesis.strategies import SearchStrategy
 
 from streamxf.buffers import flat_view
 from streamxf.cached import cached_property
-from streamxf.codec import BlockInfo, Codec, StreamInfo, parameter_fields
+from streamxf.codec import BlockInfo, Codec, StreamInfo
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.format.container import stage_limit
 from streamxf.reading import KeyRing, KeysLike
@@ -54,7 +54,7 @@ class Case:
 
     def __str__(self) -> str:
         cls = type(self.codec)
-        values = ((field.name, getattr(self.codec, field.name, None)) for field in parameter_fields(cls))
+        values = ((field.name, getattr(self.codec, field.name, None)) for field in cls.parameter_fields())
         # a key says nothing to whoever reads the name of a test
         shown = ", ".join(f"{name}={value!r}" for name, value in values if isinstance(value, int | str))
         return f"{cls.__name__}({shown})"

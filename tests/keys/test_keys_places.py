@@ -36,7 +36,7 @@ def claim(monkeypatch):
 
 def test_a_place_of_another_package(claim):
     claim("acme")
-    assert location.places() == ["file", "env", "aws-kms", "acme"]
+    assert list(location.key_schemes()) == ["file", "env", "aws-kms", "acme"]
     assert tuple(KeyRing.of("acme:team/a")) == (KEY,)
     assert streamxf.decode(streamxf.encode(b"x", [streamxf.Encrypt("acme:team/a")]), keys=["acme:team/a"]) == b"x"
     with pytest.raises(KeyMissingError, match="nothing at team/b:c"):
@@ -45,7 +45,7 @@ def test_a_place_of_another_package(claim):
 
 def test_nothing_is_imported_that_is_not_named(claim):
     claim("acme", "no_such_module:open_key")
-    assert "acme" in location.places()
+    assert "acme" in location.key_schemes()
     with pytest.raises(KeyFileError):
         KeyRing.of("file:/no/such/file")
 
@@ -83,7 +83,7 @@ def test_two_packages_that_claim_one_place(claim):
 def test_nobody_takes_the_places_of_streamxf(claim):
     for name in ("file", "env", "aws-kms"):
         claim(name)
-    assert location.places() == ["file", "env", "aws-kms"]
+    assert list(location.key_schemes()) == ["file", "env", "aws-kms"]
     with pytest.raises(KeyFileError):
         KeyRing.of("file:team/a")
 

@@ -25,7 +25,7 @@ from streamxf.formats.opening import contents_of, open_source
 from streamxf.keys.envelope import Envelope, Vouchers
 from streamxf.places import Location, Storage, open_storage
 from streamxf.reading import Access, AccessOptions, Item, KeyRing, ObjectItem, Progress, TensorItem
-from streamxf.registry import short_name
+from streamxf.registry import CodecRegistry
 from streamxf.stream.container import BlockReader
 from streamxf.stream.plain import PlainParts
 from streamxf.stream.plain import open as open_plain
@@ -270,7 +270,7 @@ def chain_text(chain: tuple[str, ...]) -> str:
 
 def names_of(chain: tuple[str, ...]) -> str:
     """A chain's short names, as in its text form."""
-    return "+".join(short_name(descriptor.split("/")[0]) for descriptor in chain)
+    return "+".join(CodecRegistry.short_name(descriptor.split("/")[0]) for descriptor in chain)
 
 
 def _shared(contents: Contents) -> Iterator[str]:
