@@ -16,10 +16,12 @@ held only by code that a later call can repeat, and a job's share is returned wh
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar, cast
 from weakref import ref
@@ -382,6 +384,14 @@ def in_thread(call: Callable[[], T], name: str) -> Future[T]:
     if not _start(threading.Thread(target=work, name=name, daemon=True)):
         work()
     return made
+
+
+def finalize_apart(call: Callable[..., object], *given: Any) -> None:
+    """Make a finalizer's call: in another thread if the collector runs in that of fsspec's loop, which it waits for."""
+    if threading.current_thread() in getattr(sys.modules.get("fsspec.asyn"), "iothread", ()):
+        in_thread(partial(call, *given), "streamxf_finalizer")
+    else:
+        call(*given)
 
 
 def _start(thread: threading.Thread) -> bool:

@@ -11,14 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self, TypeVar
 
 from streamxf import errors
-from streamxf.checkpoint.publish import made_by_writers
-from streamxf.format import fields
-from streamxf.format.index import Index
-from streamxf.format.items import check_literal_path
-from streamxf.format.limits import MAX_NOTE, MAX_NUMBER
-from streamxf.format.run import metrics_json, metrics_of
-from streamxf.places import Storage, is_metadata_name, read_small
-from streamxf.reading import Access, parse_note
+from streamxf.places import Storage, is_metadata_name, is_run_file, made_by_saves, read_small
+from streamxf.reading import Access, Metadata, Note
 from streamxf.writing import RunFacts
 
 T = TypeVar("T")
@@ -26,8 +20,6 @@ T = TypeVar("T")
 COMMIT, SAVING, REMOVED = ".streamxf-commit", ".streamxf-saving", ".streamxf-removed"
 SAVES = ".streamxf/saves"  # in the run's folder
 SUPPLEMENT = re.compile(r"\.streamxf-note-[0-9a-f]{8}", re.ASCII)
-
-_NONE: frozenset[str] = frozenset()
 
 
 class CommittedFile(NamedTuple):
@@ -59,19 +51,19 @@ class Commit:
 
         def is_told(path: str) -> bool:
             folder, slash, name = path.rpartition("/")
-            return folder + slash in of_dcp and bool(is_metadata_name(name) or made_by_writers(name))
+            return folder + slash in of_dcp and bool(is_metadata_name(name) or is_run_file(name) or made_by_saves(name))
 
         bare = (path for path, file in self.files.items() if file.sha256 is None and file.checksum is None)
         return [path for path in bare if not is_told(path)]
 
     @classmethod
     def of_json(cls, content: Any) -> Self:
-        fields.exact(content, {"save_id", "run", "files"}, _NONE, "a commit record")
+        check_members(content, {"save_id", "run", "files"})
         files = {}
         for each in content["files"]:
-            fields.exact(each, {"path", "size"}, frozenset({"sha256", "checksum"}), "a file")
+            check_members(each, {"path", "size"}, {"sha256", "checksum"})
             digest, checksum = each.get("sha256"), each.get("checksum")
-            path = check_literal_path(each["path"])
+            path = Note.check_path(each["path"])
             files[path] = CommittedFile(
                 natural(each["size"]), digest and digits(digest, 64), checksum and str(checksum)
             )
@@ -88,14 +80,16 @@ class Supplement:
     sha256: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        known = {"metrics": metrics_json(self.metrics), "sha256": dict(self.sha256)}
+        known = {"metrics": RunFacts.metrics_json(self.metrics), "sha256": dict(self.sha256)}
         return {"save_id": self.save_id, "time": self.time, **known}
 
     @classmethod
     def of_json(cls, content: Any) -> Self:
-        fields.exact(content, {"save_id", "time", "metrics", "sha256"}, _NONE, "a supplement")
-        found = {check_literal_path(path): digits(each, 64) for path, each in content["sha256"].items()}
-        return cls(digits(content["save_id"], 32), natural(content["time"]), metrics_of(content["metrics"]), found)
+        check_members(content, {"save_id", "time", "metrics", "sha256"})
+        found = {Note.check_path(path): digits(each, 64) for path, each in content["sha256"].items()}
+        return cls(
+            digits(content["save_id"], 32), natural(content["time"]), RunFacts.metrics_of(content["metrics"]), found
+        )
 
 
 @dataclass(frozen=True)
@@ -116,18 +110,31 @@ class Saving:
 
     @classmethod
     def of_json(cls, content: Any) -> Self:
-        fields.exact(content, {"run", "name", "time", "session", "before", "framework"}, _NONE, "the mark of a save")
-        before = {check_literal_path(path): str(mark) for path, mark in content["before"].items()}
+        check_members(content, {"run", "name", "time", "session", "before", "framework"})
+        before = {Note.check_path(path): str(mark) for path, mark in content["before"].items()}
         run, session = digits(content["run"], 32), digits(content["session"], 32)
         return cls(run, str(content["name"]), natural(content["time"]), session, before, content["framework"] is True)
 
 
+# -- what a note's content has to be, which is JSON of numbers from 0 to 2**53 - 1 ----------------------
+
+
+def check_members(value: Any, required: Collection[str], optional: Collection[str] = ()) -> None:
+    """Raise ValueError unless an object has these members, and others only that later versions give a meaning."""
+    if odd := {name for name in value.keys() ^ required if name in required or name[:1] != "_"}.difference(optional):
+        raise ValueError(f"it has too few or unknown members: {sorted(odd)}")
+
+
 def natural(value: Any) -> int:
-    return fields.integer(value, "a number", MAX_NUMBER)
+    if type(value) is not int:
+        raise ValueError("this is not a number")
+    return value
 
 
 def digits(value: Any, count: int) -> str:
-    return fields.digits(value, count, "hexadecimal digits")
+    if not re.fullmatch(f"[0-9a-f]{{{count}}}", value):
+        raise ValueError(f"these are not {count} hexadecimal digits")
+    return str(value)
 
 
 # -- what tools that rewrite a checkpoint do about them ----------------------------------------------
@@ -139,12 +146,13 @@ def ordered(supplements: Iterable[tuple[str, Supplement]]) -> list[Supplement]:
 
 
 def known_run(
-    storage: Storage, index: Index | None, access: Access
+    storage: Storage, metadata: Metadata | None, access: Access
 ) -> tuple[RunFacts | None, Sequence[str], Sequence[str]]:
     """What a checkpoint in this folder says of its run, with the metrics that were noted later, as far as `access`
     believes the notes; the files that say so; and those that do not count, of which nobody knows what they say of it.
     Raises MetadataError if there are more metrics than an index takes.
     """
+    index = None if metadata is None else metadata.index
     if index is None or index.run is None:
         return None, (), ()
     files = filter(SUPPLEMENT.fullmatch, storage.names(()))
@@ -175,9 +183,9 @@ def check_uncommitted(storage: Storage, files: Collection[str], access: Access) 
 
 def _said(storage: Storage, file: str, make: Callable[[Any], T], access: Access) -> T | None:
     """What a note says; None if it is not there, or does not count."""
-    data = read_small(storage, file, MAX_NOTE)
+    data = read_small(storage, file)
     try:
-        return None if data is None else parse_note(data).said(make, access)
+        return None if data is None else Note.parse(data).said(make, access)
     except errors.KeyServiceError:
         raise
     except errors.StreamxfError:

@@ -1,6 +1,6 @@
 """What tools use of storage: places, what they can do, names of files, and small files; docs/api.md, "For tools"."""
 
-from streamxf.format.names import GLOBAL, is_metadata_name, made_by_saves, metadata_among, rank_of
+from streamxf.format.names import GLOBAL, is_metadata_name, is_run_file, made_by_saves, metadata_among, rank_of
 from streamxf.storage.abilities import Abilities, AbilitiesLike
 from streamxf.storage.disk import Mount
 from streamxf.storage.lock import locked
@@ -9,5 +9,5 @@ from streamxf.storage.small import put_small, read_small, small_files, small_nam
 from streamxf.storage.storage import Entries, Storage, StorageEntry, is_url
 
 __all__ = ["Abilities", "AbilitiesLike", "Entries", "Location", "Mount", "Storage", "StorageEntry", "is_url"]
-__all__ += ["GLOBAL", "is_metadata_name", "made_by_saves", "metadata_among", "rank_of"]
+__all__ += ["GLOBAL", "is_metadata_name", "is_run_file", "made_by_saves", "metadata_among", "rank_of"]
 __all__ += ["locked", "open_storage", "put_small", "read_small", "small_files", "small_names"]

@@ -4,7 +4,7 @@ from streamxf.budget import MAX_EXPANSION, Budget
 from streamxf.chain import Chain, ChainLike
 from streamxf.checkpoint.access import Access, AccessOptions
 from streamxf.checkpoint.metadata import Metadata, metadata_files, read_metadata
-from streamxf.checkpoint.notes import parse_note
+from streamxf.checkpoint.notes import Note
 from streamxf.checkpoint.opening import ItemPart
 from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
 from streamxf.format.header import Kind
@@ -16,5 +16,5 @@ from streamxf.stream.reader import BareBlocks, Blocks, MemoryBlocks, StreamReade
 
 __all__ = ["Access", "AccessOptions", "Budget", "MAX_EXPANSION", "KeyRing", "KeysLike", "SignerLike", "TrustLike"]
 __all__ += ["Metadata", "metadata_files", "read_metadata", "Item", "TensorItem", "ObjectItem", "Chunk", "Path", "Place"]
-__all__ += ["parse_note", "Box", "BoxReader", "boxes_of", "ItemPart", "Kind", "StreamReader", "StoredFile"]
+__all__ += ["Note", "Box", "BoxReader", "boxes_of", "ItemPart", "Kind", "StreamReader", "StoredFile"]
 __all__ += ["Blocks", "BareBlocks", "MemoryBlocks", "Chain", "ChainLike", "Progress", "Share", "Shares"]

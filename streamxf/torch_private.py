@@ -8,7 +8,7 @@ in pickles; those are looked up nowhere.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,8 @@ from streamxf.errors import UnsupportedError
 from streamxf.lazy import torch
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from torch import Tensor, UntypedStorage, dtype
     from torch._C import _is_cow_tensor as is_cow_tensor  # type: ignore[attr-defined]
     from torch._utils import _validate_loaded_sparse_tensors as validate_loaded_sparse_tensors
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.filesystem import _StorageWriterTransforms as StorageWriterTransforms
     from torch.distributed.checkpoint.planner_helpers import _create_chunk_list as create_chunk_list
     from torch.distributed.distributed_c10d import _get_default_store as default_store
-    from torch.distributed.distributed_c10d import _new_process_group_helper as new_process_group_helper
-    from torch.distributed.distributed_c10d import _world as world
     from torch.serialization import _get_restore_location as get_restore_location
     from torch.serialization import _serialization_tls as serialization_tls
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -212,6 +212,21 @@ def indices_here(tensor: Any, dim: int) -> Tensor:
 def with_local(tensor: Any, local: Tensor) -> Any:
     """A DTensor as another one is, but for what this rank has of it, which may be on another device."""
     return type(tensor)(local, tensor._spec, requires_grad=tensor.requires_grad)
+
+
+def gloo_group_of(ranks: Sequence[int], own: int, name: str, timeout: timedelta) -> Any | None:
+    """A gloo group that these ranks alone make, of which this is `own`; None where the job has no store. ``new_group``
+    would wait for the others, or, with ``use_local_synchronization``, name the group by how many this rank knows: ranks
+    that know different numbers would wait for each other until the time-out, and a group that takes the name of one
+    that is gone finds the addresses of that in the store.
+    """
+    if (store := part("default_store")()) is None:
+        return None
+    name += f" {store.add(f'{name} of {own}', 1)}"
+    how = len(ranks), ranks.index(own), ranks, torch.distributed.Backend("gloo"), store, name
+    group, _ = part("new_process_group_helper")(*how, timeout=timeout)
+    part("world").pg_group_ranks[group] = {each: number for number, each in enumerate(ranks)}
+    return group
 
 
 def process_that_saves() -> Any | None:

@@ -1,10 +1,9 @@
 """What tools use to write checkpoints: a save, its contents, and what it says of its run; docs/api.md, "For tools"."""
 
-from streamxf.checkpoint.notes import seal_note
 from streamxf.checkpoint.resumable import ResumableSave
 from streamxf.checkpoint.saving import Save
 from streamxf.checkpoint.sources import Content
 from streamxf.format.run import RunFacts
 from streamxf.stream.encoder import Load, MemorySource
 
-__all__ = ["Content", "Load", "MemorySource", "ResumableSave", "RunFacts", "Save", "seal_note"]
+__all__ = ["Content", "Load", "MemorySource", "ResumableSave", "RunFacts", "Save"]

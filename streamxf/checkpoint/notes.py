@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from streamxf import errors
 from streamxf.buffers import collector_paused
@@ -13,27 +14,15 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import _open
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.format.fields import check_plain, pack_json, parse_json
-from streamxf.format.limits import MAX_NOTE, MAX_NOTE_MARKS
+from streamxf.format.limits import MAX_NOTE, MAX_NOTE_MARKS, MAX_PATH
 from streamxf.format.trailer import NOTE_LABEL, Sections, Trailer, pack, pack_keys
 from streamxf.keys.envelope import Envelope, Vouchers
 from streamxf.keys.pair import VerifyKey
 
 T = TypeVar("T")
 
+_NOT_IN_NAMES = re.compile(r"[\x00\ud800-\udfff]")  # of files that others wrote
 _CURE = "the checkpoint has too many files for one"
-
-
-def seal_note(content: Any, encryption: Encrypt | None = None) -> bytes:
-    """A note of plain JSON that `encryption` vouches for. Raises MetadataError if readers refuse it, and as `vouch`."""
-    check_plain(content, "the note")
-    frame, keys = pack_json(content, "the note", _CURE, MAX_NOTE, MAX_NOTE_MARKS), b""
-    if encryption is not None:
-        fresh = encryption.renew()
-        keys = pack_keys(fresh.wrapped, fresh.vouch(Sections(memoryview(frame), memoryview(b""), NOTE_LABEL).digest))
-    made = pack(b"", b"", frame, keys)
-    if len(made) > MAX_NOTE:
-        raise errors.MetadataError(f"the note would have {len(made)} bytes, {MAX_NOTE} are allowed; {_CURE}")
-    return made
 
 
 @dataclass(frozen=True)
@@ -42,13 +31,53 @@ class Note:
 
     sections: Sections = field(repr=False)
     _lines: tuple[str, str] | None = field(repr=False)
-    _most: int = MAX_NOTE
+
+    @staticmethod
+    def seal(content: Any, encryption: Encrypt | None = None) -> bytes:
+        """A note of plain JSON that `encryption` vouches for; raises MetadataError if readers refuse it."""
+        check_plain(content, "the note")
+        frame, keys = pack_json(content, "the note", _CURE, MAX_NOTE, MAX_NOTE_MARKS), b""
+        if encryption is not None:
+            fresh = encryption.renew()
+            sections = Sections(memoryview(frame), memoryview(b""), NOTE_LABEL)
+            keys = pack_keys(fresh.wrapped, fresh.vouch(sections.digest))
+        made = pack(b"", b"", frame, keys)
+        if len(made) > MAX_NOTE:
+            raise errors.MetadataError(f"the note would have {len(made)} bytes, {MAX_NOTE} are allowed; {_CURE}")
+        return made
+
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        """Read a note, unauthenticated before `check`. Raises MetadataError if it is damaged."""
+        if len(data) > MAX_NOTE:
+            raise errors.MetadataError(f"the note has {len(data)} bytes, {MAX_NOTE} are allowed")
+        trailer = Trailer.parse(data, len(data))
+        if trailer is None or trailer.size != len(data) or trailer.head_digest != hashlib.sha256().digest():
+            raise errors.MetadataError("this is not a note: it was cut, or something else was put in its place")
+        sections = trailer.split(data, NOTE_LABEL)
+        lines = sections.key_lines()
+        if lines is not None:
+            try:
+                Envelope.parse(lines[0]), Vouchers.parse(lines[1])
+            except errors.DescriptorError as error:
+                raise errors.MetadataError(f"the note's keys are malformed: {error.message}") from None
+        return cls(sections, lines)
+
+    @staticmethod
+    def check_path(path: object) -> str:
+        """The path of a file that others wrote, taken literally; MetadataError if it leads out, or is not UTF-8."""
+        text = ascii(path)[:120]
+        if not isinstance(path, str) or _NOT_IN_NAMES.search(path):
+            raise errors.MetadataError(f"a file's name is not UTF-8, so no note can name it; rename it: {text}")
+        if len(path) > MAX_PATH or any(part in ("", ".", "..") for part in path.split("/")):
+            raise errors.MetadataError(f"a file's path leads out of the checkpoint, or is too long: {text}")
+        return path
 
     @property
     @collector_paused()
     def content(self) -> Any:
         """What it says. Raises MetadataError if it is damaged or hostile."""
-        content = parse_json(self.sections.root, "the note", self._most, MAX_NOTE_MARKS)
+        content = parse_json(self.sections.root, "the note", MAX_NOTE, MAX_NOTE_MARKS)
         check_plain(content, "the note")
         return content
 
@@ -80,20 +109,3 @@ class Note:
     def signed_by(self, trust: Iterable[VerifyKey]) -> bool:
         """As `Metadata.signed_by`."""
         return self._lines is not None and Vouchers.parse(self._lines[1]).signed_by(trust, self.sections.digest)
-
-
-def parse_note(data: bytes, most: int = MAX_NOTE) -> Note:
-    """Read a note of at most so many bytes, unauthenticated before `check`. Raises MetadataError if it is damaged."""
-    if len(data) > most:
-        raise errors.MetadataError(f"the note has {len(data)} bytes, {most} are allowed")
-    trailer = Trailer.parse(data, len(data))
-    if trailer is None or trailer.size != len(data) or trailer.head_digest != hashlib.sha256().digest():
-        raise errors.MetadataError("this is not a note: it was cut, or something else was put in its place")
-    sections = trailer.split(data, NOTE_LABEL)
-    lines = sections.key_lines()
-    if lines is not None:
-        try:
-            Envelope.parse(lines[0]), Vouchers.parse(lines[1])
-        except errors.DescriptorError as error:
-            raise errors.MetadataError(f"the note's keys are malformed: {error.message}") from None
-    return Note(sections, lines, most)

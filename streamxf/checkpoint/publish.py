@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import sys
 import time
 import warnings
@@ -18,7 +17,7 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.datafile import FileRecord
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.pickled import pickled
-from streamxf.checkpoint.saving import Extensions, Save, check_may_replace
+from streamxf.checkpoint.saving import Extensions, Save
 from streamxf.errors import AbortedError, ChainError, ContainerError, ReplacedMeanwhile, StreamxfError, UnsupportedError
 from streamxf.format.index import File, Index
 from streamxf.format.items import Chunk, Item, ObjectItem
@@ -30,22 +29,12 @@ from streamxf.format.tiling import NotTiled
 from streamxf.format.trailer import Sections, pack, pack_keys, slices
 from streamxf.keys.envelope import DataKey
 from streamxf.storage.lock import locked
-from streamxf.storage.storage import LOCK, Storage
+from streamxf.storage.storage import Storage
 from streamxf.version import __version__
 
 _log = logging.getLogger(__name__)
 
 _ATTEMPTS = 10  # at publishing while others do, where no lock keeps them apart
-
-RUN_FILE = re.compile(
-    r"\.streamxf-(?:commit|saving|removed|note-[0-9a-f]{8})(?:\.[0-9a-f]{8}\.tmp)?|" + re.escape(LOCK), re.ASCII
-)
-"""What lies beside a save, and says something of it: no leftover of any."""
-
-
-def made_by_writers(name: str) -> re.Match[str] | None:
-    """A match of what may be a save's leftover, or lies beside one."""
-    return made_by_saves(name) or RUN_FILE.fullmatch(name)
 
 
 def placed(items: Iterable[Item], files: Iterable[Iterable[tuple[str, Chunk]]]) -> dict[str, Item]:
@@ -173,7 +162,7 @@ def publish(
                 found = storage.names(index.files)
                 check_free(storage.label(), found, name, save.overwrite)
                 if name in found:
-                    check_may_replace(storage)
+                    storage.check_may_replace()
                 check_present(storage, found, index.files, elsewhere)
                 old = find_leftovers(storage, found, {name, *index.files}, rank, alone)
                 if check is not None:

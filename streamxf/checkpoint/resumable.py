@@ -60,9 +60,7 @@ class ResumableSave:
         self._job = _job_id(__version__, *facts)
         self.save = to.renew()
         self.save.place = to.storage.mount()
-        self._access = Access.for_chain(
-            self.save.extensions.chain
-        )  # for slips, which must be authentic where it encrypts
+        self._access = Access.for_chain(self.save.extensions.chain)  # for slips: authentic where it encrypts
         self.finished: dict[int, SavedFile] = {}
         self.discarded = 0
 

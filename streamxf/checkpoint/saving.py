@@ -7,7 +7,6 @@ import logging
 import os
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -21,7 +20,7 @@ from streamxf.cached import cached_property
 from streamxf.chain import DEFAULT_CHAIN, Chain, ChainLike
 from streamxf.checkpoint.sources import Content
 from streamxf.codecs.encrypt import Encrypt
-from streamxf.errors import KeyMissingError, NoSpaceError, ParameterError, UnsupportedError, add_note, escaped
+from streamxf.errors import KeyMissingError, NoSpaceError, ParameterError, add_note, escaped
 from streamxf.format.header import Identity
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2, WRITER_ID_BYTES
 from streamxf.format.names import data_name, is_metadata_name
@@ -206,7 +205,7 @@ class Save:
         if any(map(is_metadata_name, storage.names())):
             if not overwrite:
                 raise FileExistsError(errno.EEXIST, f"there is a checkpoint already; {cure}", storage.label())
-            check_may_replace(storage, 4)
+            storage.check_may_replace(4)
         return save
 
     def renew(self) -> Self:
@@ -342,27 +341,6 @@ def chain_of(chain: ChainLike | None, recipients: KeysLike, signer: SignerLike |
         raise ParameterError("recipients were given, and the chain does not encrypt: add '+encrypt' to it")
     own = [Chain([Encrypt(recipients, signer=signer)]) if word == _ENCRYPT else Chain.parse(word) for word in words]
     return Chain((codec for each in own for codec in each), raw=any(each.raw for each in own))
-
-
-def check_may_replace(storage: Storage, stacklevel: int = 0) -> None:
-    """Raise UnsupportedError where the checkpoint that is there might be gone before the new one is stored; with a
-    `stacklevel`, warn where a crash while the metadata is replaced may leave neither.
-    """
-    if not storage.abilities.keeps_older:
-        raise UnsupportedError(
-            "there is a checkpoint, and this place is not known to store a file by the time that its writer goes on "
-            "(some mounts send it later, and remove the old one at once): a crash might leave neither. Save into a new "
-            "folder, or to an object store by its URL, such as s3://; if you know the place better, say so: save to "
-            "streamxf.open_storage(path, abilities={'stored': True, 'in_order': True})",
-            file=storage.label(),
-        )
-    if stacklevel and not storage.abilities.in_one_step:
-        warnings.warn(
-            f"{storage.label()} is not known to replace a file in one step: a crash while .metadata is written "
-            "may leave neither the old checkpoint nor the new one. Save into a new folder each time, or to a local or "
-            "mounted file system, or to an object store",
-            stacklevel=stacklevel + 1,
-        )
 
 
 Shared = tuple[int, int, int]

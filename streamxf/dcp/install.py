@@ -97,26 +97,6 @@ def _put_in_force(installation: Installation) -> Installation:
     return installation
 
 
-def chain_and_access(
-    chain: ChainLike | None, keys: KeysLike, reader: Mapping[str, Any] | None = None
-) -> tuple[Chain, Access, dict[str, Any]]:
-    """What a job saves through and reads with that was given `chain`, `keys`, and `reader` for more arguments of
-    readers; returned are those that readers have to be made with. Without `chain` it is that of the installation in
-    force, and so are the keys, unless there are some.
-
-    Raises ParameterError, ChainError if they do not fit.
-    """
-    options, current = dict(reader or {}), installed()
-    if chain is None and current is not None and current.chain is not None:
-        chain = current.chain
-        if keys is None:  # trust= replaces that of the installation, which a ring would keep
-            keys = [*current.keys] or None if "trust" in options else current.keys
-    made = Chain.chosen(chain, keys=(ring := None if keys is None else KeyRing.of(keys)))
-    known = {name: options.pop(name) for name in ("trust", "allow_unsigned") if name in options}
-    access = Access.for_chain(made, options.get("keys", ring), require=options.get("require"), **known)
-    return made, access, {**options, "keys": access.keys}
-
-
 def installed() -> Installation | None:
     """The installation in force here, or None; StreamxfError if the variables of the environment cannot be used."""
     found = _stack[-1] if _stack else None

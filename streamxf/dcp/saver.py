@@ -8,17 +8,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
-from multiprocessing import resource_tracker
-from multiprocessing.util import Finalize
+from collections.abc import Collection
 
 from streamxf.errors import AbortedError
-from streamxf.torch_private import process_that_saves
 
 NICE = 10
 _PAUSE = 0.2  # seconds between two looks at the parent
-_ends: list[Finalize] = []
 
 
 def settle_in(deaf: Collection[int]) -> None:
@@ -53,33 +48,3 @@ def _end_with_parent() -> None:
     while not _is_orphan():
         time.sleep(_PAUSE)
     os._exit(1)
-
-
-@contextmanager
-def deaf_from_the_start(deaf: Collection[int]) -> Iterator[None]:
-    """If torch starts that process now, it is deaf before it can say so itself: it has the mask of the thread that
-    starts it. At the end of this process it gets no SIGTERM then, as multiprocessing sends it, but one that it hears.
-    """
-    if process_that_saves() is not None:
-        yield
-        return
-    if not _ends:
-        _ends.append(Finalize(None, _end_saver, exitpriority=100))
-    resource_tracker.ensure_running()  # which lets SIGTERM and SIGINT through to the thread that starts it
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, deaf)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _end_saver() -> None:
-    process = process_that_saves()
-    if process is not None and process.is_alive():
-        process.kill()
-
-
-def is_dead() -> bool:
-    """Whether that process was started and has ended, so that torch can save there no more."""
-    process = process_that_saves()
-    return process is not None and not process.is_alive()

@@ -25,7 +25,7 @@ from streamxf import torch_private
 from streamxf.chain import Chain, ChainLike
 from streamxf.checkpoint.datafile import write_files
 from streamxf.checkpoint.publish import check_free, publish, remove_unpublished
-from streamxf.checkpoint.saving import Extensions, Save, Stock, check_may_replace, check_stock
+from streamxf.checkpoint.saving import Extensions, Save, Stock, check_stock
 from streamxf.checkpoint.sources import Staging
 from streamxf.codec import Codec
 from streamxf.dcp import plans as planning
@@ -33,6 +33,7 @@ from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks
 from streamxf.dcp.columns import StoredResults, complete, extra_of, items_of, paths_of
 from streamxf.dcp.saver import check_parent, settle_in
 from streamxf.dcp.staged import check_sent, copied, make_objects
+from streamxf.engine import finalize_apart
 from streamxf.errors import AbortedError, ChainError, ParameterError, UnsupportedError, escaped, notes_of, text_of
 from streamxf.format.extra import merged, nesting_of, with_order
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
@@ -40,7 +41,6 @@ from streamxf.format.names import GLOBAL, metadata_name
 from streamxf.format.run import RunFacts
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.report import SaveReport
-from streamxf.storage.fetch import finalize_apart
 from streamxf.storage.opening import Location
 from streamxf.stream.encoder import block_log2_of
 
@@ -186,7 +186,7 @@ class ChainWriterMixin(StorageMixin):
         if storage.exists(GLOBAL if self.use_collectives else metadata_name(0)):
             if not self.overwrite:
                 raise RuntimeError(f"Checkpoint already exists in {storage.label()}, and {self.overwrite=}.")
-            check_may_replace(storage, 3)
+            storage.check_may_replace(3)
             text = f"Detected an existing checkpoint in {storage.label()}: this save replaces it"
             warnings.warn(f"{text}. Pass overwrite=False to refuse that", stacklevel=3)
         save.enter(links=self.run_facts is None)  # in a run's folder nobody names links, and others may make some

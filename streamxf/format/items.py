@@ -82,7 +82,6 @@ def is_path(path: object) -> bool:
 # which no writer puts into a path: `%`, `?` and `#` mean something else in a URL, so `%2e%2e/` leads out over HTTP
 _STRANGE = re.compile(r"[\x00-\x1f\x7f-\x9f\\%?#\ud800-\udfff]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-_NOT_IN_NAMES = re.compile(r"[\x00\ud800-\udfff]")  # of files that others wrote
 _SHOWN = 120
 
 
@@ -277,14 +276,4 @@ def check_path(path: object) -> str:
     parts = path.split("/")
     if _STRANGE.search(path) or ":" in parts[0] or any(part in ("", ".", "..") for part in parts):
         raise MetadataError(f"the metadata names a file outside the checkpoint: {ascii(path)[:_SHOWN]}")
-    return path
-
-
-def check_literal_path(path: object) -> str:
-    """The path of a file that others wrote, taken literally; MetadataError if it leads out, or is not UTF-8."""
-    text = ascii(path)[:_SHOWN]
-    if not isinstance(path, str) or _NOT_IN_NAMES.search(path):
-        raise MetadataError(f"a file's name is not UTF-8, so no note can name it; rename it: {text}")
-    if len(path) > MAX_PATH or any(part in ("", ".", "..") for part in path.split("/")):
-        raise MetadataError(f"a file's path leads out of the checkpoint, or is too long: {text}")
     return path

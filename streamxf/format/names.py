@@ -16,6 +16,11 @@ OWN_SLIP = re.compile(_OWN + re.escape(SLIP), re.ASCII)
 TORCH_FILE = re.compile(_RANK + r"_[0-9]+\.distcp", re.ASCII)  # a data file of torch's writers, and attached ones
 DRAFT = re.compile(rf"(?:\.|{_RANK}\.)metadata\.[0-9a-f]{{8}}\.tmp", re.ASCII)
 """Metadata that is about to be published, of streamxf's writers."""
+LOCK = ".streamxf.lock"
+"""Held while something is published into a folder. No part of what lies there: listings leave it out."""
+_RUN_FILE = re.compile(
+    r"\.streamxf-(?:commit|saving|removed|note-[0-9a-f]{8})(?:\.[0-9a-f]{8}\.tmp)?|" + re.escape(LOCK), re.ASCII
+)
 _RANK_METADATA = re.compile(_RANK + r"\.metadata", re.ASCII)
 _SLIP_DRAFT = re.compile(OWN_SLIP.pattern + r"\.[0-9a-f]{8}\.tmp", re.ASCII)
 _TORCH_DRAFT = re.compile(rf"(?:\.|{_RANK}\.)metadata\.tmp", re.ASCII)
@@ -48,6 +53,11 @@ def rank_metadata_among(names: Collection[str]) -> list[str]:
 def made_by_saves(name: str) -> re.Match[str] | None:
     """A match of what may be a save's leftover, `.metadata` aside."""
     return next(filter(None, (pattern.fullmatch(name) for pattern in _MADE)), None)
+
+
+def is_run_file(name: str) -> bool:
+    """Whether it lies beside a save, and says something of it: no leftover of any."""
+    return _RUN_FILE.fullmatch(name) is not None
 
 
 def rank_of(name: str) -> int | None:

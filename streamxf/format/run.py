@@ -46,7 +46,8 @@ class RunFacts:
         """As it is stored. Raises MetadataError if readers would refuse it."""
         try:
             time = round(self.time * 1000)
-            content = {**vars(self), "time": time, "rules": dict(self.rules), "metrics": metrics_json(self.metrics)}
+            content = {**vars(self), "time": time, "rules": dict(self.rules)}
+            content["metrics"] = self.metrics_json(self.metrics)
             content["continues"] = self.continues and dict(zip(("step", "save_id"), self.continues, strict=True))
             content = {name: value for name, value in content.items() if value or name in _MEMBERS}
             made: dict[str, Any] = json.loads(json.dumps(content))
@@ -64,7 +65,7 @@ class RunFacts:
             bad("a run's name cannot be that of a folder")
         rules = mapping(entry["rules"], "a run's rules")
         _check_rules(rules, limits.MAX_RULES_DEPTH)
-        metrics = metrics_of(entry["metrics"])
+        metrics = cls.metrics_of(entry["metrics"])
         step, time = (integer(entry[each], f"a run's {each}") for each in ("step", "time"))
         known = {each: entry[each] for each in entry.keys() & (_MEMBERS | _OPTIONAL)}
         continues = None
@@ -79,23 +80,23 @@ class RunFacts:
             bad(f"a run has more than {limits.MAX_RUN} bytes of JSON: fewer or shorter metrics and rules are needed")
         return made
 
+    @staticmethod
+    def metrics_json(metrics: Mapping[str, float]) -> dict[str, str]:
+        """Metrics as they are stored."""
+        numbers = {name: float(each) for name, each in metrics.items()}
+        return {name: _NAN if math.isnan(each) else struct.pack(">d", each).hex() for name, each in numbers.items()}
+
+    @staticmethod
+    def metrics_of(value: Any) -> dict[str, float]:
+        """The same read again; raises MetadataError if they are malformed."""
+        texts = mapping(value, "a run's metrics")
+        return {_text(name, "a metric's name"): _number(text) for name, text in texts.items()}
+
 
 def _line(value: Any) -> tuple[int, ...]:
     if type(value) is not list or not value:
         bad("a run's line is no array, or an empty one")
     return tuple(integer(each, "a run's line") for each in value)
-
-
-def metrics_json(metrics: Mapping[str, float]) -> dict[str, str]:
-    """Metrics as they are stored."""
-    numbers = {name: float(each) for name, each in metrics.items()}
-    return {name: _NAN if math.isnan(each) else struct.pack(">d", each).hex() for name, each in numbers.items()}
-
-
-def metrics_of(value: Any) -> dict[str, float]:
-    """The same read again; raises MetadataError if they are malformed."""
-    texts = mapping(value, "a run's metrics")
-    return {_text(name, "a metric's name"): _number(text) for name, text in texts.items()}
 
 
 def _text(value: Any, what: str) -> str:

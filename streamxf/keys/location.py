@@ -217,9 +217,7 @@ def _guess(text: str) -> str:
 
 
 def key_schemes() -> dict[str, list[str]]:
-    """All schemes of locations, each with the installed packages that provide it, as in ``acme-vault==1.0``; none for
-    those of streamxf. Imports nothing.
-    """
+    """All schemes, each with the installed packages that provide it: none for streamxf's own. Imports nothing."""
     found: dict[str, list[str]] = {scheme: [] for scheme in _PLACES}
     for name in sorted({point.name for point in entry_points(group=PROVIDER_GROUP)} - found.keys()):
         dists = (point.dist for point in _points(name))
@@ -228,9 +226,7 @@ def key_schemes() -> dict[str, list[str]]:
 
 
 def find_provider(scheme: str) -> Callable[..., Any]:
-    """The callable that makes a key of the rest of a location of this scheme; raises ParameterError if there is none,
-    or it cannot be imported.
-    """
+    """The callable that makes a key of the rest of a location; raises ParameterError if there is none, or one fails."""
     points = {point.value: point for point in _points(scheme)}
     if len(points) > 1:
         raise ParameterError(

@@ -31,8 +31,7 @@ from streamxf.errors import ParameterError, UnsupportedError, escaped
 from streamxf.manager.notes import FOLDER
 from streamxf.manager.removal import remove_entry
 from streamxf.places import Mount, Storage, put_small, small_names
-from streamxf.storage.disk import machine
-from streamxf.torch_private import default_store, new_process_group_helper, world
+from streamxf.torch_private import gloo_group_of
 from streamxf.wording import some
 
 T = TypeVar("T")
@@ -204,21 +203,10 @@ def gloo_group(
         return None
     if not dist.is_gloo_available():
         raise UnsupportedError("ranks agree through gloo, without which this torch was built")
-    store = default_store()
-    if store is None:
-        return dist.new_group(backend="gloo", timeout=timeout)
     ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
-    members, own = "_".join(map(str, ranks)), dist.get_rank()
-    name = f"streamxf {sha256(members.encode()).hexdigest()}"
-    # Only these ranks are here. `new_group` would wait for the others, or, with `use_local_synchronization`, name the
-    # group by how many this rank knows: ranks that know different numbers would wait for each other until the time-out,
-    # and a group that takes the name of one that is gone finds the addresses of that in the store.
-    name += f" {store.add(f'{name} of {own}', 1)}"
-    make: Any = new_process_group_helper
-    how = len(ranks), ranks.index(own), ranks, dist.Backend("gloo"), store, name
-    group, _ = make(*how, timeout=timeout or default_pg_timeout)
-    world.pg_group_ranks[group] = {each: number for number, each in enumerate(ranks)}
-    return group  # type: ignore[no-any-return]
+    name = f"streamxf {sha256('_'.join(map(str, ranks)).encode()).hexdigest()}"
+    group: dist.ProcessGroup | None = gloo_group_of(ranks, dist.get_rank(), name, timeout or default_pg_timeout)
+    return dist.new_group(backend="gloo", timeout=timeout) if group is None else group
 
 
 def give_back(group: dist.ProcessGroup) -> None:
@@ -248,7 +236,7 @@ class Whereabouts:
     def of(cls, storage: Storage) -> Whereabouts:
         mount, label = storage.mount(), storage.label()
         device = os.stat(label).st_dev if mount is not None else 0
-        return cls(socket.gethostname(), machine(), label, device, mount)
+        return cls(socket.gethostname(), Mount.machine(), label, device, mount)
 
     def is_one_with(self, other: Whereabouts) -> bool | None:
         """Whether these are surely one folder, or surely two."""

@@ -10,21 +10,9 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Literal, get_args
 
+from streamxf import errors
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.errors import (
-    ContainerError,
-    ForeignError,
-    MetadataError,
-    NoCheckpointError,
-    ParameterError,
-    UnsupportedError,
-    add_note,
-    escaped,
-    is_damage,
-    is_exhausted,
-    located,
-    notes_of,
-)
+from streamxf.errors import add_note, escaped, is_damage, is_exhausted, located, notes_of
 from streamxf.formats.opening import contents_of
 from streamxf.manager.folder import Folder
 from streamxf.manager.holds import has_no_place, hold_checkpoint
@@ -140,9 +128,9 @@ def choose(
                 choice.check = "whole"  # frameworks load by themselves, and could not fall back
         try:
             holds.enter_context(hold_checkpoint(run, choice.record.name))
-        except NoCheckpointError:
+        except errors.NoCheckpointError:
             continue  # it has been removed meanwhile
-        except (OSError, ForeignError) as error:  # of Google Cloud Storage, say; loading shows whether all is lost
+        except (OSError, errors.ForeignError) as error:  # of Google's, say; loading shows whether all is lost
             if isinstance(error, OSError) and not has_no_place(error):
                 raise
             _log.warning("nothing keeps %s from being removed while it is read: %s", choice.record.name, error)
@@ -161,7 +149,7 @@ def check_copied(run: Run, bare: Collection[str], least: int = 1) -> None:
     would save over the data.
     """
     if len(names := sorted(bare, key=order_of)) >= least:
-        raise NoCheckpointError(
+        raise errors.NoCheckpointError(
             f"{some(names)} {'has' if len(names) == 1 else 'have'} data, and neither metadata nor a mark that a save "
             f"was begun there. Perhaps hidden files, such as {GLOBAL}, were left out when this was copied: copy "
             "them, too. Nothing was removed. To start over, use an empty folder, or move these away",
@@ -181,7 +169,7 @@ def check_later(run: Run, state: RunState, choice: Choice, passed: Collection[st
             _log.warning(text, run.storage.label(), chosen.name, each.name)
     for doubt in state.doubts(chosen, when, {*named_to_skip(), *passed}, choice.skipped):
         if doubt.stops:
-            raise NoCheckpointError(
+            raise errors.NoCheckpointError(
                 f"{doubt.text}. Nothing was loaded or removed; say from where training goes on: resume(state, step=N) "
                 f"or {SKIP}={doubt.name}, which passes it over for {chosen.name}",
                 file=run.storage.label(doubt.name),
@@ -189,7 +177,7 @@ def check_later(run: Run, state: RunState, choice: Choice, passed: Collection[st
         _log.warning("%s: %s", run.storage.label(), escaped(doubt.text))
 
 
-def _none(run: Run, found: Choice, name: str | None) -> NoCheckpointError:
+def _none(run: Run, found: Choice, name: str | None) -> errors.NoCheckpointError:
     what = "no checkpoint" if name is None else f"no checkpoint of step {numbers_in(name)[-1]}"
     advice = ["`streamxf list` shows which there are"]
     if any(FOREIGN in reason for reason in found.skipped.values()):
@@ -202,7 +190,7 @@ def _none(run: Run, found: Choice, name: str | None) -> NoCheckpointError:
         advice.append("`streamxf salvage` saves the intact items of a damaged one; to start over, use an empty folder")
     why = f" ({found.why})" if found.skipped else ""
     text = f"{what} can be resumed from{why}. Nothing was removed; {'; '.join(advice)}"
-    return NoCheckpointError(text, file=run.storage.label())
+    return errors.NoCheckpointError(text, file=run.storage.label())
 
 
 def by_metric(records: Sequence[Record], metric: str, mode: str) -> list[Record]:
@@ -270,7 +258,7 @@ def _fit(
 
 def check_verify(verify: str) -> None:
     if verify not in get_args(Verify):
-        raise ParameterError(f"verify={verify!r:.40}: it is one of {', '.join(map(repr, get_args(Verify)))}")
+        raise errors.ParameterError(f"verify={verify!r:.40}: it is one of {', '.join(map(repr, get_args(Verify)))}")
 
 
 def damage_of(run: Run, record: Record, check: Verify, part: Part = ALL, *, ranks: int | None = ANY) -> str | None:
@@ -302,7 +290,7 @@ def damage_of(run: Run, record: Record, check: Verify, part: Part = ALL, *, rank
 def advised(error: Exception, record: Record) -> Exception:
     """An error of a place, or of a newer version, with what to do if nothing else helps."""
     text = escaped(f"next: if that stays so, {SKIP}={record.name} passes this checkpoint over")
-    passing = isinstance(error, OSError | ForeignError | UnsupportedError) and not is_exhausted(error)
+    passing = isinstance(error, OSError | errors.ForeignError | errors.UnsupportedError) and not is_exhausted(error)
     if passing and text not in notes_of(error):
         add_note(error, text)
     return error
@@ -330,14 +318,14 @@ def _check_published(place: Storage, authority: Authority, check: Verify, part: 
 
         report = verify_at(place, access, part=part)
         if not report.ok:
-            raise ContainerError(damage_in(report, place))
+            raise errors.ContainerError(damage_in(report, place))
     with Checkpoint.at(place, access, listing=stored or check == "none") as checkpoint:
         missing = contents_of(checkpoint).incomplete
         for path in missing:
             with suppress(FileNotFoundError), place.open(path):  # raises what says more, as of a Git LFS pointer
                 pass
         if missing:
-            raise MetadataError(f"not there in the recorded size: {', '.join(missing[:3])}", file=place.label())
+            raise errors.MetadataError(f"not there in the recorded size: {', '.join(missing[:3])}", file=place.label())
         if check == "sample" and not stored:
             read_sample(checkpoint)
 
@@ -345,7 +333,7 @@ def _check_published(place: Storage, authority: Authority, check: Verify, part: 
 def damage_in(report: VerifyReport, place: Storage) -> str:
     """Raises ForeignError if nothing is damaged, and something could not be read."""
     if not report.damaged:
-        raise ForeignError(f"it could not be read: {report.unread[0]}", file=place.label())
+        raise errors.ForeignError(f"it could not be read: {report.unread[0]}", file=place.label())
     return f"{_DAMAGE}{report.damaged[0]}"
 
 
@@ -354,7 +342,7 @@ def _check_commit(folder: Folder, check: Verify, part: Part) -> None:
     commit, place, authority = folder.committed(), folder.place, folder.authority
     check_alone(folder, commit)
     if authority.strict and (bare := commit.without_digests()):
-        raise MetadataError(f"its commit record has no digest of {some(bare)}, so nothing authenticates that")
+        raise errors.MetadataError(f"its commit record has no digest of {some(bare)}, so nothing authenticates that")
     digests = {path: file.sha256 for path, file in commit.files.items() if file.sha256 is not None}
     for each in folder.supplements(commit.save_id)[0]:
         digests |= each.sha256
@@ -362,7 +350,9 @@ def _check_commit(folder: Folder, check: Verify, part: Part) -> None:
         return
     for number, (path, digest) in enumerate(sorted(digests.items())):
         if number % part[1] == part[0] and digest_of(place, path) != digest:
-            raise ContainerError("the SHA-256 of the file is not that which was committed", file=place.label(path))
+            raise errors.ContainerError(
+                "the SHA-256 of the file is not that which was committed", file=place.label(path)
+            )
     if part[0] == 0:  # what DCP wrote below has checksums of its own
         for path in commit.files if authority.strict else commit.files.keys() - digests.keys():
             below, _, name = path.rpartition("/")
@@ -379,7 +369,9 @@ def check_alone(folder: Folder, commit: Commit) -> None:
     if others := sorted(path for path in found - commit.files.keys() if is_framework_file(path)):
         text = f"{', '.join(others[:3])} {'is' if len(others) == 1 else 'are'} not among the committed files"
         if folder.authority.strict:
-            raise MetadataError(f"{text}, and might be loaded: nothing authenticates it. Look at it, and move it away")
+            raise errors.MetadataError(
+                f"{text}, and might be loaded: nothing authenticates it. Look at it, and move it away"
+            )
         _warn_once(f"{folder.place.label()}: {text}, and might be loaded")
 
 
@@ -394,9 +386,9 @@ def check_ranks(files: Collection[str], ranks: int | None) -> None:
     if not found or ranks == ANY:
         return
     if ranks is None:
-        raise MetadataError("each rank has its own metadata, and only ranks= says how many there were")
+        raise errors.MetadataError("each rank has its own metadata, and only ranks= says how many there were")
     if missing := sorted(set(range(ranks)) - found):
-        raise MetadataError(f"the metadata of rank {missing[0]} is missing")
+        raise errors.MetadataError(f"the metadata of rank {missing[0]} is missing")
 
 
 def digest_of(place: Storage, path: str) -> str:

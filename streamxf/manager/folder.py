@@ -6,29 +6,20 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
+from streamxf import errors
 from streamxf.cached import cached_property
-from streamxf.checkpoint.metadata import Mode
-from streamxf.checkpoint.publish import made_by_writers
-from streamxf.errors import (
-    ContainerError,
-    KeyServiceError,
-    MetadataError,
-    ReplacedError,
-    StreamxfError,
-    UnsupportedError,
-    escaped,
-)
+from streamxf.errors import escaped
 from streamxf.manager.notes import ELSEWHERE, Authority, read
 from streamxf.manager.record import Record, numbers_in
 from streamxf.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT, Commit, Saving, Supplement, ordered
-from streamxf.places import Entries, Storage, StorageEntry, is_metadata_name, made_by_saves, metadata_among
+from streamxf.places import Entries, Storage, StorageEntry, is_metadata_name, is_run_file, made_by_saves, metadata_among
 from streamxf.reading import Access, Metadata, read_metadata
 from streamxf.writing import RunFacts
 
 T = TypeVar("T")
-_OF_COMMITS = (*ELSEWHERE, UnsupportedError)  # a record of a newer version is not a damaged one
+_OF_COMMITS = (*ELSEWHERE, errors.UnsupportedError)  # a record of a newer version is not a damaged one
 
 _log = logging.getLogger(__name__)
 
@@ -50,15 +41,15 @@ class Folder:
         self.metadata = metadata_among(self.top)
 
     def note(
-        self, file: str, make: Callable[[Any], T], raises: tuple[type[StreamxfError], ...] = ELSEWHERE
+        self, file: str, make: Callable[[Any], T], raises: tuple[type[errors.StreamxfError], ...] = ELSEWHERE
     ) -> tuple[T | None, str]:
         """What a note there says, if it can be read, and why it does not count, if it does not."""
         try:
             said, doubt = read(self.place, file, make, self.authority)
         except raises:
             raise
-        except (StreamxfError, FileNotFoundError) as error:
-            if UnsupportedError in raises:
+        except (errors.StreamxfError, FileNotFoundError) as error:
+            if errors.UnsupportedError in raises:
                 with suppress(OSError), self.place.open(file):  # raises what says more, as of a Git LFS pointer
                     pass
                 if (known := self.place.doubted(error, missing=True)) is not error:
@@ -98,32 +89,32 @@ class Folder:
         """
         commit, doubt = self.note(COMMIT, Commit.of_json, _OF_COMMITS)
         if commit is None:
-            raise MetadataError(f"the commit record cannot be read: {doubt}")
+            raise errors.MetadataError(f"the commit record cannot be read: {doubt}")
         for path, file in commit.files.items():
             entry = self.files.get(path)
             if entry is None:
-                raise ContainerError("the file is gone", file=self.place.label(path))
+                raise errors.ContainerError("the file is gone", file=self.place.label(path))
             if entry.size != file.size:
                 with self.place.open(path):  # raises what says more, as of a Git LFS pointer
                     pass
-                raise ContainerError(
+                raise errors.ContainerError(
                     f"the file had {file.size} bytes when it was committed, and now has {entry.size}",
                     file=self.place.label(path),
                 )
             if file.checksum is not None and checksum_of(entry) not in (None, file.checksum):
-                raise ContainerError(
+                raise errors.ContainerError(
                     "the store's checksum of the file has changed since it was committed", file=self.place.label(path)
                 )
         return commit
 
     def contents(self) -> list[str]:
         """The files of its checkpoint, by its index or commit record, and by names that only writers make."""
-        ours = {path for path in self.top if made_by_writers(path) or is_metadata_name(path)}
+        ours = {path for path in self.top if made_by_saves(path) or is_run_file(path) or is_metadata_name(path)}
         for file in {COMMIT, REMOVED}.intersection(self.top):
             commit, doubt = self.note(file, Commit.of_json)
             if commit is not None and not doubt and commit.run.name == self.name:
                 ours |= commit.files.keys() & self.files.keys()
-        with suppress(StreamxfError, FileNotFoundError):
+        with suppress(errors.StreamxfError, FileNotFoundError):
             for metadata in self.metadata if set(self.top) - ours else ():
                 ours |= self._read(metadata)[0].files.keys() & self.files.keys()
         return sorted(ours)
@@ -176,9 +167,9 @@ class Folder:
             said, doubts = zip(*map(self._read, self.metadata), strict=True)
         except ELSEWHERE:
             raise
-        except UnsupportedError as error:  # no job may remove it, or go on from before it
+        except errors.UnsupportedError as error:  # no job may remove it, or go on from before it
             return self._doubted(replace(record, kind="foreign", newer=True), error.message)
-        except (StreamxfError, FileNotFoundError) as error:
+        except (errors.StreamxfError, FileNotFoundError) as error:
             return self._doubted(replace(record, damaged=True), f"{type(error).__name__}: {error}")
         if (index := said[0].index) is not None:
             record = self._with_facts(record, index.save_id, index.run)
@@ -200,15 +191,15 @@ class Folder:
         """A metadata file, of which nothing is authenticated without `access`, and items are not looked at. It is read
         again if it has been replaced since it was listed; an object store is asked once otherwise.
         """
-        mode: Mode = "root" if access is None else False
+        mode: Literal["root", False] = "root" if access is None else False
         near = self.place.near
         try:
             size = None if near else self.files[file].size
             return read_metadata(self.place, file, access or Access(), size=size, listing=mode)
-        except KeyServiceError:
+        except errors.KeyServiceError:
             raise
         except Exception as error:  # of whatever class: if the file was not replaced, the same comes again
-            if near and not isinstance(error, ReplacedError):
+            if near and not isinstance(error, errors.ReplacedError):
                 raise
             return read_metadata(self.place, file, access or Access(), listing=mode)
 
@@ -217,7 +208,7 @@ class Folder:
         record = Record(self.name, self._written(file))
         try:
             commit, doubt = self.note(file, Commit.of_json, _OF_COMMITS)
-        except UnsupportedError as error:
+        except errors.UnsupportedError as error:
             newer = file == COMMIT  # what is being removed by one is gone
             return self._doubted(replace(record, kind="foreign" if newer else "removing", newer=newer), error.message)
         going = file == REMOVED

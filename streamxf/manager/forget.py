@@ -6,25 +6,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from streamxf.checkpoint.publish import DAY, RUN_FILE
 from streamxf.errors import ParameterError, StreamxfError, escaped
-from streamxf.format.limits import MAX_NOTE
 from streamxf.manager.choice import Choice, Verify, check_later, check_verify, newest
 from streamxf.manager.folder import Folder
-from streamxf.manager.holds import active_holds, announce_removal, announced_removals, has_no_place, is_over
+from streamxf.manager.holds import DAY, active_holds, announce_removal, announced_removals, has_no_place, is_over
 from streamxf.manager.listing import Run, read_named
 from streamxf.manager.notes import remove_notes, written_since
 from streamxf.manager.record import Line, Record, series_of
-from streamxf.manager.removal import Order, files_of_many, remove_tree, remove_trees
+from streamxf.manager.removal import Listing, Order, files_of_many, remove_tree, remove_trees
 from streamxf.manager.retention import Retention
 from streamxf.manager.sessions import is_held
 from streamxf.notes import COMMIT, REMOVED, SAVING
-from streamxf.places import Entries, Location, is_metadata_name, locked, made_by_saves, put_small, read_small
+from streamxf.places import Location, is_metadata_name, is_run_file, locked, made_by_saves, put_small, read_small
 from streamxf.reading import KeysLike, TrustLike
 from streamxf.wording import by_reason, listed, many, reason_of, size_text, some
 
@@ -249,9 +247,7 @@ def _remove_if_empty(run: Run, name: str) -> None:
         remove_tree(run.storage, name, [], [])
 
 
-def _remove_unchanged(
-    run: Run, records: Sequence[Record], files: Callable[[str], Entries], extras: bool
-) -> dict[str, str]:
+def _remove_unchanged(run: Run, records: Sequence[Record], files: Listing, extras: bool) -> dict[str, str]:
     """Those that could not be removed, each with the reason."""
 
     def order(record: Record) -> Order | Exception | None:
@@ -289,7 +285,7 @@ def _order(run: Run, folder: Folder, everything: bool) -> Order:
     rest = _in_order({*(files if everything else ours)}.difference(first), ours)
     if COMMIT in files:
         with suppress(OSError):  # of a full disk, which must not stay full
-            name, commit = f"{folder.name}/{REMOVED}", read_small(run.storage, f"{folder.name}/{COMMIT}", MAX_NOTE)
+            name, commit = f"{folder.name}/{REMOVED}", read_small(run.storage, f"{folder.name}/{COMMIT}")
             put_small(run.storage, name, commit or b"")
         rest = [path for path in rest if path != REMOVED] + [REMOVED]
     return first, rest
@@ -328,7 +324,7 @@ def finish(run: Run, series: str, *, session: str = "", saves: bool = False, ext
     for name in run.names if saves and run.storage.near else ():
         if series_of(name) == series and name not in records:
             files = run.folder(name).files
-            if all(map(RUN_FILE.fullmatch, files)) and {COMMIT, REMOVED, SAVING}.isdisjoint(files):
+            if all(map(is_run_file, files)) and {COMMIT, REMOVED, SAVING}.isdisjoint(files):
                 remove_tree(run.storage, name, [], files)
     remove_notes(run.storage, over)
 

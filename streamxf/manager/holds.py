@@ -20,21 +20,21 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from streamxf.checkpoint.publish import DAY
+from streamxf.engine import finalize_apart
 from streamxf.errors import NoCheckpointError, ParameterError
 from streamxf.manager.listing import Run, run_of
 from streamxf.manager.notes import FOLDER, notes_in, put_note, remove_notes
 from streamxf.manager.removal import is_literal, remove_entry
 from streamxf.manager.sessions import is_held
 from streamxf.places import Location, Storage, open_storage, put_small, small_names
-from streamxf.storage.fetch import finalize_apart
-from streamxf.storage.files import MAX_COMPONENT, NOT_THERE, draft_of
 
 _HOLDS = f"{FOLDER}/holds"
 _HOLD = re.compile(
     r"(?P<name>.{1,255})@(?P<time>[0-9]{1,15})@(?P<who>[^@]{1,255}?)(-(?P<session>[0-9a-f]{32}))?-[0-9a-f]{8}",
     re.DOTALL,
 )
+_NO_PLACE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
+DAY = 86_400.0  # seconds: no clocks differ so much
 MAX_NAME_BYTES = 170  # of a checkpoint's folder, so that its holds have names, too
 _REMOVALS = "going-[0-9]{1,15}-[0-9a-f]{16}"
 _PATIENCE = 60.0  # seconds
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 def has_no_place(error: OSError) -> bool:
     """Whether nothing can be put there for good, so that a job has to do without."""
     without_number = PermissionError | FileExistsError | NotADirectoryError  # of an object store
-    return error.errno in {*NOT_THERE, errno.EROFS, errno.ENOSPC, errno.EDQUOT} or isinstance(error, without_number)
+    return error.errno in _NO_PLACE or isinstance(error, without_number)
 
 
 @contextmanager
@@ -101,7 +101,7 @@ def put_hold(storage: Storage, name: str, session: str = "") -> Iterator[None]:
     """A hold, whatever lies there; of a `session` only while that runs."""
     host = re.sub(r"[^\w.-]", "-", socket.gethostname(), flags=re.ASCII) or "-"
     before, after = f"{name}@{int(time.time())}@", f"-{os.getpid()}-{session}".rstrip("-") + f"-{secrets.token_hex(4)}"
-    room = MAX_COMPONENT - len(draft_of(before + after).encode("utf-8", "surrogateescape"))
+    room = storage.longest_name - len((before + after).encode("utf-8", "surrogateescape"))
     file = f"{before}{host[: max(room, 1)]}{after}"
     storage.check_literal(file)  # or it could not be taken back
     put_small(storage, f"{_HOLDS}/{file}", b"", sync=False)

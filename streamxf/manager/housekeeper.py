@@ -13,9 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from streamxf.cached import cached_property
-from streamxf.checkpoint.saving import check_may_replace
 from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, escaped
-from streamxf.format.items import check_literal_path
 from streamxf.manager import notes
 from streamxf.manager.choice import Verify, check_alone, digest_of
 from streamxf.manager.folder import checksum_of
@@ -29,6 +27,7 @@ from streamxf.manager.sessions import Session, Sessions
 from streamxf.manager.state import ABANDONED, RunState, lined
 from streamxf.notes import COMMIT, REMOVED, SAVING, Commit, CommittedFile, Saving, Supplement
 from streamxf.places import is_metadata_name, made_by_saves, put_small
+from streamxf.reading import Note
 from streamxf.wording import many, size_text, some
 from streamxf.writing import RunFacts
 
@@ -229,7 +228,7 @@ class Housekeeper:
             if why and not folder.place.abilities.keeps_older:  # it goes first: what was resumed from stays
                 gone |= {*ours} - {SAVING}
             else:
-                check_may_replace(folder.place)
+                folder.place.check_may_replace()
         if save.framework:
             gone |= published
         record = old if save.framework or COMMIT in files else None
@@ -240,7 +239,7 @@ class Housekeeper:
         goes_on = gone if record is not None and record.complete else gone.union(ours)
         save.before = {path: notes.mark_of(entry) for path, entry in files.items() if path not in goes_on}
         for path in save.before if save.framework else ():
-            check_literal_path(path)  # raises here what the mark of this save cannot name
+            Note.check_path(path)  # raises here what the mark of this save cannot name
         try:
             save.hold.enter_context(put_hold(storage, name, self._sessions.own.id))
         except OSError as error:
@@ -322,7 +321,7 @@ class Housekeeper:
         if absent := sorted(digests.keys() - files):
             raise ParameterError(f"digests: {some(absent)}: the save wrote no such file", file=place.label())
         for path in files:
-            for part in check_literal_path(path).split("/"):
+            for part in Note.check_path(path).split("/"):
                 self._storage.check_literal(part)
         found = {
             path: CommittedFile(entry.size or 0, digests.get(path), checksum_of(entry))

@@ -19,7 +19,7 @@ from streamxf.formats.opening import contents_of, open_source, parts_of
 from streamxf.manager.folder import Folder, checksum_of
 from streamxf.manager.notes import Authority
 from streamxf.manager.record import Record, is_numbered, series_of
-from streamxf.manager.removal import files_of, files_of_many, is_literal
+from streamxf.manager.removal import files_of_many, is_literal
 from streamxf.manager.saves import SaveNotes
 from streamxf.manager.state import RunState, last_line, lined
 from streamxf.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT
@@ -173,8 +173,8 @@ class Run:
         """A folder as it is now, or with these `files`, where they have just been listed."""
         if self.storage.is_link(name):
             where, base = run_of(self.storage.child(name))
-            return Folder(name, where.child(base), files_of(where, base), self.authority, True)
-        listed = files_of(self.storage, name) if files is None else files
+            return Folder(name, where.child(base), where.files(base), self.authority, True)
+        listed = self.storage.files(name) if files is None else files
         return Folder(name, self.storage.child(name), listed, self.authority)
 
     def is_still(self, record: Record, folder: Folder) -> bool:

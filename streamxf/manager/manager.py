@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 import warnings
 from collections import deque
@@ -30,10 +31,8 @@ from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_asyn
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from streamxf import errors
-from streamxf.checkpoint.access import Names
-from streamxf.dcp.install import chain_and_access
+from streamxf.dcp.install import installed
 from streamxf.dcp.reader import FileSystemReader
-from streamxf.dcp.saver import deaf_from_the_start, is_dead
 from streamxf.dcp.writer import FileSystemWriter
 from streamxf.errors import AbortedError, MetadataError, ParameterError, UnsupportedError, escaped, is_damage
 from streamxf.manager.agreement import Agreement, check_one_folder, give_back, gloo_group
@@ -45,11 +44,9 @@ from streamxf.manager.notes import Authority
 from streamxf.manager.record import MAX_DIGITS, Record, is_numbered, numbers_in, series_of
 from streamxf.manager.retention import Retention
 from streamxf.manager.schedule import Interval, SaveTimer, Schedule
-from streamxf.manager.signals import StopSignals
+from streamxf.manager.signals import StopSignals, deaf_from_the_start, saver_is_dead
 from streamxf.places import AbilitiesLike, Location, Storage, is_url, open_storage
-from streamxf.reading import ChainLike, KeysLike
-from streamxf.storage.lock import this_thread
-from streamxf.storage.opening import path_text
+from streamxf.reading import Access, Chain, ChainLike, KeyRing, KeysLike
 from streamxf.writing import RunFacts
 
 T = TypeVar("T")
@@ -79,7 +76,8 @@ def _alone(method: Callable[Concatenate[CheckpointManager, P], T]) -> Callable[C
 
     @wraps(method)
     def call(manager: CheckpointManager, /, *arguments: P.args, **options: P.kwargs) -> T:
-        calls, name = _calls.setdefault(this_thread(), []), f"CheckpointManager.{method.__name__.strip('_')}"
+        here = os.getpid(), threading.get_ident()  # a forked child has the thread's number, too
+        calls, name = _calls.setdefault(here, []), f"CheckpointManager.{method.__name__.strip('_')}"
         inside = any(each == id(manager) for each, _ in calls)
         asks = bool(calls) and _is_asked_by_a_state() and (not inside or name in _LOOKS)
         if calls and not asks:
@@ -99,7 +97,7 @@ def _alone(method: Callable[Concatenate[CheckpointManager, P], T]) -> Callable[C
             del calls[depth:]
             manager._only_looks = before
             if not depth:
-                _calls.pop(this_thread(), None)
+                _calls.pop(here, None)
 
     return call
 
@@ -208,17 +206,17 @@ class CheckpointManager:
             raise ParameterError(f"when_busy={when_busy!r:.40}: it is 'wait' or 'skip'")
         check_verify(verify)
         self._writer, reader = _mapping("writer", writer), _mapping("reader", reader)
-        self._chain, access, self._reader = chain_and_access(chain, keys, reader)
+        self._chain, access, self._reader = _chain_and_access(chain, keys, reader)
         self._schedule = Schedule.of(save)
         self._keep = Retention.of(keep)
         self._async, self._most, self._skips = mode, in_flight, when_busy == "skip"
         self._name = name
         self._gives_storages = isinstance(run, Storage)
-        place = run if isinstance(run, Storage) else path_text(run)
+        place = os.fspath(run) if isinstance(run, os.PathLike) else run
+        if place and isinstance(place, str) and not is_url(place):
+            place = str(Path(place).absolute())
         # a relative path means what it means now, wherever the job changes to, and `..` what the system takes it for
-        self._storage = open_storage(
-            place if isinstance(place, Storage) or is_url(place) else Path(place).absolute(), storage_options, abilities
-        )
+        self._storage = open_storage(place, storage_options, abilities)
         self._storage.check_fresh()
         if not self._storage.abilities.keeps_older:
             _log.warning(
@@ -328,7 +326,7 @@ class CheckpointManager:
         writer.reset(self._storage.child(name))
         writer.run_facts, writer.deaf = facts, self._deaf
         background = self._async
-        if background == "process" and any(self._agreement.everywhere(is_dead)):
+        if background == "process" and any(self._agreement.everywhere(saver_is_dead)):
             background = None
             if self._agreement.rank == 0:
                 _log.error("the process that saves in the background has ended: %s is saved in the foreground", name)
@@ -446,7 +444,7 @@ class CheckpointManager:
         step: int | None = None,
         foreign: bool = False,
         plaintext: bool = False,
-        rename: Names | None = None,
+        rename: Mapping[str, str] | None = None,
     ) -> int | None:
         """Load the newest intact checkpoint, and return its step; None if there is none yet.
 
@@ -718,6 +716,24 @@ class CheckpointManager:
     def _make_reader(self, place: Storage, *, plaintext: bool = False, **more: Any) -> FileSystemReader:
         reader = FileSystemReader(place, **{**more, **self._reader, **({"require": None} if plaintext else {})})
         return reader if plaintext else reader.for_chain(self._chain)
+
+
+def _chain_and_access(
+    chain: ChainLike | None, keys: KeysLike, reader: dict[str, Any]
+) -> tuple[Chain, Access, dict[str, Any]]:
+    """What the job saves through and reads with, and what its readers are made with. Without `chain` it is that of the
+    installation in force, and so are the keys, unless there are some. Raises ParameterError, ChainError.
+    """
+    current = installed()
+    if chain is None and current is not None and current.chain is not None:
+        chain = current.chain
+        if keys is None:  # trust= replaces that of the installation, which a ring would keep
+            keys = [*current.keys] or None if "trust" in reader else current.keys
+    ring = None if keys is None else KeyRing.of(keys)
+    made = Chain.chosen(chain, keys=ring)
+    known = {name: reader.pop(name) for name in ("trust", "allow_unsigned") if name in reader}
+    access = Access.for_chain(made, reader.get("keys", ring), require=reader.get("require"), **known)
+    return made, access, {**reader, "keys": access.keys}
 
 
 def _is_full(error: BaseException) -> bool:

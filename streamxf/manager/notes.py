@@ -12,30 +12,17 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from streamxf.checkpoint.publish import RUN_FILE
+from streamxf import errors
 from streamxf.codecs.encrypt import Encrypt
-from streamxf.errors import (
-    ForeignError,
-    KeyMissingError,
-    KeyServiceError,
-    MetadataError,
-    ParameterError,
-    ReplacedError,
-    StreamxfError,
-    UnsupportedError,
-    escaped,
-)
-from streamxf.format.limits import MAX_NOTE
+from streamxf.errors import escaped
 from streamxf.keys import VerifyKey
 from streamxf.manager.removal import remove_entry
-from streamxf.places import Entries, Storage, StorageEntry, put_small, read_small, small_files
-from streamxf.reading import Access, parse_note
-from streamxf.storage.small import MOST_BYTES
+from streamxf.places import Entries, Storage, StorageEntry, is_run_file, put_small, read_small, small_files
+from streamxf.reading import Access, Note
 from streamxf.wording import some
-from streamxf.writing import seal_note
 
 BLIND = "no key here can verify it"
-ELSEWHERE = (KeyServiceError, ForeignError, ReplacedError)
+ELSEWHERE = (errors.KeyServiceError, errors.ForeignError, errors.ReplacedError)
 """Errors of services, of servers, and where another save is published: they say nothing of what is stored."""
 
 
@@ -82,7 +69,7 @@ class Authority:
     def check_reads(self, what: str) -> None:
         """Raise KeyMissingError if the job encrypts to keys that it does not hold, so that it cannot load."""
         if self.strict and not self.reads:
-            raise KeyMissingError(
+            raise errors.KeyMissingError(
                 f"{what} is there, and this job holds no key that reads it: it only encrypts. Give the key by keys=, "
                 "or begin in an empty folder; resume(state, plaintext=True) loads an unencrypted checkpoint"
             )
@@ -100,17 +87,17 @@ class Authority:
                 return "it is not signed by this job's signer"
         except ELSEWHERE:
             raise
-        except StreamxfError as error:
+        except errors.StreamxfError as error:
             return error.message
         return ""
 
-    def seal(self, content: Any, make: Callable[[Any], object], most: int = MAX_NOTE) -> bytes:
-        """A note of at most so many bytes, vouched for as checkpoints are; MetadataError if `make` refuses it."""
+    def seal(self, content: Any, make: Callable[[Any], object]) -> bytes:
+        """A note, vouched for as checkpoints are; MetadataError if `make` refuses it."""
         encryption = self._encryption if self.strict else None
         if encryption is not None and (self._session is None or self._session[0] != os.getpid()):
             self._session = os.getpid(), encryption.renew()
-        data = seal_note(content, self._session[1] if encryption is not None and self._session is not None else None)
-        parse_note(data, most).said(make)
+        data = Note.seal(content, self._session[1] if encryption is not None and self._session is not None else None)
+        Note.parse(data).said(make)
         if self.blind:
             self.sealed.add(hashlib.sha256(data).digest())
         return data
@@ -120,7 +107,7 @@ def _check_resumes(encryption: Encrypt, access: Access) -> None:
     """Raise ParameterError if the job, started again, could not read what it saved, and would go on from before it."""
     given = [key for key in access.keys if key.unwraps]
     if {(key.kind, key.id) for key in given}.isdisjoint((key.kind, key.id) for key in encryption.recipients):
-        raise ParameterError(
+        raise errors.ParameterError(
             f"the chain encrypts to {some(key.id for key in encryption.recipients)}, and keys= reads "
             f"{some(key.id for key in given)} alone: a second start could not resume from what this one saves. Give "
             "both keys, as in keys=[new, old]"
@@ -137,7 +124,7 @@ T = TypeVar("T")
 
 def put_note(storage: Storage, authority: Authority, file: str, content: Any, make: Callable[[Any], object]) -> None:
     """Put a note into ``.streamxf``, or replace it. Raises OSError, and as `Authority.seal`."""
-    put_small(storage, f"{FOLDER}/{file}", authority.seal(content, make, MOST_BYTES), sync=False)
+    put_small(storage, f"{FOLDER}/{file}", authority.seal(content, make), sync=False)
 
 
 def remove_notes(storage: Storage, files: Iterable[str]) -> None:
@@ -151,10 +138,10 @@ def notes_in(storage: Storage, authority: Authority, names: str, make: Callable[
         storage, FOLDER, lambda name: re.fullmatch(names, name, re.ASCII) is not None
     ).items():
         try:
-            note = parse_note(data, MOST_BYTES)
+            note = Note.parse(data)
             if not authority.doubt(note.check, note.signed_by):
                 found[file] = note.said(make)
-        except (MetadataError, UnsupportedError) as error:
+        except (errors.MetadataError, errors.UnsupportedError) as error:
             _log.debug("%s", escaped(f"{storage.label(file)} is ignored: {error.message}"))
     return found
 
@@ -163,10 +150,10 @@ def read(child: Storage, file: str, make: Callable[[Any], T], authority: Authori
     """A note in a checkpoint's folder, None if there is none, and why it does not count, if it does not. What the job's
     keys do not verify is None, too, unless there are none that could. Raises MetadataError if it is damaged.
     """
-    data = read_small(child, file, MAX_NOTE)
+    data = read_small(child, file)
     if data is None:
         return None, ""
-    note = parse_note(data)
+    note = Note.parse(data)
     if authority.blind and hashlib.sha256(data).digest() in authority.sealed:  # this process made it
         return note.said(make), ""
     doubt = authority.doubt(note.check, note.signed_by)
@@ -180,7 +167,7 @@ def mark_of(entry: StorageEntry) -> str:
 
 def is_framework_file(path: str) -> bool:
     """Whether a file below a checkpoint's folder is none of the manager's own."""
-    return not RUN_FILE.fullmatch(path.rpartition("/")[2])
+    return not is_run_file(path.rpartition("/")[2])
 
 
 def written_since(files: Entries, before: Mapping[str, str], known: Iterable[str] = ()) -> dict[str, StorageEntry]:

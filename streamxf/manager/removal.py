@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from itertools import islice
 
 from streamxf.errors import ParameterError, escaped
 from streamxf.places import Entries, Storage, StorageEntry
-from streamxf.storage.files import MOST, NOT_THERE, check_component, components
-from streamxf.storage.storage import LOCK
 from streamxf.wording import many, some
 
 _log = logging.getLogger(__name__)
 
+Listing = Callable[[str], Entries]
 Order = tuple[Collection[str], Collection[str]]
 
 _ODD = (
@@ -46,7 +44,7 @@ def remove_tree(storage: Storage, name: str, first: Collection[str], rest: Colle
 
 
 def remove_trees(
-    storage: Storage, orders: Mapping[str, Order], listed: Callable[[str], Entries] | None = None
+    storage: Storage, orders: Mapping[str, Order], listed: Listing | None = None
 ) -> dict[str, list[str] | Exception]:
     """The same of many folders at once, each with `first` and `rest`: what stays in each, or why it could not be
     removed. `listed` gives the files of each, where an object store has listed them just now.
@@ -83,48 +81,26 @@ def is_literal(storage: Storage, *names: str) -> bool:
 def remove_entry(storage: Storage, *paths: str) -> None:
     """Remove files or links by their paths, if they are there. Empty folders stay: somebody may be about to use one."""
     for path in paths:
-        components(path)
-        storage.check_literal(path.replace("/", "_"))
+        for part in path.split("/"):
+            storage.check_literal(part)
     for error in storage.remove(paths).values():
         raise error
 
 
-def files_of(storage: Storage, name: str, most: int = MOST) -> Entries:
-    """The regular files below a folder in `storage`, by their paths in it. Links are left out and not entered; a link,
-    or what is not there, has none. Of more than `most`, some are left out.
-    """
-    check_component(name)
-    below = storage.below(name, folders=storage.near)  # which takes time, too
-    try:
-        found = _files(islice(below, most))
-        more = next(below, None) is not None
-    except OSError as error:
-        if error.errno not in NOT_THERE and not isinstance(error, FileNotFoundError | NotADirectoryError):
-            raise
-        return {}
-    if more:
-        _log.warning("%s holds more than %d files; the others are not looked at", escaped(storage.label(name)), most)
-    return found
-
-
-def files_of_many(storage: Storage, names: Collection[str]) -> Callable[[str], Entries]:
+def files_of_many(storage: Storage, names: Collection[str]) -> Listing:
     """What gives the files of each of these folders. In an object store, those of many are listed at once."""
     if storage.near or len(names) <= ONE_BY_ONE:
-        return lambda name: files_of(storage, name)
+        return storage.files
     found: dict[str, dict[str, StorageEntry]] = {}
-    for path, entry in _files(storage.below()).items():
-        folder, _, file = path.partition("/")
-        if file:
+    for entry in storage.below():
+        folder, _, file = entry.name.partition("/")
+        if file and entry.kind == "file":
             found.setdefault(folder, {})[file] = entry
     return lambda name: found.get(name, {})
 
 
-def _files(entries: Iterator[StorageEntry]) -> dict[str, StorageEntry]:
-    return {each.name: each for each in entries if each.kind == "file" and each.name != LOCK}
-
-
 def _remove_batch(
-    storage: Storage, turns: Mapping[str, list[list[str]]], listed: Callable[[str], Entries] | None
+    storage: Storage, turns: Mapping[str, list[list[str]]], listed: Listing | None
 ) -> dict[str, list[str] | Exception]:
     done: dict[str, list[str] | Exception] = {}
     wanted: dict[str, list[list[str]]] = {}
@@ -132,7 +108,7 @@ def _remove_batch(
         if storage.is_link(name):
             done[name] = OSError(errno.ELOOP, "this is a link, which cannot be removed from here", storage.label(name))
         elif not storage.abilities.flat:  # which a listing does not enter
-            there = files_of(storage, name)
+            there = storage.files(name)
             wanted[name] = [[path for path in group if path in there] for group in groups]
         else:
             wanted[name] = groups

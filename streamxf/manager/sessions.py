@@ -17,8 +17,7 @@ from weakref import WeakValueDictionary, ref
 from streamxf.errors import AbortedError, escaped
 from streamxf.manager.notes import FOLDER, Authority, notes_in, put_note, remove_notes
 from streamxf.notes import digits, natural
-from streamxf.places import Storage
-from streamxf.storage.disk import machine
+from streamxf.places import Mount, Storage
 from streamxf.wording import time_text
 
 _ALIVE = 600.0  # seconds since the last sign of life
@@ -183,7 +182,7 @@ def is_held(storage: Storage, session: str) -> bool | None:
 @cache
 def _machine_mark() -> str:
     """What the ids of the sessions of this machine, since it was started, begin with."""
-    return hashlib.sha256(machine().encode()).hexdigest()[:12]
+    return hashlib.sha256(Mount.machine().encode()).hexdigest()[:12]
 
 
 def _lock_of(session: str) -> str:

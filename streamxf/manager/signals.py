@@ -1,4 +1,4 @@
-"""`StopSignals`: whether this process was told by a signal that the job will end."""
+"""`StopSignals`: whether this process was told by a signal that the job will end; and the process that saves."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+from multiprocessing.util import Finalize
 from types import FrameType
 from typing import Any
 
+from streamxf.torch_private import process_that_saves
+
 _log = logging.getLogger(__name__)
+_ends: list[Finalize] = []
 
 
 class StopSignals:
@@ -82,3 +89,34 @@ def _open(number: int, before: Any) -> Any:
     while isinstance(owner := getattr(before, "__self__", None), StopSignals) and owner._closed:
         before = owner._before[number]
     return before
+
+
+@contextmanager
+def deaf_from_the_start(deaf: Collection[int]) -> Iterator[None]:
+    """If torch starts its process for saves now, it is deaf before it can say so itself: it has the mask of the thread
+    that starts it. At the end of this process it gets no SIGTERM then, as multiprocessing sends it, but one that it
+    hears.
+    """
+    if process_that_saves() is not None:
+        yield
+        return
+    if not _ends:
+        _ends.append(Finalize(None, _end_saver, exitpriority=100))
+    resource_tracker.ensure_running()  # which lets SIGTERM and SIGINT through to the thread that starts it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, deaf)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_saver() -> None:
+    process = process_that_saves()
+    if process is not None and process.is_alive():
+        process.kill()
+
+
+def saver_is_dead() -> bool:
+    """Whether the process that saves was started and has ended, so that torch can save there no more."""
+    process = process_that_saves()
+    return process is not None and not process.is_alive()

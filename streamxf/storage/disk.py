@@ -36,6 +36,14 @@ class Mount:
     def of(cls, folder: str | os.PathLike[str] | int) -> Mount:
         return cls(socket.gethostname(), *mounted(folder), os.stat(folder).st_ino)
 
+    @staticmethod
+    def machine() -> str:
+        """What no other running machine has: containers on several may have one host name."""
+        try:
+            return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        except OSError:
+            return platform.node()
+
     @property
     def of_one_machine(self) -> bool:
         """Whether no other machine has this folder. A lock of a network folder is one machine's: no server is asked."""
@@ -93,13 +101,5 @@ class Volume:
             return None
         blocks = facts.f_bfree if os.geteuid() == 0 else facts.f_bavail  # some are kept for root
         kind, source = mounted(folder)
-        name = (kind, source) if kind in SHARED else (machine(), str(device))
+        name = (kind, source) if kind in SHARED else (Mount.machine(), str(device))
         return cls(name, blocks * facts.f_frsize, kind in _PLAIN)
-
-
-def machine() -> str:
-    """What no other running machine has: containers on several may have one host name."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return platform.node()

@@ -76,14 +76,6 @@ def fetches_ranges(filesystem: Any) -> bool:
     return any(each.name == "start" or each.kind is each.VAR_POSITIONAL for each in taken)
 
 
-def finalize_apart(call: Callable[..., object], *given: Any) -> None:
-    """Make a finalizer's call: in another thread if the collector runs in that of fsspec's loop, which it waits for."""
-    if threading.current_thread() in getattr(sys.modules.get("fsspec.asyn"), "iothread", ()):
-        in_thread(partial(call, *given), "streamxf_finalizer")
-    else:
-        call(*given)
-
-
 def start_request(filesystem: Any, request: Callable[[], Awaitable[T]]) -> Future[T]:
     """Have a request made, and repeated after errors that may pass; any number may be under way. Raises AbortedError in
     a forked child, which has none of the thread and the connections that the file system uses, and where a finalizer

@@ -15,12 +15,13 @@ from typing import IO, Any, cast
 
 from streamxf.buffers import write_all
 from streamxf.errors import AbortedError, MetadataError
+from streamxf.format.names import LOCK
 from streamxf.storage import disk, files
 from streamxf.storage.abilities import MOUNTS, UNKNOWN_FUSE, UNKNOWN_MOUNT, Abilities
 from streamxf.storage.disk import Mount, Volume
 from streamxf.storage.lock import acquire, is_still, try_lock_file
 from streamxf.storage.reading import StoredFile, size_of
-from streamxf.storage.storage import LOCK, NOT_REGULAR, Storage, StorageEntry
+from streamxf.storage.storage import NOT_REGULAR, Storage, StorageEntry
 
 _SPECIAL = frozenset({errno.ELOOP, errno.EMLINK, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.EINVAL})
 """Of links, and of what is no regular file."""

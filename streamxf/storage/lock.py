@@ -17,8 +17,9 @@ from typing import IO
 from weakref import ref
 
 from streamxf.errors import AbortedError
+from streamxf.format.names import LOCK
 from streamxf.storage.files import NO_LINK, open_folder
-from streamxf.storage.storage import LOCK, Storage
+from streamxf.storage.storage import Storage
 
 PATIENCE = 300.0  # seconds: what removes a hundred thousand files over a network may take minutes
 

@@ -14,8 +14,9 @@ from typing import IO, Any, cast
 from typing_extensions import Buffer
 
 from streamxf.buffers import flat_view
+from streamxf.engine import finalize_apart
 from streamxf.errors import add_note
-from streamxf.storage.fetch import finalize_apart, is_asynchronous, make_request, start_request
+from streamxf.storage.fetch import is_asynchronous, make_request, start_request
 
 PART_BYTES = 8 * 2**20
 _UNDER_WAY = 4  # parts; each takes its bytes of memory, as does the one that is being filled

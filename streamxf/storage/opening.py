@@ -48,7 +48,9 @@ def _opened(path: Location, storage_options: Mapping[str, Any] | None) -> Storag
     options = {} if storage_options is None else storage_options
     if not isinstance(options, Mapping) or not all(isinstance(each, str) for each in options):
         raise ParameterError("storage_options= is a mapping from names to what fsspec is given under them")
-    text = path_text(path)
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not text or not isinstance(text, str) or "\0" in text:
+        raise ParameterError(f"{path!r:.80} is no path: it is text that is not empty, a Path, a URL or a Storage")
     if not is_url(text) and not options:
         return LocalStorage(text)
     shown = redacted(text)
@@ -69,14 +71,6 @@ def _opened(path: Location, storage_options: Mapping[str, Any] | None) -> Storag
     # to a link without a path fsspec gives that of the next, which is right for a cache
     within = re.match("dir(?::/*(.*?))?::", text)
     return storage_over(filesystem, inner if within is None else within[1] or "", text)
-
-
-def path_text(path: str | os.PathLike[str]) -> str:
-    """A path or a URL as text; raises ParameterError for what is none."""
-    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
-    if not text or not isinstance(text, str) or "\0" in text:
-        raise ParameterError(f"{path!r:.80} is no path: it is text that is not empty, a Path, a URL or a Storage")
-    return text
 
 
 def storage_over(filesystem: Any, path: str, location: str) -> Storage:

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from itertools import islice
 
 from streamxf.errors import escaped, redacted
+from streamxf.format.limits import MAX_NOTE
+from streamxf.format.names import LOCK
 from streamxf.storage.fetch import answers
 from streamxf.storage.files import NOT_THERE, NotRegular, components
-from streamxf.storage.storage import LOCK, Storage, StorageEntry
+from streamxf.storage.storage import Storage, StorageEntry
 
-MOST_BYTES = 2**20  # of one file
+MOST_BYTES = MAX_NOTE  # of one file
 MOST_IN_ALL = 64 * 2**20  # of all in a folder
 MOST_NAMES = 100_000
 

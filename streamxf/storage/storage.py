@@ -6,6 +6,7 @@ import copy
 import errno
 import inspect
 import io
+import logging
 import os
 import re
 import warnings
@@ -14,25 +15,33 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, ClassVar, Literal, NamedTuple
 
 from streamxf import errors
-from streamxf.errors import AbortedError, ForeignError, MetadataError, ParameterError, UnsupportedError, redacted
+from streamxf.errors import (
+    AbortedError,
+    ForeignError,
+    MetadataError,
+    ParameterError,
+    UnsupportedError,
+    escaped,
+    redacted,
+)
+from streamxf.format.names import LOCK
 from streamxf.storage.abilities import Abilities, AbilitiesLike
 from streamxf.storage.checked import checked
 from streamxf.storage.conditions import ABSENT
 from streamxf.storage.disk import Mount, Volume
 from streamxf.storage.fetch import FetchedFile, requests_in_threads
-from streamxf.storage.files import DEEPEST, MOST, check_component, components
+from streamxf.storage.files import DEEPEST, MAX_COMPONENT, MOST, NOT_THERE, check_component, components, draft_of
 from streamxf.storage.multipart import PendingUpload
 from streamxf.storage.reading import RangedFile, StoredFile
 from streamxf.wording import OLD
 
-LOCK = ".streamxf.lock"
-"""Held while something is published into a folder. No part of what lies there: listings leave it out."""
-
 _NOTHING = Abilities()
+_log = logging.getLogger(__name__)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*://", re.ASCII)
 
 
@@ -96,6 +105,8 @@ class Storage(ABC):
     """What this place can do, as an implementation knows it: a value, or a property where folders differ. By default
     what its methods are for anyway.
     """
+    longest_name: ClassVar[int] = MAX_COMPONENT - len(draft_of(""))
+    """Bytes of the longest name that `put` gives a file."""
     _said = _NOTHING
 
     def __init_subclass__(cls, raises_only_known: bool = False, **how: Any) -> None:
@@ -121,6 +132,26 @@ class Storage(ABC):
         if not self.near and self.abilities.fresh is False:
             raise UnsupportedError(
                 f"{STALE}; use the URL of the storage itself. Nothing was changed", file=self.label()
+            )
+
+    def check_may_replace(self, stacklevel: int = 0) -> None:
+        """Raise UnsupportedError where the checkpoint that is here might be gone before the new one is stored; with a
+        `stacklevel`, warn where a crash while the metadata is replaced may leave neither.
+        """
+        if not self.abilities.keeps_older:
+            raise UnsupportedError(
+                "there is a checkpoint, and this place is not known to store a file by the time that its writer goes "
+                "on (some mounts send it later, and remove the old one at once): a crash might leave neither. Save "
+                "into a new folder, or to an object store by its URL, such as s3://; if you know the place better, say "
+                "so: save to streamxf.open_storage(path, abilities={'stored': True, 'in_order': True})",
+                file=self.label(),
+            )
+        if stacklevel and not self.abilities.in_one_step:
+            warnings.warn(
+                f"{self.label()} is not known to replace a file in one step: a crash while .metadata is written "
+                "may leave neither the old checkpoint nor the new one. Save into a new folder each time, or to a local "
+                "or mounted file system, or to an object store",
+                stacklevel=stacklevel + 1,
             )
 
     def warn_of_caches(self) -> None:
@@ -310,6 +341,22 @@ class Storage(ABC):
                 yield StorageEntry(name, "other")
             if is_folder and len(inside) <= DEEPEST:
                 inside.append((f"{name}/", iter(self.entries(f"{path}/{name}".lstrip("/")))))
+
+    def files(self, path: str = "", most: int = MOST) -> dict[str, StorageEntry]:
+        """The regular files below a folder, by their paths from there, without its lock. A link is left out and not
+        entered; a link, or what is not there, has none. Of more than `most`, some are left out, with a warning.
+        """
+        below = self.below(path, folders=self.near)  # which takes time, too
+        try:
+            found = {each.name: each for each in islice(below, most) if each.kind == "file" and each.name != LOCK}
+            more = next(below, None) is not None
+        except OSError as error:
+            if error.errno not in NOT_THERE and not isinstance(error, FileNotFoundError | NotADirectoryError):
+                raise
+            return {}
+        if more:
+            _log.warning("%s has more than %d files; the others are not looked at", escaped(self.label(path)), most)
+        return found
 
     def _listed(self, path: str = "") -> Iterator[StorageEntry]:
         """The entries; raises ForeignError if there is no end to them."""

@@ -11,10 +11,10 @@ from typing import Any, Unpack
 
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.metadata import no_metadata, resumable
-from streamxf.checkpoint.publish import DAY, HOUR, RUN_FILE, leftovers, made_by_writers, older_than, under_way
+from streamxf.checkpoint.publish import DAY, HOUR, leftovers, older_than, under_way
 from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, PolicyError, UnsupportedError
 from streamxf.formats.opening import contents_of
-from streamxf.places import GLOBAL, Location, Storage, locked, open_storage, rank_of
+from streamxf.places import GLOBAL, Location, Storage, is_run_file, locked, made_by_saves, open_storage, rank_of
 from streamxf.reading import Access, AccessOptions, metadata_files
 from streamxf.wording import by_reason, listed, many, reason_of, size_text
 
@@ -110,7 +110,7 @@ def clean(
         named = _named_files(before) if before is not None else set()
         ranks = None if names == [GLOBAL] else {rank_of(name) for name in names}
         found = [name for name in leftovers(files, named, None) if ranks is None or rank_of(name) in ranks]
-        kept = sorted(name for name in files.keys() - named - set(found) if not RUN_FILE.fullmatch(name))
+        kept = sorted(name for name in files.keys() - named - set(found) if not is_run_file(name))
         old = set() if under_way(storage, found, HOUR if alone else 0) else older_than(storage, found, age)
         if old and not alone and before is not None and _read(storage, access).metadata != before.metadata:
             raise MetadataError(
@@ -156,7 +156,7 @@ def _clean_uploads(
     """Abort uploads begun at least `age` seconds ago: their files, those of later ones, and what could not be done."""
     done, young, failed = [], [], {}
     try:
-        found = [upload for upload in storage.uploads() if made_by_writers(upload.name)]
+        found = [upload for upload in storage.uploads() if made_by_saves(upload.name) or is_run_file(upload.name)]
     except (OSError, NotImplementedError) as error:  # not every user of a bucket may list them
         return (), (), {"unfinished uploads": error}
     for upload in found:

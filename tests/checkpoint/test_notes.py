@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.notes import Note, parse_note, seal_note
+from streamxf.checkpoint.notes import Note
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.errors import AuthenticationError, KeyMissingError, MetadataError, PolicyError, StreamxfError
 from streamxf.format.limits import MAX_NOTE
@@ -42,7 +42,7 @@ contents = st.recursive(
 
 @given(content=contents)
 def test_what_is_sealed_is_read(content: Any) -> None:
-    note = parse_note(seal_note(content))
+    note = Note.parse(Note.seal(content))
     note.check(Access.of())
     assert note.content == content
     assert not note.keyed
@@ -50,7 +50,7 @@ def test_what_is_sealed_is_read(content: Any) -> None:
 
 @pytest.mark.parametrize("kind", CHAINS)
 def test_keys_vouch_for_a_note(kind: str) -> None:
-    note = parse_note(seal_note(RECORD, CHAINS[kind]))
+    note = Note.parse(Note.seal(RECORD, CHAINS[kind]))
     note.check(ACCESSES[kind])
     assert note.keyed
     assert note.content == RECORD
@@ -58,32 +58,32 @@ def test_keys_vouch_for_a_note(kind: str) -> None:
 
 def test_what_keys_do_not_vouch_for_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamxf.checkpoint.notes.parse_json", lambda *_: pytest.fail("it was parsed"))
-    for data in (packed(b"["), seal_note(RECORD, Encrypt(Key.generate()))):
+    for data in (packed(b"["), Note.seal(RECORD, Encrypt(Key.generate()))):
         with pytest.raises((PolicyError, KeyMissingError)):
-            parse_note(data).check(ACCESSES["key"])
+            Note.parse(data).check(ACCESSES["key"])
 
 
 def test_each_note_has_a_data_key_of_its_own() -> None:
-    first, second = (seal_note(RECORD, CHAINS["key"]) for _ in range(2))
+    first, second = (Note.seal(RECORD, CHAINS["key"]) for _ in range(2))
     assert first[-200:] != second[-200:]
 
 
 @pytest.mark.parametrize("kind", ["signed", "public key"])
 def test_a_signature_needs_no_key_that_opens(kind: str) -> None:
-    note = parse_note(seal_note(RECORD, CHAINS[kind]))
+    note = Note.parse(Note.seal(RECORD, CHAINS[kind]))
     assert note.signed_by([STRANGER.verify_key, SIGNER.verify_key])
     assert not note.signed_by([STRANGER.verify_key])
     assert not note.signed_by([])
 
 
 def test_without_a_signature_no_one_signed() -> None:
-    for note in (seal_note(RECORD), seal_note(RECORD, CHAINS["key"])):
-        assert not parse_note(note).signed_by([SIGNER.verify_key])
+    for note in (Note.seal(RECORD), Note.seal(RECORD, CHAINS["key"])):
+        assert not Note.parse(note).signed_by([SIGNER.verify_key])
 
 
 def test_a_signature_of_other_contents_is_an_error() -> None:
     """The keys of one note under the contents of another."""
-    ours, theirs = (parse_note(seal_note(content, CHAINS["signed"])) for content in (RECORD, {}))
+    ours, theirs = (Note.parse(Note.seal(content, CHAINS["signed"])) for content in (RECORD, {}))
     forged = Note(theirs.sections, ours._lines)
     with pytest.raises(AuthenticationError):
         forged.signed_by([SIGNER.verify_key])
@@ -93,11 +93,11 @@ def test_a_signature_of_other_contents_is_an_error() -> None:
 
 def test_a_job_that_encrypts_refuses_it_without_a_reading_key() -> None:
     with pytest.raises(PolicyError, match="not authenticated"):
-        parse_note(seal_note(RECORD)).check(Access(require="published"))
+        Note.parse(Note.seal(RECORD)).check(Access(require="published"))
 
 
 def test_without_the_key_a_note_is_not_checked() -> None:
-    note = parse_note(seal_note(RECORD, CHAINS["key"]))
+    note = Note.parse(Note.seal(RECORD, CHAINS["key"]))
     for access in (Access.of(), Access.of(Key.generate())):
         with pytest.raises(KeyMissingError):
             note.check(access)
@@ -105,22 +105,22 @@ def test_without_the_key_a_note_is_not_checked() -> None:
 
 @pytest.mark.parametrize("kind", ["none", *CHAINS])
 def test_a_changed_byte_is_an_error(kind: str) -> None:
-    data = seal_note(RECORD, CHAINS.get(kind))
+    data = Note.seal(RECORD, CHAINS.get(kind))
     for at in range(len(data)):
         with pytest.raises(StreamxfError):
-            parse_note(flipped(data, at, 0x41)).check(ACCESSES.get(kind, Access()))
+            Note.parse(flipped(data, at, 0x41)).check(ACCESSES.get(kind, Access()))
 
 
 def test_a_cut_note_is_an_error() -> None:
-    data = seal_note(RECORD, CHAINS["key"])
+    data = Note.seal(RECORD, CHAINS["key"])
     for size in range(len(data)):
         for part in (data[:size], data[len(data) - size :]):
             with pytest.raises(MetadataError):
-                parse_note(part)
+                Note.parse(part)
 
 
 def content_of(data: bytes) -> Any:
-    return parse_note(data).content
+    return Note.parse(data).content
 
 
 def packed(text: bytes) -> bytes:
@@ -130,7 +130,7 @@ def packed(text: bytes) -> bytes:
 @pytest.mark.parametrize("content", [1.5, -1, 2**53, "\ud800", {"a": [float("nan")]}, [[]] * 3 + [object()]])
 def test_what_readers_would_refuse_is_not_sealed(content: Any) -> None:
     with pytest.raises(MetadataError):
-        seal_note(content)
+        Note.seal(content)
 
 
 def test_a_huge_frame_is_refused_by_what_it_declares() -> None:
@@ -146,13 +146,13 @@ DIGESTS = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(
 @pytest.mark.parametrize("more", [DIGESTS[4000:], [0] * 2**19], ids=["bytes", "commas"])
 def test_there_is_a_limit_to_a_note(more: list[Any]) -> None:
     most = [*DIGESTS[:4000], *more[: 2**16], *([0] * (2**19 - 2**16 - 4000) if more[0] == 0 else [])]
-    assert content_of(seal_note(most)) == most
+    assert content_of(Note.seal(most)) == most
     with pytest.raises(MetadataError, match="too many files"):
-        seal_note(DIGESTS[:4000] + more)
+        Note.seal(DIGESTS[:4000] + more)
     with pytest.raises(MetadataError, match="are allowed" if more[0] else "commas"):
         content_of(packed(json.dumps(DIGESTS[:4000] + more).encode()))
     with pytest.raises(MetadataError, match="are allowed"):
-        parse_note(bytes(MAX_NOTE + 1))
+        Note.parse(bytes(MAX_NOTE + 1))
 
 
 @pytest.mark.parametrize("value", [b"{}", b"[]", b"0", b'"\\ud83d\\ude00"'], ids=repr)
@@ -167,7 +167,7 @@ def test_what_a_note_may_hold_takes_little_to_parse(value: bytes) -> None:
         + b",".join([value] * min(room, 2**19 // (2 if value in (b"{}", b"[]") else 1) - 9))
         + b"]"
     )
-    note = parse_note(packed(text))
+    note = Note.parse(packed(text))
     began = time.process_time()
     with memory_below(64 * 2**20):
         assert len(note.content) > 2**17

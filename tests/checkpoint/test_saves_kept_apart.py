@@ -21,11 +21,10 @@ import pytest
 from streamxf.checkpoint import publish
 from streamxf.checkpoint.publish import DAY, older_than
 from streamxf.errors import AbortedError
-from streamxf.format.names import made_by_saves, rank_of
+from streamxf.format.names import LOCK, is_run_file, made_by_saves, rank_of
 from streamxf.storage import disk, lock
 from streamxf.storage.disk import Mount
 from streamxf.storage.opening import open_storage, storage_over
-from streamxf.storage.storage import LOCK
 from tests.failing import fails_with
 from tests.faults.forks import run_one
 from tests.polling import at_once
@@ -288,12 +287,12 @@ def test_what_is_said_beside_a_save_is_no_leftover() -> None:
     names = [".streamxf-commit", ".streamxf-saving", ".streamxf-removed", ".streamxf-note-0123abcd"]
     names += [f"{name}.0123abcd.tmp" for name in names]
     for name in [*names, LOCK]:
-        assert publish.made_by_writers(name)
+        assert made_by_saves(name) or is_run_file(name)
         assert not made_by_saves(name)
         assert rank_of(name) is None
     assert publish.leftovers([*names, LOCK], (), None) == publish.leftovers([*names, LOCK], (), 0) == []
     for name in (".streamxf-note", ".streamxf-note-0123abcg", ".streamxf-commit.tmp", ".streamxf", "a.streamxf-commit"):
-        assert not publish.made_by_writers(name)
+        assert [made_by_saves(name), is_run_file(name)] == [None, False]
 
 
 @pytest.mark.parametrize(

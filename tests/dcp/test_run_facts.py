@@ -13,7 +13,7 @@ import streamxf
 from streamxf import Encrypt, FloatZip, PrivateKey, SigningKey
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import Metadata, read_metadata
-from streamxf.checkpoint.notes import seal_note
+from streamxf.checkpoint.notes import Note
 from streamxf.errors import AuthenticationError, DescriptorError, KeyMissingError, MetadataError
 from streamxf.format.run import RunFacts
 from streamxf.storage.opening import open_storage
@@ -175,7 +175,7 @@ def test_a_commit_record_is_packed_and_unpacked_like_any_file(tmp_path: Path) ->
     save_file({"weight": torch.ones(3)}, folder / "model.safetensors")
     (folder / "trainer_state.json").write_text("{}")
     files = [{"path": path.name, "size": path.stat().st_size} for path in folder.iterdir()]
-    record = seal_note({"save_id": "0" * 32, "run": FACTS.to_json(), "files": files}, Encrypt(KEY))
+    record = Note.seal({"save_id": "0" * 32, "run": FACTS.to_json(), "files": files}, Encrypt(KEY))
     (folder / ".streamxf-commit").write_bytes(record)
     pack(folder, tmp_path / "packed")
     assert index_of(tmp_path / "packed").run is None

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import streamxf
-from streamxf.checkpoint.notes import parse_note
+from streamxf.checkpoint.notes import Note
 from streamxf.errors import ChainError, ContainerError, KeyMissingError, ParameterError, PolicyError
 from streamxf.integrations.lightning import ChainCheckpointIO
 from tests.dcp.helpers import KEY, OTHER_KEY, assert_same, stored_chain
@@ -206,7 +206,7 @@ def test_the_plugin_knows_the_digest_of_what_it_wrote(tmp_path: Path, train: Cal
     """So that damage is found even if the job was killed before anybody has read the file again."""
     train("run", save=100, plugins=[ChainCheckpointIO()])
     folder = tmp_path / "run" / "step-16"
-    record = parse_note((folder / ".streamxf-commit").read_bytes()).content
+    record = Note.parse((folder / ".streamxf-commit").read_bytes()).content
     digest = hashlib.sha256((folder / "lightning.ckpt").read_bytes()).hexdigest()
     assert [(file["path"], file["sha256"]) for file in record["files"]] == [("lightning.ckpt", digest)]
     assert not [*folder.glob(".streamxf-note-*")]

@@ -3,7 +3,7 @@
 from functools import partial
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.notes import Note, parse_note
+from streamxf.checkpoint.notes import Note
 from tests.fuzz import held, metadata_files, second
 from tests.fuzz.oracle import attempt
 from tests.fuzz.target import Target
@@ -15,9 +15,9 @@ _HELD = Access.of(KEY)
 
 
 def run(data: bytes) -> None:
-    content, error = attempt(lambda: [parse_note(data).content])
+    content, error = attempt(lambda: [Note.parse(data).content])
     second.compare(content, error, lambda: [read_note(data, second.ANYONE)])
-    content, error = attempt(lambda: _checked(parse_note(data)))
+    content, error = attempt(lambda: _checked(Note.parse(data)))
     second.compare(content, error, lambda: [read_note(data, second.HOLDER)])
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from streamxf import Checksum, Encrypt, PrivateKey, SigningKey, ZStandard
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.notes import parse_note, seal_note
+from streamxf.checkpoint.notes import Note
 from streamxf.errors import AuthenticationError, UnsupportedError
 from streamxf.format.limits import NO_PICKLE
 from streamxf.keys import KeyRing
@@ -138,11 +138,11 @@ def packed_index(metadata: bytes) -> bytes:
 @chains
 def test_notes(row: Row, chain: str) -> None:
     encryption = next((codec.renew() for codec in CHAINS[chain] if isinstance(codec, Encrypt)), None)
-    note = seal_note({"a": 1}, encryption)
+    note = Note.seal({"a": 1}, encryption)
     access = Access.of(KEYS[chain])
 
     def load(data: bytes) -> Any:
-        found = parse_note(data)
+        found = Note.parse(data)
         found.check(access)
         return found.content
 

@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from streamxf.checkpoint.notes import seal_note
+from streamxf.checkpoint.notes import Note
 from streamxf.format.run import RunFacts
 from streamxf.manager.latest import latest_in
 from tests.manager.canned import checkpoint, data_of, keying
@@ -196,7 +196,7 @@ class Adversary(RunOnDisk):
             content = {"save_id": "0" * 32, "run": told, "files": files}
         elif file.startswith(".streamxf-note-"):
             content = {"save_id": "0" * 32, "time": 0, "metrics": {"loss": "c014000000000000"}, "sha256": {}}
-        return seal_note(content, keying("other").encrypt if self.now % 2 else None)
+        return Note.seal(content, keying("other").encrypt if self.now % 2 else None)
 
     def says_whose(self, name: str) -> bool:
         """Whether it says itself that a manager saved it; of others, without keys, anybody's notes are true."""

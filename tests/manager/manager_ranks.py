@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from streamxf.checkpoint.notes import parse_note
+from streamxf.checkpoint.notes import Note
 from streamxf.errors import NoCheckpointError, ParameterError
 from streamxf.manager import agreement
 from streamxf.manager.housekeeper import Housekeeper
@@ -249,5 +249,5 @@ def digested(folder: Path) -> Any:
         saved.set_result(None)
         manager.wait()
         dist.barrier()
-        content = parse_note((path / COMMIT).read_bytes()).content
+        content = Note.parse((path / COMMIT).read_bytes()).content
     return {each["path"]: each.get("sha256") == sha256(each["path"].encode()).hexdigest() for each in content["files"]}

@@ -18,7 +18,7 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf import CheckpointManager
-from streamxf.checkpoint.notes import parse_note, seal_note
+from streamxf.checkpoint.notes import Note
 from streamxf.dcp.writer import FileSystemWriter
 from streamxf.errors import NoCheckpointError, UnsupportedError
 from streamxf.manager import housekeeper
@@ -225,10 +225,10 @@ def test_the_mark_of_a_save_in_another_run_hides_and_removes_nothing(
     (run / "step-9").mkdir(parents=True)
     (run / "step-9" / "mine.txt").write_text("mine")
     for name in ("step-6", "step-9"):
-        mark = Saving.of_json({**parse_note((other / "step-6" / SAVING).read_bytes()).content, "name": name})
+        mark = Saving.of_json({**Note.parse((other / "step-6" / SAVING).read_bytes()).content, "name": name})
         shutil.copy(other / "step-6" / SAVING, run / name / SAVING)
         if name != "step-6":
-            (run / name / SAVING).write_bytes(seal_note(mark.to_json(), keyed["chain"][0]))
+            (run / name / SAVING).write_bytes(Note.seal(mark.to_json(), keyed["chain"][0]))
     shutil.copytree(other / ".streamxf", run / ".streamxf", dirs_exist_ok=True)
     with CheckpointManager(run, **keyed) as manager:
         state = blank()
@@ -377,7 +377,7 @@ def test_a_save_over_that_of_another_run_does_not_take_its_files_for_its_own(tmp
         save(manager, 3)
     with CheckpointManager(tmp_path, run_id="b" * 32) as manager:
         save(manager, 3, "own")
-    note = parse_note((tmp_path / "step-3" / COMMIT).read_bytes())
+    note = Note.parse((tmp_path / "step-3" / COMMIT).read_bytes())
     assert [each["path"] for each in note.content["files"]] == ["weights"]
 
 

@@ -11,12 +11,12 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
 from streamxf import Retention
+from streamxf.format.names import LOCK
 from streamxf.manager import manager as module
 from streamxf.manager.manager import CheckpointManager
 from streamxf.notes import SAVING
 from streamxf.storage.lock import locked
 from streamxf.storage.opening import open_storage
-from streamxf.storage.storage import LOCK
 from tests.failing import fails_with
 
 from .runs import complete, resumed_by, saved_run, state_at, unsaveable

@@ -12,9 +12,9 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf import CheckpointManager, Retention
-from streamxf.checkpoint.notes import seal_note
+from streamxf.checkpoint.notes import Note
 from streamxf.errors import StreamxfError, UnsupportedError
-from streamxf.format.run import metrics_json
+from streamxf.format.run import RunFacts
 from streamxf.manager.listing import Run
 from streamxf.manager.record import Record
 from streamxf.notes import COMMIT
@@ -27,8 +27,8 @@ LATE = {"loss": 0.01}
 
 
 def note(save_id: str | None, when: int, encryption: Any = None, **metrics: float) -> bytes:
-    content = {"save_id": save_id, "time": when, "metrics": metrics_json(metrics), "sha256": {}}
-    return seal_note(content, encryption)
+    content = {"save_id": save_id, "time": when, "metrics": RunFacts.metrics_json(metrics), "sha256": {}}
+    return Note.seal(content, encryption)
 
 
 def record(run: Path, name: str, keys: Any = None) -> Record:

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 import streamxf
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import read_metadata
-from streamxf.checkpoint.notes import seal_note
+from streamxf.checkpoint.notes import Note
 from streamxf.errors import NoCheckpointError, ParameterError, ReplacedError, UnsupportedError
 from streamxf.manager import choice, folder, housekeeper, notes, saves, state
 from streamxf.manager.folder import Folder
@@ -467,7 +467,7 @@ def test_a_note_of_a_line_that_is_none_counts_for_nothing(tmp_path: Path, lines:
     saved_run(tmp_path, 400, 500)
     run = list_checkpoints(tmp_path)[0].run
     for name in ("step-450", "step-500"):
-        note = seal_note({"run": run, "name": name, "lines": json.loads(lines), "coming": None, "given_up": None}, None)
+        note = Note.seal({"run": run, "name": name, "lines": json.loads(lines), "coming": None, "given_up": None}, None)
         put_small(open_storage(tmp_path), f".streamxf/saves/{name}", note)
     damage(tmp_path / "step-500")
     assert resumed(tmp_path) == 400

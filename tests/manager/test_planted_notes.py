@@ -12,13 +12,12 @@ import streamxf
 from streamxf import CheckpointManager, Retention
 from streamxf.checkpoint import notes
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.notes import seal_note
+from streamxf.checkpoint.notes import Note
 from streamxf.errors import MetadataError, ParameterError
 from streamxf.manager.folder import Folder
 from streamxf.manager.latest import is_complete
 from streamxf.manager.listing import Run, list_checkpoints
 from streamxf.manager.notes import Authority
-from streamxf.manager.removal import files_of
 from streamxf.notes import COMMIT
 from streamxf.storage.opening import open_storage
 
@@ -35,7 +34,7 @@ def test_a_commit_record_with_a_known_id_counts_for_nothing(tmp_path: Path, key:
         for step in (1000, 1001, 1002):
             run = {"run": third.run, "name": f"step-{step}", "step": step, "time": 1, "rules": {}, "metrics": {}}
             (tmp_path / f"step-{step}").mkdir()
-            note = seal_note({"save_id": third.save_id, "run": run, "files": []})
+            note = Note.seal({"save_id": third.save_id, "run": run, "files": []})
             (tmp_path / f"step-{step}" / ".streamxf-commit").write_bytes(note)
         manager.save(4, state_at(4))
         manager.wait()
@@ -44,7 +43,7 @@ def test_a_commit_record_with_a_known_id_counts_for_nothing(tmp_path: Path, key:
 
 
 @pytest.mark.parametrize(
-    "planted", [b"garbage", seal_note({"save_id": "0" * 32, "time": 1, "metrics": {}, "sha256": {}})]
+    "planted", [b"garbage", Note.seal({"save_id": "0" * 32, "time": 1, "metrics": {}, "sha256": {}})]
 )
 def test_a_supplement_that_cannot_be_believed_leaves_metrics_unknown(
     tmp_path: Path, key: streamxf.Key, planted: bytes
@@ -61,12 +60,12 @@ def test_a_supplement_that_cannot_be_believed_leaves_metrics_unknown(
     assert "step-1" in complete(tmp_path)
 
 
-@pytest.mark.parametrize("planted", [b"", b"garbage", seal_note({"save_id": "0" * 32})])
+@pytest.mark.parametrize("planted", [b"", b"garbage", Note.seal({"save_id": "0" * 32})])
 def test_a_commit_record_that_cannot_be_read_is_none(tmp_path: Path, planted: bytes) -> None:
     (tmp_path / "step-1").mkdir()
     (tmp_path / "step-1" / ".streamxf-commit").write_bytes(planted)
     run = open_storage(tmp_path)
-    folder = Folder("step-1", run.child("step-1"), files_of(run, "step-1"), Authority(Access()))
+    folder = Folder("step-1", run.child("step-1"), run.files("step-1"), Authority(Access()))
     with pytest.raises(MetadataError, match="the commit record cannot be read"):
         folder.committed()
 
@@ -107,7 +106,7 @@ def test_what_keys_do_not_vouch_for_is_not_parsed(
 ) -> None:
     """It could take seconds, and gigabytes."""
     saved_run(tmp_path, 1, 2, chain=[streamxf.Encrypt(key)])
-    planted = seal_note(dict.fromkeys(("planted", "names", "lines")))
+    planted = Note.seal(dict.fromkeys(("planted", "names", "lines")))
     (tmp_path / "step-2" / file).write_bytes(planted)
     for each in ("saves/step-1", "session-" + "0" * 32, f"going-{2**31}-" + "0" * 16):
         (tmp_path / ".streamxf" / each).write_bytes(planted)
@@ -123,7 +122,7 @@ def test_what_keys_do_not_vouch_for_is_not_parsed(
     assert not any("planted" in content for content in found)
 
 
-@pytest.mark.parametrize("planted", [b"", b"garbage", seal_note({"save_id": "0" * 32, "run": {}, "files": []})])
+@pytest.mark.parametrize("planted", [b"", b"garbage", Note.seal({"save_id": "0" * 32, "run": {}, "files": []})])
 @pytest.mark.parametrize("managed", [True, False], ids=["own", "unclaimed"])
 def test_a_planted_commit_record_does_not_hide_what_keys_verify(
     tmp_path: Path, key: streamxf.Key, planted: bytes, managed: bool

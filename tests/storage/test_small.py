@@ -12,10 +12,11 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from streamxf.errors import ParameterError
+from streamxf.format.names import LOCK
 from streamxf.storage import small
 from streamxf.storage.opening import open_storage, storage_over
 from streamxf.storage.small import put_small, read_small, small_files, small_names
-from streamxf.storage.storage import LOCK, Storage, StorageEntry
+from streamxf.storage.storage import Storage, StorageEntry
 from tests.dcp.s3_server import storage as s3_options
 from tests.failing import fails_with
 

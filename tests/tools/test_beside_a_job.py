@@ -25,10 +25,11 @@ import streamxf
 from streamxf.checkpoint import resumable
 from streamxf.checkpoint.publish import under_way
 from streamxf.errors import NoCheckpointError
+from streamxf.format.names import LOCK
 from streamxf.storage import lock
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import open_storage
-from streamxf.storage.storage import LOCK, Storage
+from streamxf.storage.storage import Storage
 from tests.altered import flip
 from tests.dcp.shards import rows, save_shards
 from tests.faults.forks import run_one

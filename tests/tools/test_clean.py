@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf import errors
-from streamxf.storage.storage import LOCK
+from streamxf.format.names import LOCK
 from tests.altered import flip, flipped
 from tests.dcp.helpers import KEY, OTHER_KEY, assert_same, data_files, full_chain, load, load_into, save, sections_of
 from tests.dcp.shards import save_shards

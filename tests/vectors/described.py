@@ -14,7 +14,7 @@ import zstandard
 import streamxf
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.checkpoint.notes import parse_note
+from streamxf.checkpoint.notes import Note
 from streamxf.checkpoint.reading import Box
 from streamxf.descriptor import Descriptor
 from streamxf.format.items import ObjectItem, TensorItem
@@ -144,7 +144,7 @@ def note_by_reference(entry: Entry, data: bytes) -> Any:
 
 def note_by_streamxf(entry: Entry, data: bytes) -> Any:
     """The same; without keys, as a listing reads it."""
-    note, access = parse_note(data), Access.of(keyring_of(entry))
+    note, access = Note.parse(data), Access.of(keyring_of(entry))
     if len(access.keys) or not note.keyed:
         note.check(access)
     return note.content

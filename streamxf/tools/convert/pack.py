@@ -14,14 +14,13 @@ from itertools import chain
 from typing import Any, Unpack
 
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.checkpoint.publish import made_by_writers
 from streamxf.errors import ChecksumError, MetadataError, ParameterError, UnsupportedError, located
 from streamxf.format.extra import with_order
 from streamxf.format.items import ITEMSIZES, check_name, elements_size
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.formats.opening import is_checkpoint
 from streamxf.notes import check_uncommitted, known_run
-from streamxf.places import GLOBAL, Location, Storage, is_url, open_storage
+from streamxf.places import GLOBAL, Location, Storage, is_run_file, is_url, made_by_saves, open_storage
 from streamxf.reading import (
     Access,
     AccessOptions,
@@ -142,7 +141,7 @@ def copy(
     """Copy the checkpoint in `storage`; raises as `transcode`."""
     versions = {name: storage.version(name) for name in metadata_files(storage)}
     with Checkpoint.at(storage, access) as checkpoint:
-        runs, own, others = zip(*(known_run(storage, each.index, access) for each in checkpoint.metadata), strict=True)
+        runs, own, others = zip(*(known_run(storage, each, access) for each in checkpoint.metadata), strict=True)
         pairs = [*zip(checkpoint.metadata, runs, strict=True)]
         if in_place:
             named = {name for each, run in pairs if run is None for name in (each.name, *each.named())}
@@ -311,7 +310,7 @@ def _refuse_inside(source: Location, target: Location) -> None:
 
 def _refuse_beside(tree: FileTree) -> None:
     """Raise UnsupportedError if the folder of a checkpoint has files that are not part of it."""
-    beside = [path for path in tree.files if path != GLOBAL and not made_by_writers(path)]
+    beside = [path for path in tree.files if path != GLOBAL and not (made_by_saves(path) or is_run_file(path))]
     if beside:  # metadata may name files of any name, and in folders
         with Checkpoint.at(tree.storage, Access(), listing=True) as checkpoint:
             beside = sorted({*beside}.difference(*(metadata.named() for metadata in checkpoint.metadata)))

@@ -14,17 +14,16 @@ from streamxf.budget import check_whole
 from streamxf.buffers import write_all
 from streamxf.checkpoint.metadata import metadata_in, read_sections
 from streamxf.checkpoint.pickled import pickled
-from streamxf.checkpoint.publish import RUN_FILE
 from streamxf.errors import located
 from streamxf.format.index import Index
-from streamxf.format.limits import MAX_NOTE, NO_PICKLE, PLAIN_MAGIC, TRAILER_BYTES, WRAPPED_KEY_BYTES
+from streamxf.format.limits import NO_PICKLE, PLAIN_MAGIC, TRAILER_BYTES, WRAPPED_KEY_BYTES
 from streamxf.format.names import rank_metadata_among
 from streamxf.format.plain import pack_prefix, pack_seal
 from streamxf.format.trailer import Sections, Trailer, pack, pack_keys, slices
 from streamxf.keys.envelope import WRAPPED_KEY, Envelope, Vouchers
 from streamxf.notes import SAVES, check_uncommitted
-from streamxf.places import GLOBAL, Location, Storage, locked, open_storage, read_small
-from streamxf.reading import Access, Metadata, metadata_files, parse_note
+from streamxf.places import GLOBAL, Location, Storage, is_run_file, locked, open_storage, read_small
+from streamxf.reading import Access, Metadata, Note, metadata_files
 from streamxf.storage.files import open_regular
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.reading import FileSlice
@@ -172,14 +171,14 @@ class NoteFile(MetadataFile):
         assert keys is not None
         lines = pack_keys(str(keys.envelopes[0]), str(keys.vouchers))
         data = pack(b"", b"", bytes(self.sections.root), lines, self.sections.format_bytes)
-        parse_note(data)
+        Note.parse(data)
         return data
 
     def check_uncommitted(self, access: Access) -> None:
         """No record tells the size of a note."""
 
     def _sections(self) -> Sections:
-        return parse_note(read_small(self._storage, self.name, MAX_NOTE) or b"").sections
+        return Note.parse(read_small(self._storage, self.name) or b"").sections
 
 
 def notes_at(path: Location, storage_options: Mapping[str, Any] | None) -> Iterator[NoteFile]:
@@ -188,7 +187,7 @@ def notes_at(path: Location, storage_options: Mapping[str, Any] | None) -> Itera
     if not storage.is_folder():
         return
     run, checkpoint = storage.resolved().parent()
-    beside = [(storage, name) for name in sorted(storage.names(())) if RUN_FILE.fullmatch(name)]
+    beside = [(storage, name) for name in sorted(storage.names(())) if is_run_file(name)]
     for place, name in (*beside, *([(run, f"{SAVES}/{checkpoint}")] if checkpoint else [])):
         with suppress(errors.MetadataError, errors.DescriptorError, PermissionError):
             made = NoteFile(place, name)

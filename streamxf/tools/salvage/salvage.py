@@ -177,8 +177,8 @@ def _conversion(
 
 
 def _run_of(checkpoint: DamagedCheckpoint) -> RunFacts | None:
-    index = next((each.index for each in checkpoint.metadata if each.index is not None and each.index.run), None)
+    metadata = next((each for each in checkpoint.metadata if each.index is not None and each.index.run), None)
     try:
-        return known_run(checkpoint.storage, index, checkpoint.access)[0]
+        return known_run(checkpoint.storage, metadata, checkpoint.access)[0]
     except (OSError, MetadataError):  # items are worth more than metrics
-        return index.run if index is not None else None
+        return metadata.index.run if metadata is not None and metadata.index is not None else None

@@ -21,13 +21,13 @@ from streamxf.checkpoint.publish import HOUR, under_way
 from streamxf.engine import side_by_side
 from streamxf.errors import located
 from streamxf.format.limits import TRAILER_BYTES
+from streamxf.format.names import LOCK
 from streamxf.format.trailer import Trailer
 from streamxf.formats import huggingface
 from streamxf.formats.contents import Format
 from streamxf.formats.opening import is_checkpoint, kind_of, parts_of
 from streamxf.places import GLOBAL, Location, Storage, made_by_saves, metadata_among, open_storage, rank_of
 from streamxf.reading import Access, AccessOptions, ItemPart, Metadata, Progress, Share, read_metadata
-from streamxf.storage.storage import LOCK
 from streamxf.tools.damage import UNKNOWN_RANKS, doubt_of
 from streamxf.tools.fleet import Fleet
 from streamxf.tools.verify.others import plan_file, plan_folder

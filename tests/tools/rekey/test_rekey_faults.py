@@ -13,10 +13,10 @@ import pytest
 
 import streamxf
 from streamxf.errors import MetadataError, StreamxfError
+from streamxf.format.names import LOCK
 from streamxf.format.trailer import pack_keys
 from streamxf.storage.lock import locked
 from streamxf.storage.opening import open_storage
-from streamxf.storage.storage import LOCK
 from tests.dcp.fsspec_checks import load_from, save_to
 from tests.dcp.helpers import assert_same, load, refused, save
 from tests.dcp.shards import save_as_ranks
