@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import inspect
 import re
 import warnings
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ from streamxf.dcp.metadata import FOUND, StoredMetadata
 from streamxf.dcp.once import reading as once
 from streamxf.dcp.once.transfer import Transfer
 from streamxf.dcp.targets import check_filled, check_placed, empty_text, left_out
-from streamxf.format.names import GLOBAL, metadata_name
+from streamxf.format.names import GLOBAL, metadata_name, rank_metadata_among
 from streamxf.format.table import ItemTable
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.report import LoadReport
@@ -247,11 +248,18 @@ class ChainReaderMixin(StorageMixin):
         return self._metadata
 
 
+# Torch before 2.9 asks once, and for no rank's own.
+_LOOKS_FOR_RANKS = filesystem.FileSystemReader.read_metadata.__code__.co_flags & inspect.CO_VARKEYWORDS
+
+
 def _why_missing(storage: Storage, rank: int | None) -> str:
     try:
-        if rank is None:
+        if rank is None and _LOOKS_FOR_RANKS:
             return "there is no .metadata"
-        return no_metadata(storage, storage.names(), rank).message
+        names = storage.names()
+        if rank is None and rank_metadata_among(names):
+            return "the folder has metadata of single ranks, which torch reads from 2.9 on"
+        return no_metadata(storage, names, rank).message
     except Exception as error:  # of whatever class; that the metadata is missing stays the news
         return f"there is none, and its folder cannot be listed ({type(error).__name__}: {error})"
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.torch_version import TorchVersion
 
 import streamxf
 from streamxf.chain import Chain
@@ -75,6 +76,9 @@ def test_why_there_is_no_metadata(saved: Path, remote: bool) -> None:
     for rank in range(1, 11):
         (saved / f"__{rank}.metadata").write_bytes(whole)
     found = told(saved)
+    if TorchVersion(torch.__version__) < "2.9":
+        assert "the folder has metadata of single ranks, which torch reads from 2.9 on" in found
+        return
     assert "metadata of single ranks (__1.metadata, __2.metadata, __3.metadata, " in found
     assert "and 2 more), and none of rank 0" in found
 

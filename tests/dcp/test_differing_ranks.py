@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.dcp.helpers import needs_gloo
+from tests.dcp.helpers import needs_gloo, since
 
 from .rank_scenarios import run_ranks
 
@@ -50,7 +50,8 @@ def test_other_shapes_and_dtypes_fail_the_save_and_other_values_are_warned_of_on
                 assert failures["0"].startswith(wanted), case
                 assert "[item it.is]" in failures["0"]
             else:
-                assert failures == {"0": "AssertionError: item.index.fqn not in md"}, case
+                # before torch 2.8 it says no more
+                assert failures in ({"0": f"AssertionError: {text}"} for text in ("item.index.fqn not in md", "")), case
     first, second = (report["values"] for report in reports)
     assert not any(warned for _, warned, _ in second.values())
     for case, (failures, warned, compared) in first.items():
@@ -74,6 +75,7 @@ def test_replicas_are_compared_and_shards_by_their_dtypes_alone(tmp_path: Path) 
         assert "int16 (4, 3) on " in text
 
 
+@since("2.8", "plans again what it has kept")
 def test_what_a_cache_of_plans_leaves_out_is_reported_as_not_compared(tmp_path: Path) -> None:
     first, second = (each["cached_values"] for each in run_ranks(2, tmp_path, "cached_values", module=MODULE))
     for kind in ("torch", "own"):

@@ -20,7 +20,7 @@ from streamxf.errors import AbortedError, KeyMissingError
 from tests.cli import preloaded
 from tests.forked import status_of_child
 
-from .helpers import KEY, full_chain, index_of, load_with, refused
+from .helpers import KEY, full_chain, index_of, load_with, refused, since
 
 STATE = {"a": torch.arange(100.0), "b": torch.arange(100.0) + 1}
 
@@ -41,6 +41,7 @@ dcp.async_save(state, storage_writer=Slow(sys.argv[1], thread_count=2), no_dist=
 """
 
 
+@since("2.9", "has no `no_dist` for saves in the background")
 def test_files_are_written_by_threads_that_start_while_the_interpreter_exits(tmp_path: Path) -> None:
     assert preloaded.script(IN_THE_BACKGROUND, tmp_path / "c").returncode == 0
     loaded = load_with(STATE, streamxf.FileSystemReader(tmp_path / "c"))

@@ -19,7 +19,7 @@ from streamxf.errors import IdentityError
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.remote import RemoteStorage
 
-from .helpers import KEY, entries_of, full_chain, needs_gloo, save
+from .helpers import KEY, entries_of, full_chain, needs_gloo, save, since
 from .rank_scenarios import run_ranks
 
 STATE = {"model": {"w": torch.arange(12.0).reshape(3, 4)}, "step": 3}
@@ -173,6 +173,7 @@ def test_metadata_of_one_rank(checkpoint: Path) -> None:
 
 @pytest.mark.slow
 @needs_gloo
+@since("2.8", "caches no metadata")
 def test_cached_plans_over_several_ranks(tmp_path: Path) -> None:
     reports = run_ranks(3, tmp_path, "cached_saves", module="tests.dcp.published_ranks")
     for rank, report in enumerate(reports):
