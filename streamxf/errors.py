@@ -10,14 +10,23 @@ and one that fails to unpickle leaves the other ranks waiting for their timeout.
 from __future__ import annotations
 
 import errno
+import io
+import pickle
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+MAX_SENT = 1 << 16  # bytes of an error
+_MAX_TEXT = 1 << 13
+_MAX_CAUSES = 8
+_PLACE: dict[str, type] = {"file": str, "item": str, "block": int}
+_EVERYWHERE = sys.stdlib_module_names | {"streamxf"}
 _PASSWORD = re.compile(r"(://[^\s/:@]*:)[^\s/]*@")
 
 
@@ -287,3 +296,87 @@ class NoSpaceError(StreamxfError, OSError):
     """The save does not fit on the disk; raised before anything is written. ``errno`` is ``ENOSPC``."""
 
     errno = errno.ENOSPC
+
+
+def sendable(error: BaseException) -> BaseException:
+    """The error itself, or what can be sent to other ranks in its place."""
+    causes = [note for note in _causes(error) if note not in notes_of(error)]
+    if _is_known(type(error)):
+        for note in causes:
+            add_note(error, note)
+        if _survives(error):
+            return error
+        causes = []
+    made = _stand_in(error)
+    for note in [*notes_of(error), *causes]:
+        made.add_note(note[:_MAX_TEXT])
+    return made if _survives(made) else ForeignError(_named(error)[: MAX_SENT // 8])
+
+
+def _stand_in(error: BaseException) -> BaseException:
+    """An error of the nearest class that all ranks have, with the text of `error`."""
+    nearest = next(cls for cls in type(error).__mro__ if issubclass(cls, BaseException) and _is_known(cls))
+    named = _text(error) if nearest is type(error) else _named(error)
+    made: BaseException | None = None
+    if issubclass(nearest, StreamxfError):
+        place: dict[str, Any] = {name: getattr(error, name, None) for name in _PLACE}
+        made = nearest(named, **{name: place[name] for name in place if type(place[name]) is _PLACE[name]})
+    elif isinstance(error, OSError) and type(error.errno) is int:
+        made = OSError(error.errno, named)
+    elif nearest not in (BaseException, Exception):
+        with suppress(Exception):  # it is not made of a text
+            made = nearest(named)
+    return made if made is not None and _survives(made) else ForeignError(_named(error))
+
+
+def _survives(error: BaseException) -> bool:
+    """Whether the error comes out of a pickle as it went in, and needs nothing for it that another rank may lack."""
+    sink = io.BytesIO()
+    try:
+        _Sender(sink).dump(error)
+        if sink.tell() > MAX_SENT:
+            return False
+        again = pickle.loads(sink.getvalue())
+        return type(again) is type(error) and str(again) == str(error) and notes_of(again) == notes_of(error)
+    except Exception:  # an error's own code may raise anything
+        return False
+
+
+class _Sender(pickle.Pickler):
+    """Takes what is made of classes and functions that every rank has."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        function = isinstance(obj, FunctionType | BuiltinFunctionType)
+        if not _is_known(obj if function or isinstance(obj, type) else type(obj)):
+            raise pickle.PicklingError(f"{type(obj).__name__} may not be known everywhere")
+        return NotImplemented
+
+
+def _is_known(named: Any) -> bool:
+    root = str(named.__module__).partition(".")[0]
+    return root in _EVERYWHERE or (root == "torch" and isinstance(named, type) and issubclass(named, BaseException))
+
+
+def _named(error: BaseException) -> str:
+    cls = type(error)
+    name = cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+    text = _text(error)
+    return f"{name}: {text}" if text else name
+
+
+def _text(error: BaseException) -> str:
+    message = getattr(error, "message", None) if isinstance(error, StreamxfError) else None
+    return (message if isinstance(message, str) else text_of(error))[:_MAX_TEXT]
+
+
+def _causes(error: BaseException) -> Iterator[str]:
+    seen = {id(error)}
+    for _ in range(_MAX_CAUSES):
+        cause, how = error.__cause__, "caused by"
+        if cause is None and not error.__suppress_context__:
+            cause, how = error.__context__, "raised while this was handled:"
+        if cause is None or id(cause) in seen:
+            return
+        seen.add(id(cause))
+        yield f"{how} {_named(cause)}"
+        error = cause

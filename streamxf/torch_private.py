@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from datetime import timedelta
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,6 @@ from streamxf.errors import UnsupportedError
 from streamxf.lazy import torch
 
 if TYPE_CHECKING:
-    from datetime import timedelta
-
     from torch import Tensor, UntypedStorage, dtype
     from torch._C import _is_cow_tensor as is_cow_tensor  # type: ignore[attr-defined]
     from torch._utils import _validate_loaded_sparse_tensors as validate_loaded_sparse_tensors
@@ -220,12 +219,12 @@ def gloo_group_of(ranks: Sequence[int], own: int, name: str, timeout: timedelta)
     that know different numbers would wait for each other until the time-out, and a group that takes the name of one
     that is gone finds the addresses of that in the store.
     """
-    if (store := part("default_store")()) is None:
+    if (store := __getattr__("default_store")()) is None:
         return None
     name += f" {store.add(f'{name} of {own}', 1)}"
     how = len(ranks), ranks.index(own), ranks, torch.distributed.Backend("gloo"), store, name
-    group, _ = part("new_process_group_helper")(*how, timeout=timeout)
-    part("world").pg_group_ranks[group] = {each: number for number, each in enumerate(ranks)}
+    group, _ = __getattr__("new_process_group_helper")(*how, timeout=timeout)
+    __getattr__("world").pg_group_ranks[group] = {each: number for number, each in enumerate(ranks)}
     return group
 
 

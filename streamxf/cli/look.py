@@ -21,7 +21,6 @@ from streamxf.errors import ParameterError, PolicyError, UnsupportedError, locat
 from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.lazy import torch
 from streamxf.places import open_storage
-from streamxf.storage.files import open_regular
 from streamxf.wording import printable
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ def inspect(
     from streamxf.tools.inspect.inspect import tree_of
 
     if html is not None and os.path.isfile(html) and os.path.getsize(html):
-        with open_regular(html) as old:
+        with open(html, "rb") as old:
             if old.read(len(_PAGE)) != _PAGE:
                 raise FileExistsError(17, "the file exists and is not an HTML page; it was not replaced", html)
     values = values or fail_on is not None

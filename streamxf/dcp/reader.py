@@ -28,7 +28,7 @@ from streamxf.checkpoint import metadata as stored_metadata
 from streamxf.checkpoint.access import Access, Names, Require, SaveIds
 from streamxf.checkpoint.metadata import no_metadata, read_metadata
 from streamxf.checkpoint.opening import ItemOpener
-from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks, progress_on, reset_names, sendable
+from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks, progress_on, reset_names
 from streamxf.dcp.extensions import Registry
 from streamxf.dcp.loader import Loader
 from streamxf.dcp.metadata import FOUND, StoredMetadata
@@ -151,7 +151,7 @@ class ChainReaderMixin(StorageMixin):
         except Exception as error:  # which says nothing about the checkpoint
             known = known_error(error, path)
             errors.add_note(known, f"while {path!r} was read")
-            return StoredMetadata.of(sendable(known))
+            return StoredMetadata.of(errors.sendable(known))
         if self.save_id is not None:
             content.storage_meta.save_id = self.save_id
         return content
@@ -321,7 +321,7 @@ def _explain(storage: Storage, save_id: str | None, path: str, error: Exception)
     if not isinstance(error, errors.StreamxfError):
         errors.add_note(error, f"while {path!r} was read")
     note_damage(storage, save_id, RESTORE_METADATA, error)
-    if (made := sendable(error)) is not error:
+    if (made := errors.sendable(error)) is not error:
         raise made from error
 
 

@@ -14,11 +14,11 @@ from torch.distributed.tensor import DTensor
 
 from streamxf import torch_private
 from streamxf.checkpoint.sources import check_storable
-from streamxf.dcp.base import ranks_here, sendable
+from streamxf.dcp.base import ranks_here
 from streamxf.dcp.planner import SavePlanner
 from streamxf.dcp.plans import SMALL, flattened_entries, gives_data_again, is_flattened
 from streamxf.dcp.targets import chunks_here, whole_size
-from streamxf.errors import UnsupportedError, located
+from streamxf.errors import UnsupportedError, located, sendable
 from streamxf.torchsave.writing import Saved, alike_pickle, saved_plain
 
 _PLAIN = torch.Tensor, torch.nn.Parameter

@@ -86,6 +86,8 @@ class ChainWriterMixin(StorageMixin):
     run_facts: RunFacts | None
     #: Signals by which the process does not end that saves in the background.
     deaf: Collection[int] = ()
+    #: What torch has started here to save in the background; None before the first such save.
+    process_that_saves = staticmethod(torch_private.process_that_saves)
     cache_staged_state_dict: bool
     _save: _RankSave | None
     _coming: tuple[int, str] | None

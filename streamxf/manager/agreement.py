@@ -26,8 +26,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
-from streamxf.dcp.base import sendable
-from streamxf.errors import ParameterError, UnsupportedError, escaped
+from streamxf.errors import ParameterError, UnsupportedError, escaped, sendable
 from streamxf.manager.notes import FOLDER
 from streamxf.manager.removal import remove_entry
 from streamxf.places import Mount, Storage, put_small, small_names

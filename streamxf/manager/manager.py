@@ -44,7 +44,7 @@ from streamxf.manager.notes import Authority
 from streamxf.manager.record import MAX_DIGITS, Record, is_numbered, numbers_in, series_of
 from streamxf.manager.retention import Retention
 from streamxf.manager.schedule import Interval, SaveTimer, Schedule
-from streamxf.manager.signals import StopSignals, deaf_from_the_start, saver_is_dead
+from streamxf.manager.signals import StopSignals, deaf_from_the_start, is_dead
 from streamxf.places import AbilitiesLike, Location, Storage, is_url, open_storage
 from streamxf.reading import Access, Chain, ChainLike, KeyRing, KeysLike
 from streamxf.writing import RunFacts
@@ -325,8 +325,8 @@ class CheckpointManager:
         writer = self._writers[group]  # which may have memory for copies
         writer.reset(self._storage.child(name))
         writer.run_facts, writer.deaf = facts, self._deaf
-        background = self._async
-        if background == "process" and any(self._agreement.everywhere(saver_is_dead)):
+        background, saver = self._async, writer.process_that_saves
+        if background == "process" and any(self._agreement.everywhere(lambda: is_dead(saver()))):
             background = None
             if self._agreement.rank == 0:
                 _log.error("the process that saves in the background has ended: %s is saved in the foreground", name)
@@ -335,7 +335,7 @@ class CheckpointManager:
             if background is None:
                 self._save_now(name, state, given)
             else:
-                with deaf_from_the_start(self._deaf) if background == "process" else nullcontext():
+                with deaf_from_the_start(self._deaf, saver) if background == "process" else nullcontext():
                     future = dcp_async_save(state, async_checkpointer_type=_ASYNC[background], **given)
         except BaseException:
             if self._housekeeper is not None:

@@ -6,14 +6,12 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.util import Finalize
 from types import FrameType
 from typing import Any
-
-from streamxf.torch_private import process_that_saves
 
 _log = logging.getLogger(__name__)
 _ends: list[Finalize] = []
@@ -92,16 +90,16 @@ def _open(number: int, before: Any) -> Any:
 
 
 @contextmanager
-def deaf_from_the_start(deaf: Collection[int]) -> Iterator[None]:
+def deaf_from_the_start(deaf: Collection[int], saver: Callable[[], Any]) -> Iterator[None]:
     """If torch starts its process for saves now, it is deaf before it can say so itself: it has the mask of the thread
     that starts it. At the end of this process it gets no SIGTERM then, as multiprocessing sends it, but one that it
     hears.
     """
-    if process_that_saves() is not None:
+    if saver() is not None:
         yield
         return
     if not _ends:
-        _ends.append(Finalize(None, _end_saver, exitpriority=100))
+        _ends.append(Finalize(None, _end_saver, (saver,), exitpriority=100))
     resource_tracker.ensure_running()  # which lets SIGTERM and SIGINT through to the thread that starts it
     before = signal.pthread_sigmask(signal.SIG_BLOCK, deaf)
     try:
@@ -110,13 +108,12 @@ def deaf_from_the_start(deaf: Collection[int]) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _end_saver() -> None:
-    process = process_that_saves()
+def _end_saver(saver: Callable[[], Any]) -> None:
+    process = saver()
     if process is not None and process.is_alive():
         process.kill()
 
 
-def saver_is_dead() -> bool:
+def is_dead(saver: Any) -> bool:
     """Whether the process that saves was started and has ended, so that torch can save there no more."""
-    process = process_that_saves()
-    return process is not None and not process.is_alive()
+    return saver is not None and not saver.is_alive()

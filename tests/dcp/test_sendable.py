@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from streamxf.dcp.base import MAX_BYTES, errors_reach_all_ranks, sendable
-from streamxf.errors import BlockError, KeyMissingError, MetadataError
+from streamxf.dcp.base import errors_reach_all_ranks
+from streamxf.errors import MAX_SENT, BlockError, KeyMissingError, MetadataError, sendable
 
 from .foreign_errors import MADE, BadBlock, NeedsTwo, RunsCode
 
@@ -34,7 +34,7 @@ def raised(error: BaseException) -> BaseException:
 
 def test_another_process_that_knows_none_of_the_classes_reads_all_of_them() -> None:
     sent = [pickle.dumps(sendable(raised(make()))) for make, _, _ in MADE.values()]
-    assert max(map(len, sent)) < MAX_BYTES + 1000
+    assert max(map(len, sent)) < MAX_SENT + 1000
     found = subprocess.run(
         [sys.executable, "-c", ELSEWHERE], input=pickle.dumps(sent), capture_output=True, check=True
     ).stdout.decode()

@@ -25,10 +25,9 @@ from typing import Any
 import torch
 from torch import distributed
 
-from streamxf.dcp.base import sendable
 from streamxf.dcp.once.plan import Assignment
 from streamxf.engine import in_thread
-from streamxf.errors import AbortedError
+from streamxf.errors import AbortedError, sendable
 from streamxf.torch_private import default_store
 
 PATIENCE = 6.0
