@@ -23,9 +23,9 @@ import sys
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterable
 from types import FunctionType
-from typing import IO, Any
+from typing import Any
 
-from streamxf.errors import ForeignError, ParameterError, PolicyError, StreamxfError
+from streamxf.errors import ForeignError, ParameterError, PolicyError
 from streamxf.wording import size_text
 
 MAX_EXPANSION = 64
@@ -159,26 +159,6 @@ class Steps:
             self.charge_key(made, item)
             made.add(item)
         return made
-
-
-def check_whole(file: IO[bytes], size: int, length: int, error: type[StreamxfError]) -> None:
-    """Check that `length` bytes of a file of `size` may be read into memory; `error` if hardly any is stored."""
-    if length > FREE_WHOLE and length > MAX_EXPANSION * (held := held_bytes(file, size)):
-        raise error(
-            f"the file has {size_text(size)}, of which {size_text(held)} are stored; the rest are holes, which no "
-            "writer leaves. It was not read"
-        )
-
-
-def check_head(file: IO[bytes], size: int, length: int, error: type[StreamxfError]) -> None:
-    """Check that `length` bytes of a file of `size` bytes may describe the rest: parsed, they take many times as much
-    memory, and time. Raises an `error` if the file does not hold `MAX_EXPANSION` times as much.
-    """
-    if length > FREE_WHOLE and MAX_EXPANSION * length > (held := held_bytes(file, size)):
-        raise error(
-            f"the header has {size_text(length)}, of a file of which {size_text(held)} are stored: that is more than "
-            "its tensors explain; it was not read"
-        )
 
 
 def held_bytes(file: Any, size: int) -> int:

@@ -109,15 +109,6 @@ class Chain:
         return chosen
 
     @classmethod
-    def with_ring(
-        cls, chain: ChainLike | None, keys: KeysLike = None, trust: TrustLike = None, allow_unsigned: bool = False
-    ) -> tuple[Chain, KeyRing]:
-        """As `chosen` and `ring`; keys are looked up once, since one may ask for a passphrase."""
-        ring = None if keys is None else KeyRing.of(keys)
-        made = cls.chosen(chain, keys=ring)
-        return made, made.ring(ring, trust, allow_unsigned)
-
-    @classmethod
     def parse(cls, text: str, *, keys: KeysLike = None, codecs: CodecRegistry | None = None) -> Chain:
         """Read the text form: ``zstd:level=3+checksum+encrypt``.
 

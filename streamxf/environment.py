@@ -26,9 +26,10 @@ def install_from_environment() -> None:
     text, locations = os.environ.get(CHAIN_VARIABLE, ""), os.environ.get(KEYS_VARIABLE, "").split()
     if ignored or not (text or locations):
         return
+    from streamxf.chain import Chain
     from streamxf.dcp.install import Installation, install
     from streamxf.errors import ParameterError, StreamxfError
-    from streamxf.reading import Chain, KeyRing
+    from streamxf.reading import KeyRing
 
     variable = KEYS_VARIABLE
     try:
@@ -45,5 +46,5 @@ def install_from_environment() -> None:
         error.message = f"{variable} cannot be used: {error.message.replace(' in keys=', f' in {KEYS_VARIABLE}')}"
         if os.environ.get(STRICT_VARIABLE, "0") not in ("", "0"):
             raise SystemExit(f"streamxf: {error}") from None
-        Installation.refusing(error, writers=bool(text))
+        Installation.for_readers(None, error, writers=bool(text))
         print(f"streamxf: {error}. Until it is corrected or unset, {what} is refused", file=sys.stderr)

@@ -1,8 +1,9 @@
 """What tools use to read checkpoints: the terms, metadata, items and boxes of elements; docs/api.md, "For tools"."""
 
 from streamxf.budget import MAX_EXPANSION, Budget
-from streamxf.chain import Chain, ChainLike
+from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import Access, AccessOptions
+from streamxf.checkpoint.elements import Elements
 from streamxf.checkpoint.metadata import Metadata, metadata_files, read_metadata
 from streamxf.checkpoint.notes import Note
 from streamxf.checkpoint.opening import ItemPart
@@ -17,4 +18,4 @@ from streamxf.stream.reader import BareBlocks, Blocks, MemoryBlocks, StreamReade
 __all__ = ["Access", "AccessOptions", "Budget", "MAX_EXPANSION", "KeyRing", "KeysLike", "SignerLike", "TrustLike"]
 __all__ += ["Metadata", "metadata_files", "read_metadata", "Item", "TensorItem", "ObjectItem", "Chunk", "Path", "Place"]
 __all__ += ["Note", "Box", "BoxReader", "boxes_of", "ItemPart", "Kind", "StreamReader", "StoredFile"]
-__all__ += ["Blocks", "BareBlocks", "MemoryBlocks", "Chain", "ChainLike", "Progress", "Share", "Shares"]
+__all__ += ["Blocks", "BareBlocks", "MemoryBlocks", "Elements", "ChainLike", "Progress", "Share", "Shares"]

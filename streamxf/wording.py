@@ -27,6 +27,12 @@ def many(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
+def inside_text(parts: Collection[str]) -> str:
+    """Of a folder that was named instead of one of the checkpoints in it."""
+    found = f"{many(len(parts), 'checkpoint')} in it: {some(parts)}. Name one of them"
+    return f"the folder is not a checkpoint, but has {found}; of a training run, `streamxf latest` prints the newest"
+
+
 def size_text(number: int) -> str:
     """Bytes as people read them: in powers of 1024."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):

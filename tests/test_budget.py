@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from streamxf import budget
-from streamxf.budget import FREE, FREE_WHOLE, MAX_EXPANSION, Budget, check_head, check_whole, held_bytes
+from streamxf.budget import FREE, FREE_WHOLE, MAX_EXPANSION, Budget, held_bytes
+from streamxf.checkpoint.bare import BareHeader
 from streamxf.errors import ContainerError, ParameterError, PolicyError
 from streamxf.storage.files import held_at
+from streamxf.storage.reading import StoredFile, access_to
 
 MIB = 2**20
 
@@ -128,21 +130,16 @@ def test_what_is_no_file_holds_nothing(tmp_path: Path) -> None:
 # -- what is read whole ----------------------------------------------------------------------------
 
 
+def stored(path: Path, size: int, data: bytes) -> StoredFile:
+    file = hole(path, size, data).open("rb")
+    return StoredFile("a file", size, file, access_to(file))
+
+
 def test_files_that_are_read_whole_may_be_small_or_held(tmp_path: Path) -> None:
-    small, large = hole(tmp_path / "small", FREE_WHOLE), hole(tmp_path / "large", FREE_WHOLE + 1)
-    with small.open("rb") as file:
-        check_whole(file, FREE_WHOLE, FREE_WHOLE, ContainerError)
-    with large.open("rb") as file, pytest.raises(ContainerError, match="the rest are holes"):
-        check_whole(file, FREE_WHOLE + 1, FREE_WHOLE + 1, ContainerError)
-    with large.open("r+b") as file:
-        file.write(bytes(FREE_WHOLE // MAX_EXPANSION + 4096))
-        file.flush()
-        check_whole(file, FREE_WHOLE + 1, FREE_WHOLE + 1, ContainerError)
-
-
-def test_headers_may_be_small_or_describe_much() -> None:
-    file = io.BytesIO()
-    check_head(file, FREE_WHOLE, FREE_WHOLE, ContainerError)
-    check_head(file, MAX_EXPANSION * (FREE_WHOLE + 1), FREE_WHOLE + 1, ContainerError)
-    with pytest.raises(ContainerError, match="more than its tensors explain"):
-        check_head(file, MAX_EXPANSION * (FREE_WHOLE + 1) - 1, FREE_WHOLE + 1, ContainerError)
+    stored(tmp_path / "small", FREE_WHOLE, b"").check_whole(FREE_WHOLE)
+    stored(tmp_path / "held", FREE_WHOLE + 1, bytes(FREE_WHOLE // MAX_EXPANSION + 4096)).check_whole(FREE_WHOLE + 1)
+    with pytest.raises(ContainerError, match="the rest are holes"):
+        stored(tmp_path / "large", FREE_WHOLE + 1, b"").check_whole(FREE_WHOLE + 1)
+    for length, words in (FREE_WHOLE, "does not begin"), (FREE_WHOLE + 1, "tensors explain"):
+        with pytest.raises(ContainerError, match=words):
+            BareHeader.read(stored(tmp_path / words, 2 * FREE_WHOLE, length.to_bytes(8, "little")))

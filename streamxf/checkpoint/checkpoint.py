@@ -24,7 +24,6 @@ from streamxf.keys import KeysLike, TrustLike
 from streamxf.lazy import numpy as np
 from streamxf.lazy import torch
 from streamxf.storage.opening import Location, open_storage
-from streamxf.storage.reading import OpenFiles
 from streamxf.storage.storage import Storage
 from streamxf.stream.reader import Blocks, read_all
 from streamxf.torchsave.objects import dtype_of
@@ -123,7 +122,7 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
         self._of_file = {file: each for each in self.metadata for file in each.named()}
         self.stored: Mapping[str, Item] = MappingProxyType(merge_ranks(self.metadata))
         self._openers: dict[str, ItemOpener] = {}
-        self._files = OpenFiles(storage.open, near=storage.near)
+        self._files = storage.open_files()
         self._last: tuple[ItemPart, Elements] | None = None
 
     @property

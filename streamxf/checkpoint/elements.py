@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from streamxf.budget import most
 from streamxf.buffers import scratches
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 Ranges = tuple[tuple[int, int], ...]
 Slices = tuple[slice, ...]
+Ints = tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -179,6 +180,19 @@ class Elements:
     itemsize: int
     shape: tuple[int, ...]
 
+    @classmethod
+    def stored(cls, source: FileSlice, itemsize: int, shape: Ints, strides: Ints | None = None) -> Self:
+        """Those in `source`, row-major or with `strides`, in elements; PolicyError if these make far more of them."""
+        if strides is None:
+            return cls(BareBlocks(source), 0, itemsize, shape)
+        size = math.prod(shape) * itemsize
+        if size > most(source.length):
+            raise PolicyError(
+                f"the tensor's strides make {size} bytes of {source.length} stored ones, which is out of proportion; "
+                "load it with torch if you trust it"
+            )
+        return cls(StridedBlocks(source, itemsize, shape, strides), 0, itemsize, shape)
+
     def is_run(self, offset: tuple[int, ...], lengths: tuple[int, ...]) -> bool:
         """Whether the elements of a box stand one after another in the stream."""
         wanted = Selection.of(self.shape, offset, lengths)
@@ -310,21 +324,6 @@ _SPAN = 8 * 2**20  # bytes that are read at once where the wanted elements have 
 _FREE_SPAN = 4096  # bytes; so little is read at once, however few of them are wanted
 _DENSITY = 4  # bytes read for one that is wanted, at most
 
-Ints = tuple[int, ...]
-
-
-def strided_elements(source: FileSlice, itemsize: int, shape: Ints, strides: Ints) -> Elements:
-    """The elements of a tensor of which `source` has those from the first to the last; `strides` are in elements.
-    Raises PolicyError if they repeat elements, and make far more of them than are stored.
-    """
-    size = math.prod(shape) * itemsize
-    if size > most(source.length):
-        raise PolicyError(
-            f"the tensor's strides make {size} bytes of {source.length} stored ones, which is out of proportion; load "
-            "it with torch if you trust it"
-        )
-    return Elements(StridedBlocks(source, itemsize, shape, strides), 0, itemsize, shape)
-
 
 class StridedBlocks(Blocks):
     def __init__(self, source: FileSlice, itemsize: int, shape: Ints, strides: Ints) -> None:
@@ -390,7 +389,7 @@ def framed_elements(blocks: Blocks, dtype: str, shape: tuple[int, ...]) -> Eleme
         return Elements(blocks, found.start, itemsize, shape)
     data = bytearray(found.tensor.extent)
     stream.readinto_at(found.start, data)
-    return strided_elements(FileSlice(io.BytesIO(), 0, len(data), data), itemsize, shape, found.tensor.strides)
+    return Elements.stored(FileSlice(io.BytesIO(), 0, len(data), data), itemsize, shape, found.tensor.strides)
 
 
 def _start_in_frame(blocks: BareBlocks, dtype: str, shape: tuple[int, ...]) -> int:

@@ -12,7 +12,6 @@ from typing import Any, Literal
 from weakref import finalize
 
 from streamxf import errors
-from streamxf.budget import check_whole
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import Access, Renaming, renamed
 from streamxf.checkpoint.bare import placed
@@ -30,7 +29,7 @@ from streamxf.keys.pair import VerifyKey
 from streamxf.storage.reading import StoredFile
 from streamxf.storage.storage import Storage
 from streamxf.torchsave.unpickler import read_stock
-from streamxf.wording import many, some
+from streamxf.wording import inside_text, many, some
 
 _SHOWN = 8
 _OF_OTHERS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
@@ -80,19 +79,10 @@ def no_metadata(storage: Storage, names: Collection[str], rank: int | None = Non
         )
     text = "there is no checkpoint in the folder, or no such folder"
     if below := _below(storage):
-        return only_inside(storage, below)
+        return errors.NoCheckpointError(inside_text(below), file=folder)
     if others := sorted(name for name in names if name.endswith(_OF_OTHERS)):
         text = f"the folder is not a checkpoint of DCP; it has files of other formats: {some(others)}"
     return errors.NoCheckpointError(text, file=folder)
-
-
-def only_inside(storage: Storage, parts: Sequence[str]) -> errors.NoCheckpointError:
-    """The error for a folder that was named instead of one of the checkpoints in it."""
-    return errors.NoCheckpointError(
-        f"the folder is not a checkpoint, but has {many(len(parts), 'checkpoint')} in it: {some(parts)}. Name one of "
-        "them; of a training run, `streamxf latest` prints the newest",
-        file=storage.label(),
-    )
 
 
 def _below(storage: Storage) -> list[str]:
@@ -316,7 +306,7 @@ def _stock(storage: Storage, file: StoredFile, name: str, access: Access) -> Met
         raise errors.MetadataError(
             f"the metadata has {file.size} bytes, {MAX_METADATA} are allowed where it is a pickle"
         )
-    check_whole(file.raw, file.size, file.size, errors.MetadataError)
+    file.check_whole(file.size, errors.MetadataError)
     rank = rank_of(name)
     stock = read_stock(file.slice(0, file.size).read_at(0, file.size), rank)
     return Metadata(name, rank, placed(storage, stock.items), None, stock.modules)

@@ -77,7 +77,8 @@ def install(
     """
     given = dict(reader or {})
     trust, unsigned = given.pop("trust", None), given.pop("allow_unsigned", False)
-    made, ring = Chain.with_ring(chain, keys, trust, unsigned)
+    made = Chain.chosen(chain, keys=(ring := None if keys is None else KeyRing.of(keys)))  # asks but once
+    ring = made.ring(ring, trust, unsigned)
     installation = Installation(made, ring, dict(writer or {}), given)
     if trust is None and ring.trust and not (isinstance(keys, KeyRing) and keys.trust):
         installation._attached = KeyRing([*ring], allow_unsigned=ring.allow_unsigned)
@@ -140,16 +141,11 @@ class Installation:
         self._attached = keys  # a writer of `attach` cannot sign, so nobody waits there for the chain's own signer
 
     @classmethod
-    def for_readers(cls, keys: KeysLike) -> Installation:
-        """As `install`, but what writers do is left as it is; raises the same."""
-        return _put_in_force(cls(None, KeyRing.of(keys), {}, {}))
-
-    @classmethod
-    def refusing(cls, error: StreamxfError, *, writers: bool) -> Installation:
-        """Have each reader of torch's that is made from now on raise `error`, and with `writers` each writer, too,
-        until something is installed. Raises UnsupportedError if this torch lacks a part that is relied on.
-        """
-        return _put_in_force(cls(Chain([]) if writers else None, KeyRing.of(None), {}, {}, error))
+    def for_readers(
+        cls, keys: KeysLike = None, error: StreamxfError | None = None, writers: bool = False
+    ) -> Installation:
+        """As `install` for readers alone; with an `error`, torch's raise it from now on, and its `writers`, too."""
+        return _put_in_force(cls(Chain([]) if writers else None, KeyRing.of(keys), {}, {}, error))
 
     def uninstall(self) -> None:
         """Undo it: torch's classes are as before, or as of an outer installation. Objects made since keep their chain.

@@ -28,7 +28,6 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, ReadItem
 
-from streamxf.budget import held_bytes
 from streamxf.buffers import scratches
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, boxes_of_run
@@ -133,7 +132,7 @@ class Loader:
                 entries.sort(key=lambda entry: entry[1].place.at)
                 with self.opened(storage, name) as file:
                     if self._budget is not None:
-                        self._budget.add(held_bytes(file.raw, file.size))
+                        self._budget.add(file.held)
                     # where this thread reads, each block that waits to be decoded takes memory
                     self._together = together if file.access.parallel else 1
                     self._read_file(file, entries, shares)

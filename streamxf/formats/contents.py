@@ -15,15 +15,14 @@ from typing import Any, TypeVar
 
 from streamxf import errors
 from streamxf.cached import cached_property
-from streamxf.checkpoint.elements import Elements, strided_elements
 from streamxf.format.extra import merged
 from streamxf.places import Storage
 from streamxf.reading import (
     Access,
-    BareBlocks,
     BoxReader,
     Budget,
     Chunk,
+    Elements,
     Item,
     ObjectItem,
     Path,
@@ -31,14 +30,11 @@ from streamxf.reading import (
     StoredFile,
     TensorItem,
 )
-from streamxf.storage.reading import OpenFiles
 from streamxf.torchsave.archive import NotSavedByTorch
-from streamxf.torchsave.check import absent
 from streamxf.torchsave.legacy import open_archive
 from streamxf.wording import some
 
 T = TypeVar("T")
-MAX_RECORDS = 2**20  # storages in a file of ``torch.save``, and a few records more
 
 OpenFile = Callable[[str], AbstractContextManager[StoredFile]]
 
@@ -127,15 +123,15 @@ class Shard:
 class _Loaded:
     """What came of the objects in a file: all of it, in which the classes `unknown` are absent, or an error.
 
-    - `named`: dicts with their keys as text, by id; `known` is that of `absent`.
+    - `absent`: whether some of a value is; `named`: dicts with their keys as text, by id.
     """
 
     file: str
     value: Any = None
     unknown: Collection[str] = ()
+    absent: Callable[[Any], bool] = bool
     error: errors.StreamxfError | None = None
     named: dict[int, Mapping[str, Any]] = field(default_factory=dict)
-    known: dict[int, bool] = field(default_factory=dict)
 
     def at(self, path: Path) -> Any:
         value = self.value
@@ -145,7 +141,7 @@ class _Loaded:
                     self.named[id(value)] = {str(key): each for key, each in value.items()}
                 value = self.named[id(value)]
             value = value[step]
-        if self.unknown and absent(value, self.known):
+        if self.unknown and self.absent(value):
             raise errors.NotAllowedError(
                 f"it needs what is not allowed, of which this file has {some(sorted(self.unknown))}: if you trust it, "
                 "load it with torch.load(..., weights_only=False), and save plain data"
@@ -206,7 +202,7 @@ class FileReader(BoxReader):
         self.stored: Mapping[str, Item] = contents.items
         self.access = access
         self._open_file = open_file
-        self._files = OpenFiles(open_file or (lambda name: self._place(name).open()), near=storage.near)
+        self._files = storage.open_files(open_file or (lambda name: self._place(name).open()))
         self._loaded: _Loaded | None = None
         if budget is not None:
             self.budget = budget
@@ -221,9 +217,7 @@ class FileReader(BoxReader):
         self.budget.spend_once(item.name, item.size, "the tensor", file=self.label(place.file), item=item.name)
         strides = self.shards[place.file].strides.get(item.name)
         source = self._files[place.file].slice(place.at, place.size)
-        if strides is not None:
-            return strided_elements(source, item.itemsize, item.shape, strides)
-        return Elements(BareBlocks(source), 0, item.itemsize, chunk.shape)
+        return Elements.stored(source, item.itemsize, chunk.shape, strides)
 
     @property
     def nesting(self) -> dict[str, Any]:
@@ -251,7 +245,7 @@ class FileReader(BoxReader):
     def _load(self, file: str) -> _Loaded:
         opened = self._files[file]
         try:
-            archive = open_archive(opened.raw, opened.size, MAX_RECORDS)
+            archive, _ = open_archive(opened)
             return _Loaded(file, *self.access.objects.load_around(archive, opened.size, self.shards[file].records))
         except NotSavedByTorch as error:  # it was altered since it was opened
             raise errors.ContainerError(f"this is not an intact file of torch.save: {error}") from None

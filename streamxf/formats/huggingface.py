@@ -14,13 +14,11 @@ from dataclasses import dataclass, replace
 from operator import add
 from typing import Any
 
-from streamxf.budget import Steps, check_head, check_whole
 from streamxf.buffers import collector_paused
-from streamxf.checkpoint.bare import LENGTH_BYTES, MAX_HEADER, METADATA, SLICES, parse_header
+from streamxf.checkpoint.bare import BareHeader
 from streamxf.errors import ContainerError, MetadataError, UnsupportedError, located, shorten
 from streamxf.format.items import check_path, elements_size
-from streamxf.format.limits import MAX_INT
-from streamxf.format.tiling import check_tiles, work_for
+from streamxf.format.tiling import check_tiles
 from streamxf.formats import torchfile
 from streamxf.formats.contents import Contents, Format, Shard, sizes_of, whole_tensor
 from streamxf.places import Storage
@@ -45,8 +43,8 @@ _LONE_BIN = "pytorch_model.bin"
 
 def looks_like_one(beginning: bytes, size: int) -> bool:
     """Whether a file of `size` bytes that begins so can be a safetensors file."""
-    length = int.from_bytes(beginning[:LENGTH_BYTES], "little")
-    return length <= size - LENGTH_BYTES and beginning[LENGTH_BYTES:][:1] == b"{"
+    length = int.from_bytes(beginning[: BareHeader.LENGTH], "little")
+    return length <= size - BareHeader.LENGTH and beginning[BareHeader.LENGTH :][:1] == b"{"
 
 
 @collector_paused()
@@ -55,33 +53,16 @@ def read_file(file: StoredFile, name: str) -> Shard:
 
     Raises ContainerError if it breaks a rule of the format, and UnsupportedError for a dtype that torch does not know.
     """
-    if file.size < LENGTH_BYTES:
-        raise ContainerError(
-            f"the file has {file.size} bytes; a safetensors file has at least {LENGTH_BYTES}: it was cut"
-        )
-    length = int.from_bytes(file.read(0, LENGTH_BYTES), "little")
-    if length > MAX_HEADER:
-        raise ContainerError(
-            f"the header has {length} bytes, as the file says; the format allows {MAX_HEADER}: the file is damaged, or "
-            "not a safetensors file"
-        )
-    start = LENGTH_BYTES + length
-    if start > file.size:
-        raise ContainerError(f"the file has {file.size} bytes, and its header alone would take {start}: it was cut")
-    check_head(file.raw, file.size, length, ContainerError)
-    content = parse_header(file.read(LENGTH_BYTES, length))
-    metadata = content.pop(METADATA, None)
-    metadata = {} if metadata is None else metadata
-    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
-        raise ContainerError(f"the header's {METADATA!r} is not an object of strings")
+    header = BareHeader.read(file)
     tensors: dict[str, TensorItem] = {}
-    for tensor, facts in content.items():
+    for tensor, facts in header.tensors.items():
         try:
-            tensors[tensor] = _tensor(tensor, facts, name, start)
+            tensors[tensor] = _tensor(tensor, facts, name, header.start)
         except (ContainerError, UnsupportedError) as error:
             raise error.locate(item=shorten(tensor)) from None
-    _check_cover(tensors, start, file.size)
-    return Shard({**tensors}, metadata=metadata, offsets=_offsets(metadata, tensors))
+    _check_cover(tensors, header.start, file.size)
+    offsets = _offsets(header.slices, tensors) if header.slices else {}
+    return Shard({**tensors}, metadata=header.metadata, offsets=offsets)
 
 
 def _tensor(name: str, facts: Any, file: str, start: int) -> TensorItem:
@@ -109,17 +90,14 @@ def _tensor(name: str, facts: Any, file: str, start: int) -> TensorItem:
     return whole_tensor(name, DTYPES[dtype], tuple(shape), file, start + begin, size, (name,))
 
 
-def _offsets(metadata: dict[str, str], tensors: dict[str, TensorItem]) -> dict[str, tuple[int, ...]]:
-    """Where the slices of tensors belong, by what DCP notes of them; empty if it wrote none."""
-    if SLICES not in metadata:
-        return {}
-    noted = parse_header(metadata.pop(SLICES).encode("utf-8"))
+def _offsets(slices: Mapping[str, Any], tensors: dict[str, TensorItem]) -> dict[str, tuple[int, ...]]:
+    """Where the slices of tensors belong, by what DCP notes of them."""
     offsets: dict[str, tuple[int, ...]] = {}
     for name, item in tensors.items():
-        facts = noted.get(name)
+        facts = slices.get(name)
         offset: Any = facts.get("saved_offsets") if isinstance(facts, dict) else None
         if not _are_sizes(offset) or len(offset) != len(item.shape):
-            raise ContainerError(f"the header's {SLICES!r} does not say where the slice belongs", item=shorten(name))
+            raise ContainerError("the header's notes of slices do not say where this one belongs", item=shorten(name))
         offsets[name] = tuple(offset)
     return offsets
 
@@ -130,7 +108,7 @@ def is_text(name: str) -> bool:
 
 
 def _are_sizes(value: Any) -> bool:
-    return isinstance(value, list) and all(type(size) is int and 0 <= size <= MAX_INT for size in value)
+    return isinstance(value, list) and all(type(size) is int and 0 <= size < 2**63 for size in value)
 
 
 def _check_cover(tensors: dict[str, TensorItem], start: int, size: int) -> None:
@@ -197,7 +175,6 @@ def read_folder(storage: Storage, layout: HubLayout) -> tuple[Contents, dict[str
     found: dict[str, Item] = {}
     strays: list[str] = []
     slices: dict[str, list[Chunk]] = {}
-    work = work_for(0)
     for name in dict.fromkeys(placed.values()) or layout.shards:
         with located(file=storage.label(name)):
             try:
@@ -209,7 +186,7 @@ def read_folder(storage: Storage, layout: HubLayout) -> tuple[Contents, dict[str
                 ) from None
             strays += _add(found, name, shards[name], placed, slices)
             extra = {**shards[name].metadata, **extra}
-    found |= {name: _joined(found[name], chunks, work) for name, chunks in slices.items()}
+    found |= {name: _joined(found[name], chunks) for name, chunks in slices.items()}
     if missing := placed.keys() - found.keys():
         one = min(missing)
         raise ContainerError(
@@ -277,7 +254,7 @@ def _add(
     return strays
 
 
-def _joined(item: Any, chunks: list[Chunk], work: Steps) -> TensorItem:
+def _joined(item: Any, chunks: list[Chunk]) -> TensorItem:
     """The tensor of which these are the slices, as large as they are together, without those that have no elements.
     Raises ContainerError if they overlap, or leave a part out.
     """
@@ -285,7 +262,7 @@ def _joined(item: Any, chunks: list[Chunk], work: Steps) -> TensorItem:
     chunks = [chunk for chunk in chunks if 0 not in chunk.shape] or chunks[:1]
     made: TensorItem = replace(item, shape=shape, chunks=tuple(chunks))
     try:
-        check_tiles(shape, [chunk[:2] for chunk in chunks], work)
+        check_tiles(shape, [chunk[:2] for chunk in chunks])
     except MetadataError as error:
         raise ContainerError(
             f"the slices of the tensor do not make one ({error.message}): a shard is missing, or does not belong here",
@@ -302,7 +279,7 @@ def _read_index(storage: Storage, layout: HubLayout) -> tuple[dict[str, str], di
         with storage.child(layout.index).open() as file:
             if file.size > MAX_INDEX:
                 raise ContainerError(f"the index has {file.size:,} bytes, {MAX_INDEX:,} are allowed")
-            check_whole(file.raw, file.size, file.size, ContainerError)
+            file.check_whole(file.size)
             data = file.read()
         if data.count(b"{") + data.count(b"[") > _MAX_OBJECTS:
             raise ContainerError("the index has more lists and objects than any model needs; it was not read")

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.checkpoint.metadata import only_inside
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import ForeignError, NoCheckpointError, StreamxfError, UnsupportedError, located
 from streamxf.formats import huggingface, torchfile
@@ -17,7 +16,7 @@ from streamxf.formats.contents import PLAIN, SUFFIXES, Contents, FileReader, For
 from streamxf.keys.envelope import Envelope, Vouchers
 from streamxf.places import Storage, made_by_saves
 from streamxf.reading import Access, Place, StoredFile
-from streamxf.wording import OLD, many, some
+from streamxf.wording import OLD, inside_text, many, some
 
 LOOKED_FOR = (
     "a checkpoint of DCP (.metadata, or __0.metadata and so on), *.safetensors, model.safetensors.index.json, "
@@ -74,7 +73,8 @@ def kind_of(storage: Storage) -> huggingface.HubLayout | Format:
     if layout is None:
         links: list[str] = []
         if parts := [part for part in parts_of(storage, links=links) if _is_known(storage.child(part))]:
-            raise only_inside(storage, [part for part in parts if part.rpartition("/")[0] not in parts])
+            outer = [part for part in parts if part.rpartition("/")[0] not in parts]
+            raise NoCheckpointError(inside_text(outer), file=storage.label())
         beside = f"; links to folders are not followed ({some(links)})" if links else ""
         raise NoCheckpointError(
             f"the folder holds no checkpoint{beside}; looked for {LOOKED_FOR}", file=storage.label()

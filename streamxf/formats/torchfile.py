@@ -9,20 +9,20 @@ from itertools import chain
 from typing import Any
 from zlib import crc32
 
-from streamxf.budget import FREE_WHOLE
 from streamxf.buffers import collector_paused
 from streamxf.errors import ContainerError, NoCheckpointError, StreamxfError, UnsupportedError, shorten
 from streamxf.format.extra import nesting_of
 from streamxf.format.limits import MAX_STEPS
-from streamxf.formats.contents import MAX_RECORDS, Shard, whole_tensor
+from streamxf.formats.contents import Shard, whole_tensor
 from streamxf.reading import MAX_EXPANSION, Item, ObjectItem, Path, Place, StoredFile
-from streamxf.torchsave.archive import PICKLE, NotSavedByTorch
+from streamxf.torchsave.archive import NotSavedByTorch
 from streamxf.torchsave.calls import StorageRef, StoredTensor
-from streamxf.torchsave.check import read_outline
-from streamxf.torchsave.legacy import Legacy, open_archive
+from streamxf.torchsave.legacy import open_archive
 from streamxf.torchsave.unpickler import Foreign
 
+_PICKLE = "data.pkl"
 _PLACE = 64  # bytes, or characters, that an entry of a dict or a list counts for, besides its name
+_FREE = 16 * 2**20  # of all names, however small the pickle is
 _TAIL = 2**20  # bytes in which a zip file of another kind names the records below
 _OTHERS = {
     "/.data/extern_modules": "an archive of torch.package, which holds code besides tensors: load what is in it with "
@@ -47,20 +47,20 @@ def read(file: StoredFile, name: str) -> Shard:
     NoCheckpointError if it is another kind of zip file.
     """
     try:
-        archive = open_archive(file.raw, file.size, MAX_RECORDS)
+        archive, outline = open_archive(file)
         if "constants.pkl" in archive.sizes:
             raise NotSavedByTorch("it has a record that torch.save does not write")
         if not archive.little:
             raise UnsupportedError("the file was written on a big-endian machine")
-        if archive.pickled[:1] != b"\x80" and crc32(archive.pickled) == archive.find(PICKLE)[1]:  # it is whole
+        if archive.pickled[:1] != b"\x80" and crc32(archive.pickled) == archive.find(_PICKLE)[1]:  # it is whole
             raise UnsupportedError(f"a file of torch.save, {OTHER_PROTOCOL}")
-        root = archive.root if isinstance(archive, Legacy) else read_outline(archive.pickled, archive.sizes)
+        root = outline()
         flat = _flattened(root, len(archive.pickled))
         records = dict.fromkeys(value.record for _, value in flat.values() if isinstance(value, StoredTensor))
         begins = {record: archive.find(record)[0] for record in records}
         whole: dict[int, bool] = {}
         nesting = nesting_of(root, lambda value: not _is_whole(value, whole))
-        return replace(_described(flat, begins, archive.find(PICKLE)[0], name), nesting=nesting)
+        return replace(_described(flat, begins, archive.find(_PICKLE)[0], name), nesting=nesting)
     except RecursionError:
         raise _too_deep() from None
     except NotSavedByTorch as error:
@@ -125,7 +125,7 @@ def _flattened(root: Any, size: int) -> dict[str, tuple[Path, Any]]:
             cure += "the file, and save its state_dict()"
         raise UnsupportedError(f"the file holds {what} and not a state dict: {cure}")
     found: dict[str, tuple[Path, Any]] = {}
-    left = max(FREE_WHOLE, MAX_EXPANSION * size)
+    left = max(_FREE, MAX_EXPANSION * size)
     whole: dict[int, bool] = {}
 
     def enter(value: Any, path: Path, length: int) -> None:
@@ -191,7 +191,7 @@ def _another(file: StoredFile) -> StreamxfError | None:
             return UnsupportedError(f"this is {what}, and save its state_dict()")
     first = file.read(0, min(_FIRST, file.size))
     name = first[30 : 30 + int.from_bytes(first[26:28], "little")].decode("utf-8", "replace")
-    if b"PK\x05\x06" not in tail[-_END:] or name.endswith(f"/{PICKLE}") or not first.startswith(b"PK"):
+    if b"PK\x05\x06" not in tail[-_END:] or name.endswith(f"/{_PICKLE}") or not first.startswith(b"PK"):
         return None
     what = "an .npz archive of NumPy's" if name.endswith(".npy") else f"a zip file that begins with {shorten(name)!r}"
     return NoCheckpointError(

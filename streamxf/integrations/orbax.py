@@ -10,13 +10,14 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from streamxf.chain import Chain
 from streamxf.checkpoint.checkpoint import Checkpoint, ObjectHandle, TensorHandle
 from streamxf.checkpoint.writer import CheckpointWriter
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError
 from streamxf.format.extra import from_json
 from streamxf.format.items import ITEMSIZES
 from streamxf.places import GLOBAL, is_url, open_storage
-from streamxf.reading import Access, Chain, ChainLike, KeysLike
+from streamxf.reading import Access, ChainLike, KeyRing, KeysLike
 from streamxf.wording import some
 
 _STOCK = "_METADATA"  # the tree of what orbax itself has saved
@@ -27,7 +28,8 @@ class ChainHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # orbax i
     """Stores each array of a PyTree as a tensor and each other leaf as an object; `chain_handlers` has more."""
 
     def __init__(self, chain: ChainLike | None = None, *, keys: KeysLike = None) -> None:
-        self._chain, ring = Chain.with_ring(chain, keys)
+        ring = None if keys is None else KeyRing.of(keys)  # looked up once: one may ask for a passphrase
+        self._chain = Chain.chosen(chain, keys=ring)
         self._access = Access.for_chain(self._chain, ring)
 
     async def async_save(self, directory: Any, args: Any) -> list[Any]:

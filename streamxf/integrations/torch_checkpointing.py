@@ -14,7 +14,8 @@ from torch_checkpointing.storage.base_storage import ReadArgs, Storage, StorageC
 from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
 from typing_extensions import Buffer
 
-from streamxf.reading import Chain, ChainLike, KeysLike
+from streamxf.chain import Chain
+from streamxf.reading import ChainLike, KeysLike
 from streamxf.stream.plain import ChainFiles
 from streamxf.stream.plain import open as open_plain
 

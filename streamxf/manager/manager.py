@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_asyn
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from streamxf import errors
+from streamxf.chain import Chain
 from streamxf.dcp.install import installed
 from streamxf.dcp.reader import FileSystemReader
 from streamxf.dcp.writer import FileSystemWriter
@@ -46,7 +47,7 @@ from streamxf.manager.retention import Retention
 from streamxf.manager.schedule import Interval, SaveTimer, Schedule
 from streamxf.manager.signals import StopSignals, deaf_from_the_start, is_dead
 from streamxf.places import AbilitiesLike, Location, Storage, is_url, open_storage
-from streamxf.reading import Access, Chain, ChainLike, KeyRing, KeysLike
+from streamxf.reading import Access, ChainLike, KeyRing, KeysLike
 from streamxf.writing import RunFacts
 
 T = TypeVar("T")

@@ -20,12 +20,14 @@ from weakref import WeakValueDictionary
 
 from typing_extensions import Buffer
 
+from streamxf.budget import FREE_WHOLE, MAX_EXPANSION, held_bytes
 from streamxf.buffers import Scratch
 from streamxf.engine import ForkLock
-from streamxf.errors import ContainerError, NotFetchedError, ReplacedError
+from streamxf.errors import ContainerError, NotFetchedError, ReplacedError, StreamxfError
 from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.storage.fetch import FetchedFile
 from streamxf.storage.fetch import Span as Span
+from streamxf.wording import size_text
 
 READ_WHOLE = 128 * 1024
 READ_STEP = 32 * 2**20
@@ -255,6 +257,17 @@ class StoredFile:
     def is_plain(self) -> bool:
         """Whether `streamxf.open` wrote it."""
         return self.read(0, min(self.size, len(PLAIN_MAGIC))) == PLAIN_MAGIC
+
+    @property
+    def held(self) -> int:
+        """How many of its bytes are stored, and in no hole."""
+        return held_bytes(self.raw, self.size)
+
+    def check_whole(self, length: int, error: type[StreamxfError] = ContainerError) -> None:
+        """Check that `length` bytes may be read into memory; `error` if hardly any of the file is stored."""
+        if length > FREE_WHOLE and length > MAX_EXPANSION * (held := self.held):
+            text = f"the file has {size_text(self.size)}, of which {size_text(held)} are stored"
+            raise error(f"{text}; the rest are holes, which no writer leaves. It was not read")
 
     def through(self, access: PositionalFile) -> StoredFile:
         """The same open file, read through `access`."""

@@ -37,7 +37,7 @@ from streamxf.storage.disk import Mount, Volume
 from streamxf.storage.fetch import FetchedFile, requests_in_threads
 from streamxf.storage.files import DEEPEST, MAX_COMPONENT, MOST, NOT_THERE, check_component, components, draft_of
 from streamxf.storage.multipart import PendingUpload
-from streamxf.storage.reading import RangedFile, StoredFile
+from streamxf.storage.reading import OpenFiles, RangedFile, StoredFile
 from streamxf.wording import OLD
 
 _NOTHING = Abilities()
@@ -410,6 +410,10 @@ class Storage(ABC):
         if type(entry.size) is not int or entry.size < 0:
             raise self._no_size(name)
         yield self.sized(name, entry.size)
+
+    def open_files(self, open_file: Callable[[str], AbstractContextManager[StoredFile]] | None = None) -> OpenFiles:
+        """What opens files by name as they are read, by `open` or by `open_file`."""
+        return OpenFiles(open_file or self.open, near=self.near)
 
     def sized(self, name: str, size: int) -> StoredFile:
         """The same of a file that has been listed with its size."""

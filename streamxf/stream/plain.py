@@ -327,13 +327,12 @@ class ChainFiles:
     """
 
     def __init__(self, chain: ChainLike | None = None, *, keys: KeysLike = None) -> None:
-        self.chain, self.keys = Chain.with_ring(chain, keys)
+        self.chain = Chain.chosen(chain, keys=(ring := None if keys is None else KeyRing.of(keys)))  # asks but once
+        self.keys = self.chain.ring(ring)
 
     @contextmanager
     def write(self, path: str | os.PathLike[str]) -> Iterator[tuple[IO[bytes], Any]]:
-        """A file to write to, and the SHA-256 of what it becomes, known at the end. The whole file is under `path` when
-        the block ends without an error, and otherwise what was there before.
-        """
+        """A file to write to, and the SHA-256 of what is under `path` once the block ends without an error."""
         storage = open_storage(path)
         if storage.near:
             storage.parent()[0].make_folder(durable=False)
@@ -355,9 +354,8 @@ class ChainFiles:
             yield opened
 
     def reader(self, raw: Any, name: str, begins: tuple[bytes, ...] = _TORCH_SAVED, finish: Any = None) -> Any:
-        """A file to read from, or `raw` itself if it was saved without a chain, when it has one of these beginnings, by
-        default those of ``torch.save``, and the chain does not encrypt. Closed, it calls `finish`. Raises as `open`;
-        errors have the `name`.
+        """A file to read from; `raw` itself if it was saved without a chain, and begins with one of these, by default
+        as those of ``torch.save``. Closed, it calls `finish`. Raises as `open`; errors have the `name`.
         """
         with located(file=name):
             begin = raw.read(len(PLAIN_MAGIC))

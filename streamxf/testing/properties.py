@@ -20,13 +20,13 @@ from typing import get_args
 from hypothesis import strategies as st
 
 import streamxf
+from streamxf.chain import Chain
 from streamxf.codec import Codec, Role
 from streamxf.descriptor import Descriptor, check_name
 from streamxf.engine import in_thread
 from streamxf.errors import KeyMissingError
 from streamxf.format.limits import MAX_CHAIN
 from streamxf.keys.key import Secret
-from streamxf.reading import Chain
 from streamxf.registry import BUILTINS
 from streamxf.testing.case import (
     BLOCK_SIZE,

@@ -25,10 +25,11 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any, Self
 
 from streamxf import errors
+from streamxf.chain import Chain
 from streamxf.checkpoint.saving import chain_of
 from streamxf.keys.location import anchored, several
 from streamxf.places import Storage
-from streamxf.reading import Access, BoxReader, Chain, KeyRing, Progress, Share, TensorItem
+from streamxf.reading import Access, BoxReader, KeyRing, Progress, Share, TensorItem
 from streamxf.tools.damage import CALLERS
 from streamxf.wording import many, printable
 

@@ -6,13 +6,13 @@ to fill the rest of the file, to the last byte, before any of them is read.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from streamxf.budget import check_whole
-from streamxf.errors import ContainerError
-from streamxf.torchsave.archive import MAX_RECORDS, PICKLE, Archive, NotSavedByTorch
+from streamxf.storage.reading import StoredFile
+from streamxf.torchsave.archive import PICKLE, Archive, NotSavedByTorch
 from streamxf.torchsave.calls import StorageRef, find_storage, itemsize_in
-from streamxf.torchsave.check import Outline
+from streamxf.torchsave.check import Outline, read_outline
 from streamxf.torchsave.unpickler import Name
 
 MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."  # a pickle of a number, by which torch.load knows such files
@@ -39,12 +39,12 @@ class Legacy(Archive):
     Raises NotSavedByTorch if torch did not write it, or it was cut, and ContainerError if it is hardly stored.
     """
 
-    def __init__(self, file: Any, size: int) -> None:
-        self._file, self._whole = file, None
-        length = 0
+    def __init__(self, file: StoredFile) -> None:
+        self._file, self._whole = file.raw, None
+        length, size = 0, file.size
         while True:
             length = min(size, max(_HEAD, 4 * length))
-            check_whole(file, size, length, ContainerError)
+            file.check_whole(length)
             self._head, self._at = self._read_at(0, length), len(MAGIC + _VERSION)
             try:
                 kinds, keys = self._follow()
@@ -98,7 +98,9 @@ class Legacy(Archive):
         return begin, crc
 
 
-def open_archive(file: Any, size: int, max_records: int = MAX_RECORDS) -> Archive:
-    """The file of ``torch.save``, in either form; raises as `Archive` and `Legacy`."""
-    file.seek(0)
-    return Legacy(file, size) if file.read(len(MAGIC)) == MAGIC else Archive(file, size, max_records)
+def open_archive(file: StoredFile) -> tuple[Archive, Callable[[], Any]]:
+    """The file of ``torch.save``, in either form, and what gives its outline as `read_outline`; raises as these."""
+    if file.read(0, min(file.size, len(MAGIC))) == MAGIC:
+        return (legacy := Legacy(file)), lambda: legacy.root
+    archive = Archive(file.raw, file.size, 2**20)  # as many storages, and a few records more
+    return archive, lambda: read_outline(archive.pickled, archive.sizes)

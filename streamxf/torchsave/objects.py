@@ -23,7 +23,7 @@ from streamxf.format.limits import MAX_NDIM
 from streamxf.lazy import torch
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 from streamxf.torchsave.calls import STORAGES, StoredTensor, dtype_in
-from streamxf.torchsave.check import Check, Maker, NotAllowed, by_name, chosen, numbers_in, read_outline
+from streamxf.torchsave.check import Check, Maker, NotAllowed, absent, by_name, chosen, numbers_in, read_outline
 from streamxf.torchsave.writing import pickle_in
 from streamxf.wording import some
 
@@ -135,13 +135,13 @@ class Objects:
         check = Check(archive.pickled, archive.sizes, stored, lambda: self._allowed | chosen())
         return check, check.load()
 
-    def load_around(self, archive: Archive, stored: int, records: Collection[str]) -> tuple[Any, Collection[str]]:
-        """What a whole file holds, on the CPU, and the names in it that are not allowed; always with weights_only.
-        Tensors have elements only if these are in `records`, and what is not allowed is left `absent`. Raises
-        PolicyError if it holds what torch.save never writes; else as `load`.
+    def load_around(self, archive: Archive, stored: int, records: Collection[str]) -> tuple[Any, ...]:
+        """What a whole file holds, on the CPU, the names in it that are not allowed, and whether a part of it lacks
+        what is not; always with weights_only. Tensors have elements only if these are in `records`. Raises PolicyError
+        if it holds what torch.save never writes; else as `load`.
         """
         try:
-            return self._made(archive, stored, "cpu", records)
+            return *self._made(archive, stored, "cpu", records), partial(absent, known={})
         except (NotSavedByTorch, NotAllowed) as error:
             raise errors.PolicyError(f"the object was not loaded: {error}") from None
 

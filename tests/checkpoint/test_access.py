@@ -19,6 +19,7 @@ from streamxf.keys import KeyRing
 from streamxf.keys import ring as rings
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
+from streamxf.stream.plain import ChainFiles
 from tests.dcp.helpers import refused
 
 KEY, OTHER = Key(bytes(range(32))), Key(bytes(range(4, 36)))
@@ -107,8 +108,8 @@ def test_keys_are_looked_up_once(monkeypatch: pytest.MonkeyPatch):
     as_provider = rings.as_provider
     monkeypatch.setattr(rings, "as_provider", counted)
     monkeypatch.setenv("ACCESS_KEY", bytes(range(32)).hex())
-    chain, ring = Chain.with_ring("zstd+encrypt", "env:ACCESS_KEY")
-    assert (chain.encryption.key_ids, [*ring]) == ((KEY.id,), [KEY])
+    files = ChainFiles("zstd+encrypt", keys="env:ACCESS_KEY")
+    assert (files.chain.encryption.key_ids, [*files.keys]) == ((KEY.id,), [KEY])
     assert asked.count("env:ACCESS_KEY") == 1
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from streamxf.checkpoint.bare import MAX_HEADER
+from streamxf.checkpoint.bare import BareHeader
 from streamxf.errors import ContainerError, StreamxfError, UnsupportedError
 from tests.dcp.helpers import assert_same
 
@@ -61,10 +61,10 @@ def file_of(header: Any, data: bytes = bytes(4), length: int | None = None) -> b
 
 
 BAD: dict[str, tuple[bytes, type[StreamxfError], str]] = {
-    "nothing": (b"", ContainerError, "has 0 bytes"),
-    "a cut length": (b"\x02\0\0", ContainerError, "has 3 bytes"),
+    "nothing": (b"", ContainerError, "has 0: it was cut"),
+    "a cut length": (b"\x02\0\0", ContainerError, "has 3: it was cut"),
     "a cut header": (file_of({"a": tensor()})[:20], ContainerError, "it was cut"),
-    "a huge header": (file_of(b"{}", length=MAX_HEADER + 1), ContainerError, "the format allows"),
+    "a huge header": (file_of(b"{}", length=BareHeader.MOST + 1), ContainerError, "the format allows"),
     "a header longer than the file": (file_of(b"{}", length=10**6), ContainerError, "it was cut"),
     "no JSON": (file_of(b"{nonsense}"), ContainerError, "not JSON"),
     "no UTF-8": (file_of(b'{"\xff": 1}'), ContainerError, "not JSON"),
@@ -84,6 +84,7 @@ BAD: dict[str, tuple[bytes, type[StreamxfError], str]] = {
         "not valid Unicode",
     ),
     "metadata of numbers": (file_of({"__metadata__": {"a": 1}, "a": tensor()}), ContainerError, "__metadata__"),
+    "odd slices": (file_of({"__metadata__": {"DCP_SHARDING_INFO": "{\ud800}"}}), ContainerError, "not JSON"),
     "an entry that is none": (file_of({"a": [1]}), ContainerError, "data_offsets of a tensor"),
     "no dtype": (file_of({"a": {"shape": [4], "data_offsets": [0, 4]}}), ContainerError, "data_offsets of a tensor"),
     "another dtype": (file_of({"a": tensor(dtype="F6_E2M3")}), UnsupportedError, "F6_E2M3"),

@@ -193,7 +193,7 @@ class Transfer:
         rounds = [list(units) for _, units in groupby(self._share.units, key=lambda unit: unit.round)]
         scratches = Scratch(), Scratch()
         with storage.entered() as held:
-            files = OpenFiles(partial(self._loader.opened, held), near=storage.near)
+            files = storage.open_files(partial(self._loader.opened, held))
             try:
                 work = self._decode(_Round(rounds[0], scratches[0]), files)
                 for number in range(1, len(rounds) + 1):

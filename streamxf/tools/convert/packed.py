@@ -23,7 +23,6 @@ from typing import Any, NamedTuple, Self
 
 from streamxf import errors
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.checkpoint.elements import Elements
 from streamxf.format.items import beyond_limits, elements_size
 from streamxf.formats import huggingface, torchfile
 from streamxf.formats.contents import FOLDERS, SUFFIXES, Contents, FileReader, Format, Shard, whole_tensor
@@ -35,6 +34,7 @@ from streamxf.reading import (
     BareBlocks,
     BoxReader,
     Chunk,
+    Elements,
     Item,
     ObjectItem,
     Place,

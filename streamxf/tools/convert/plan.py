@@ -15,7 +15,7 @@ from zlib import crc32
 
 import numpy as np
 
-from streamxf.checkpoint.bare import LENGTH_BYTES, MAX_HEADER, METADATA
+from streamxf.checkpoint.bare import BareHeader
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.errors import MetadataError, NotAllowedError, ObjectError, ParameterError, UnsupportedError, shorten
 from streamxf.format.extra import NESTING, in_saved_order, moved
@@ -315,7 +315,7 @@ def _check_fit(tensors: Mapping[str, TensorItem]) -> None:
             f"safetensors has no dtype for {many(len(strange), 'tensor')}: {_typed(strange)}. Write another format, or "
             "choose tensors (only)"
         )
-    unnamed = {name: item for name, item in tensors.items() if name == METADATA or not is_text(name)}
+    unnamed = {name: item for name, item in tensors.items() if name == BareHeader.METADATA or not is_text(name)}
     if unnamed:
         raise UnsupportedError(f"safetensors has no place for tensors of such names: {_typed(unnamed)}")
 
@@ -323,7 +323,7 @@ def _check_fit(tensors: Mapping[str, TensorItem]) -> None:
 def _safetensors_file(file: str, tensors: Mapping[str, TensorItem], metadata: Mapping[str, str]) -> NewFile:
     """A file as the safetensors library writes it, with compact JSON, padded with spaces to a multiple of 8 bytes."""
     ordered = sorted(tensors.items(), key=lambda each: (_RANKS[_NAMES[each[1].dtype]], each[0]))
-    header: dict[str, object] = {METADATA: dict(sorted(metadata.items()))}
+    header: dict[str, object] = {BareHeader.METADATA: dict(sorted(metadata.items()))}
     at = 0
     for name, item in ordered:
         dtype = _NAMES[item.dtype]
@@ -331,14 +331,14 @@ def _safetensors_file(file: str, tensors: Mapping[str, TensorItem], metadata: Ma
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + item.size]}
         at += item.size
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % LENGTH_BYTES)
-    if len(text) > MAX_HEADER:
+    text += b" " * (-len(text) % BareHeader.LENGTH)
+    if len(text) > BareHeader.MOST:
         raise UnsupportedError(
-            f"the header would have {len(text):,} bytes, and safetensors allows {MAX_HEADER:,}: write several files"
+            f"the header would have {len(text):,} bytes, and safetensors allows {BareHeader.MOST:,}: write more files"
         )
-    starts = accumulate((item.size for _, item in ordered), initial=LENGTH_BYTES + len(text))
+    starts = accumulate((item.size for _, item in ordered), initial=BareHeader.LENGTH + len(text))
     runs = [Stretch(start, item) for start, (_, item) in zip(starts, ordered, strict=False)]
-    return NewFile(file, runs, len(text).to_bytes(LENGTH_BYTES, "little") + text)
+    return NewFile(file, runs, len(text).to_bytes(BareHeader.LENGTH, "little") + text)
 
 
 def _shards(tensors: Mapping[str, TensorItem], metadata: Mapping[str, str], shard_size: int) -> list[NewFile]:

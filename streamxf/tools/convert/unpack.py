@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import IO, Any, Literal, Unpack, cast
 
 from streamxf.buffers import SyncedFile, write_all
+from streamxf.chain import Chain
 from streamxf.errors import NoCheckpointError, ParameterError, located
 from streamxf.formats import torchfile
 from streamxf.formats.contents import Contents, FileReader, Format
@@ -24,7 +25,6 @@ from streamxf.reading import (
     Access,
     AccessOptions,
     BoxReader,
-    Chain,
     Progress,
     Shares,
     StoredFile,

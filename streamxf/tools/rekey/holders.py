@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from streamxf import errors
-from streamxf.budget import check_whole
 from streamxf.buffers import write_all
 from streamxf.checkpoint.metadata import metadata_in, read_sections
 from streamxf.checkpoint.pickled import pickled
@@ -136,7 +135,7 @@ class MetadataFile:
                 sections = read_sections(file)
                 if sections is not None:
                     size = sections.head_size + sections.parts_size
-                    check_whole(file.raw, file.size, size, errors.MetadataError)
+                    file.check_whole(size, errors.MetadataError)
                     return replace(sections, read=slices(file.read(0, size)))
         except FileNotFoundError as error:
             raise errors.MetadataError("the metadata has gone: is another process saving to this folder?") from error

@@ -16,7 +16,7 @@ from itertools import chain
 from typing import Self
 
 from streamxf import errors
-from streamxf.budget import check_whole, held_bytes, most
+from streamxf.budget import most
 from streamxf.cached import cached_property
 from streamxf.checkpoint.metadata import merge_copies, no_file, no_metadata, unfinished
 from streamxf.checkpoint.opening import ItemOpener
@@ -48,7 +48,7 @@ from streamxf.reading import (
     TensorItem,
     read_metadata,
 )
-from streamxf.storage.reading import Counted, OpenFiles
+from streamxf.storage.reading import Counted
 from streamxf.stream.scan import Found, Scan
 from streamxf.tools.damage import UNKNOWN_RANKS, Damage, is_unread
 from streamxf.tools.nesting import MAX_LISTS, list_lengths
@@ -89,7 +89,7 @@ class DamagedCheckpoint:
         self.unchecked: list[str] = []
         self.shares = Shares(None, {})
         self._openers = [ItemOpener(each, access, budget) for each in metadata]
-        self._files = OpenFiles(storage.open, near=storage.near)
+        self._files = storage.open_files()
         self.stored = self._united()
 
     def __enter__(self) -> Self:
@@ -399,7 +399,7 @@ class _Files:
         try:
             with self._storage.open(name) as opened:
                 file = opened.through(Counted(opened.access, shares.begin(name).advance))
-                size = min(file.size, most(held_bytes(file.raw, file.size), self._times))
+                size = min(file.size, most(file.held, self._times))
                 if size < file.size:  # a hole has no end, and nothing in it
                     found.append(Found(size, file.size - size))
                 whole = file.slice(0, size)
@@ -524,7 +524,7 @@ def _windows(storage: Storage, name: str) -> Iterator[bytes]:
     """What is left of a metadata file, in pieces that share their ends, so that what is sought stands in one whole."""
     try:
         with storage.open(name) as file:
-            size = min(file.size, most(held_bytes(file.raw, file.size)))
+            size = min(file.size, most(file.held))
             for at in range(0, size, _WINDOW):
                 yield file.read(at, min(_WINDOW + _LONGEST, size - at))
     except (errors.StreamxfError, OSError) as error:
@@ -568,7 +568,7 @@ def _metadata(storage: Storage) -> bytes:
     try:
         with storage.open(GLOBAL) as file:
             size = min(file.size, MAX_METADATA)
-            check_whole(file.raw, file.size, size, errors.MetadataError)
+            file.check_whole(size, errors.MetadataError)
             return file.read(0, size)
     except (errors.StreamxfError, OSError) as error:
         if errors.is_exhausted(error):

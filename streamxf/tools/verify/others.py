@@ -12,7 +12,7 @@ from typing import Any
 from streamxf import errors
 from streamxf.format.plain import PREFIX_START_BYTES, prefix_size
 from streamxf.formats import huggingface, torchfile
-from streamxf.formats.contents import MAX_RECORDS, PLAIN, SUFFIXES, Format
+from streamxf.formats.contents import PLAIN, SUFFIXES, Format
 from streamxf.formats.opening import format_of, no_checkpoint, open_layout
 from streamxf.places import Storage
 from streamxf.reading import Access, BareBlocks, Item, StoredFile, StreamReader, TensorItem
@@ -21,7 +21,7 @@ from streamxf.stream.plain import PlainParts
 from streamxf.tools.verify.reading import AnyCheck, BlockChecks, Plan, Verification, pieces_of
 from streamxf.tools.verify.report import OF_SAFETENSORS, Findings, Notes
 from streamxf.torchsave.archive import NotSavedByTorch
-from streamxf.torchsave.legacy import Legacy, open_archive
+from streamxf.torchsave.legacy import open_archive
 from streamxf.wording import some
 
 _CheckOf = Callable[[StoredFile, Access, Findings], None]
@@ -148,7 +148,6 @@ def _check_torch(file: StoredFile, access: Access, findings: Findings) -> None:
     """Check directory, pickle and records' CRC-32; raises as `_check_safetensors`, NoCheckpointError for other zips."""
     items: Mapping[str, Item] = {}
     unsupported: errors.StreamxfError | None = None
-    stream: Any = StreamReader(BareBlocks(file.slice(0, file.size)))
     try:
         items = torchfile.read(file, file.name).items
     except errors.UnsupportedError as error:
@@ -157,10 +156,10 @@ def _check_torch(file: StoredFile, access: Access, findings: Findings) -> None:
     except errors.ContainerError as error:
         findings.damage(error, error.item)
     try:
-        archive = open_archive(stream, file.size, MAX_RECORDS)
+        archive, _ = open_archive(file)
         places = {record: (*archive.find(record), size) for record, size in archive.sizes.items()}
-        if not isinstance(archive, Legacy):
-            _let_python_open(stream)
+        if file.read(0, 2) == b"PK":
+            _let_python_open(StreamReader(BareBlocks(file.slice(0, file.size))))
     except NotSavedByTorch as error:
         if unsupported is not None:
             raise unsupported from None

@@ -12,8 +12,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from streamxf import errors
-from streamxf.budget import held_bytes
-from streamxf.checkpoint.bare import LENGTH_BYTES
+from streamxf.checkpoint.bare import BareHeader
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.errors import is_damage, shorten
 from streamxf.format.bare import alignment
@@ -77,7 +76,7 @@ class Verification:
             with self.noting_unread(), errors.located(file=place.label(name)):
                 file = stack.enter_context(place.open(name, step=_REMOTE_STEP))
             share = share or Share.announced(self.progress, file.size)
-            held = held_bytes(file.raw, file.size) if held is None else held
+            held = file.held if held is None else held
             yield StoredFile(label, file.size, file.raw, GuardedAccess(self, file.access, held, share))
         share.finish()
 
@@ -278,7 +277,7 @@ class FileCheck(AnyCheck):
         name, runs = self.findings.file, list[ItemRun | None]([None])
         if self._metadata is not None and self._size >= 2 * TASK_BYTES:
             with suppress(errors.StreamxfError, OSError), self.call.open(name, share=Share(None, 0)) as file:
-                runs = [*self._runs(held_bytes(file.raw, file.size))]
+                runs = [*self._runs(file.held)]
         metadata, items = self._metadata and self._metadata.of_files([name]), [*map(_alone, self._items)]
         self._items = ()
         return [(0, metadata, items[run.begin : run.end] if run else items, run) for run in runs]
@@ -309,7 +308,7 @@ class FileCheck(AnyCheck):
         if facts is not None and facts.size != file.size and not (only and only.begin):
             text = f"the file has {file.size} bytes, the metadata says {facts.size}: it was truncated or appended to"
             self.findings.damage(errors.ContainerError(text))
-        for run in [only] if only is not None else self._runs(held_bytes(file.raw, file.size)):
+        for run in [only] if only is not None else self._runs(file.held):
             self._opener.budget = self.call.access.budget(run.held)
             items = self._items if only is not None else self._items[run.begin : run.end]
             later = [
@@ -332,8 +331,10 @@ class FileCheck(AnyCheck):
                 self._lose(wanted, "the metadata places the item over another one; it was not checked")
                 continue
             raw = wanted.chunk is not None and wanted.chunk.raw
-            if is_stock and wanted.kind is Kind.TENSOR and place.at - at >= LENGTH_BYTES:  # a header of safetensors
-                at = min(place.at, at + LENGTH_BYTES + int.from_bytes(file.read(at, LENGTH_BYTES), "little"))
+            if (
+                is_stock and wanted.kind is Kind.TENSOR and place.at - at >= BareHeader.LENGTH
+            ):  # a header of safetensors
+                at = min(place.at, at + BareHeader.LENGTH + int.from_bytes(file.read(at, BareHeader.LENGTH), "little"))
             if place.at - at >= (alignment(place.size) if raw else 1):
                 self.findings.damage(
                     errors.ContainerError(f"nothing accounts for the {place.at - at} bytes from {at} on")
