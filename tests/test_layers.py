@@ -266,7 +266,7 @@ CORE = {
 }
 TESTS = Path(__file__).parent
 # Ceilings, which only fall; a change that brings a capability names by how much one rises, once.
-LINES = {"core": 28_324, "around": 19_236, "tests": 94_380, "C": 1_992, "JavaScript": 924}
+LINES = {"core": 28_366, "around": 19_236, "tests": 94_457, "C": 1_992, "JavaScript": 924}
 
 
 def lines_now() -> dict[str, int]:

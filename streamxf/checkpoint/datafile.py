@@ -12,7 +12,7 @@ from typing import IO, NamedTuple
 
 from typing_extensions import Buffer
 
-from streamxf.buffers import SyncedFile, collector_paused, flat_view, write_all
+from streamxf.buffers import collector_paused, flat_view, write_all
 from streamxf.checkpoint.saving import Entry, Save
 from streamxf.checkpoint.sources import Content
 from streamxf.engine import side_by_side
@@ -89,7 +89,7 @@ class DataFile:
     def __init__(self, raw: IO[bytes], path: str, save: Save) -> None:
         self.path = path
         self._raw = raw
-        self._synced = SyncedFile(raw) if save.sync else None
+        self._synced = save.storage.synced(raw) if save.sync else None
         self._save = save
         self._pipeline = SinkPipeline(self._leave, waits=not save.storage.near)
         self._leaving: deque[tuple[_InFlight, int]] = deque()  # of each block in the pipeline, and the block's bytes

@@ -35,7 +35,16 @@ from streamxf.storage.checked import checked
 from streamxf.storage.conditions import ABSENT
 from streamxf.storage.disk import Mount, Volume
 from streamxf.storage.fetch import FetchedFile, requests_in_threads
-from streamxf.storage.files import DEEPEST, MAX_COMPONENT, MOST, NOT_THERE, check_component, components, draft_of
+from streamxf.storage.files import (
+    DEEPEST,
+    MAX_COMPONENT,
+    MOST,
+    NOT_THERE,
+    SyncedFile,
+    check_component,
+    components,
+    draft_of,
+)
 from streamxf.storage.multipart import PendingUpload
 from streamxf.storage.reading import OpenFiles, RangedFile, StoredFile
 from streamxf.wording import OLD
@@ -222,6 +231,10 @@ class Storage(ABC):
         ``write`` takes any bytes-like object. After an error within the block nothing of the file remains.
         """
         raise self._read_only()
+
+    def synced(self, stream: Any) -> SyncedFile:
+        """What to write to in place of a `stream` of `create`'s whose `sync` is called at the end."""
+        return SyncedFile(stream, flushes=self.near and self.abilities.locks == "hosts")
 
     def replacing(self) -> AbstractContextManager[IO[bytes]]:
         """Open this file to write it again, once and in order: the previous contents are replaced when the block ends

@@ -17,10 +17,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.planner import WriteItem
 
 from streamxf import Checkpoint, CheckpointWriter, FileSystemWriter, engine
-from streamxf.buffers import SyncedFile
 from streamxf.engine import Engine, in_worker
 from streamxf.errors import CodecError
 from streamxf.storage import files
+from streamxf.storage.files import SyncedFile
 from streamxf.stream import encoder
 from tests.failing import fails_with
 

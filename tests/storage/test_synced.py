@@ -4,13 +4,17 @@ import errno
 import io
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
-from streamxf import buffers
-from streamxf.buffers import SyncedFile, write_all
+import streamxf
+from streamxf.buffers import write_all
+from streamxf.storage import files
+from streamxf.storage.files import SyncedFile
 from tests.failing import fails_with
 
 MIB = 2**20
@@ -27,7 +31,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         ranges.append((offset, offset + size))
         return -1  # as of file systems that cannot do it
 
-    monkeypatch.setattr(buffers, "_begin", note)
+    monkeypatch.setattr(files, "_begin", note)
     return ranges
 
 
@@ -49,7 +53,7 @@ def test_all_of_a_file_but_its_end_is_on_its_way(tmp_path: Path, begun: list[tup
 def test_the_system_takes_the_call(tmp_path: Path) -> None:
     with open(tmp_path / "file", "wb", buffering=0) as raw:
         raw.write(bytes(MIB))
-        assert buffers._begin(raw.fileno(), 0, MIB, 2) == 0
+        assert files._begin(raw.fileno(), 0, MIB, 2) == 0
 
 
 def test_a_file_without_a_descriptor(begun: list[tuple[int, int]]) -> None:
@@ -62,7 +66,7 @@ def test_a_file_without_a_descriptor(begun: list[tuple[int, int]]) -> None:
 
 
 def test_a_system_without_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffers, "_begin", None)
+    monkeypatch.setattr(files, "_begin", None)
     with open(tmp_path / "file", "wb") as raw:
         file = SyncedFile(raw)
         write_all(file, bytes(5 * MIB))
@@ -93,3 +97,76 @@ def test_a_sync_that_fails_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPat
                 patch.setattr(file, "_raw", type("Full", (), {"flush": fail})())
             with pytest.raises(OSError, match="fault injected"):
                 file.sync()
+
+
+class Disk:
+    """Takes the place of ``os.fdatasync``: a call lasts until `go` is set, and fails if there is a `failure`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.descriptors: list[int] = []
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.failure: OSError | None = None
+        monkeypatch.setattr(os, "fdatasync", self._flush)
+
+    def _flush(self, descriptor: int) -> None:
+        self.descriptors.append(descriptor)
+        self.begun.set()
+        assert self.go.wait(60)
+        if self.failure is not None:
+            raise self.failure
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the call")
+class TestFlushes:
+    def test_one_at_a_time_while_more_is_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        disk = Disk(monkeypatch)
+        with open(tmp_path / "file", "wb", buffering=0) as raw:
+            file = SyncedFile(raw, flushes=True)
+            for _ in range(20):
+                write_all(file, bytes(8 * MIB))
+            assert disk.begun.wait(60)
+            assert len(disk.descriptors) == 1
+            disk.go.set()
+            file.sync()
+            write_all(file, bytes(32 * MIB))
+            file.sync()
+            assert len(disk.descriptors) == 2
+            assert raw.fileno() not in disk.descriptors
+        for descriptor in disk.descriptors:
+            with pytest.raises(OSError, match="descriptor"):
+                os.fstat(descriptor)
+
+    @pytest.mark.parametrize("more", [0, 64])
+    def test_what_the_disk_could_not_take_fails_the_file(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int
+    ) -> None:
+        """Though its sync at the end succeeds: the system tells an error once."""
+        disk = Disk(monkeypatch)
+        disk.failure = OSError(errno.EIO, "fault injected")
+        with open(tmp_path / "file", "wb", buffering=0) as raw:
+            file = SyncedFile(raw, flushes=True)
+            write_all(file, bytes(32 * MIB))
+            disk.go.set()
+            while more and not file._flush.done():  # type: ignore[union-attr]
+                pass
+            with pytest.raises(OSError, match="fault injected"):
+                write_all(file, bytes(more * MIB)) if more else file.sync()
+
+    def test_a_file_that_is_given_up_waits_for_none(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        disk = Disk(monkeypatch)
+        with open(tmp_path / "file", "wb", buffering=0) as raw:
+            write_all(SyncedFile(raw, flushes=True), bytes(32 * MIB))
+            assert disk.begun.wait(60)
+        os.fstat(disk.descriptors[0])  # which is still its own, and not of another file that was opened since
+        disk.go.set()
+
+    @pytest.mark.parametrize(("abilities", "count"), [({}, 1), ({"locks": "machine"}, 0)])
+    def test_saves_have_a_disk_do_it_and_no_server(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abilities: dict[str, str], count: int
+    ) -> None:
+        disk = Disk(monkeypatch)
+        disk.go.set()
+        place = streamxf.open_storage(tmp_path / "saved", abilities=abilities)
+        with streamxf.CheckpointWriter(place, chain="raw") as writer:
+            writer.add("noise", numpy.zeros(36 * MIB, numpy.uint8))
+        assert len(disk.descriptors) == count

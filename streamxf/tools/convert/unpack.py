@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import IO, Any, Literal, Unpack, cast
 
-from streamxf.buffers import SyncedFile, write_all
+from streamxf.buffers import write_all
 from streamxf.chain import Chain
 from streamxf.errors import NoCheckpointError, ParameterError, located
 from streamxf.formats import torchfile
@@ -246,7 +246,7 @@ def _write_files(target: Storage, plan: Plan, reader: BoxReader, progress: Progr
         name = file.name if plan.folder else ""
         target.child(name).parent()[0].make_folder(durable=False)
         with target.create(name) as stream:
-            synced = SyncedFile(stream)
+            synced = target.synced(stream)
             for piece in pieces(reader, file):
                 write_all(synced, piece)
                 share.advance(len(piece))
