@@ -151,10 +151,6 @@ def test_no_path_in_a_store_is_expanded(path: Path):
     assert expanding_calls(path) == {name for place, name in MAY_EXPAND if place == path}
 
 
-# The recipients of a plain file are local by nature.
-ASK_FOR_A_CLASS = {Path("tools/rekey/holders.py")}
-
-
 def test_storages_are_asked_what_they_can_and_not_which_they_are():
     found = {
         path
@@ -162,7 +158,7 @@ def test_storages_are_asked_what_they_can_and_not_which_they_are():
         if home_layer(path) != "storage"
         and {"streamxf.storage.local", "streamxf.storage.remote"} & {module for module, _ in imports(path)}
     }
-    assert found == ASK_FOR_A_CLASS
+    assert not found
 
 
 def test_private_names_stay_in_their_package():
@@ -266,7 +262,7 @@ CORE = {
 }
 TESTS = Path(__file__).parent
 # Ceilings, which only fall; a change that brings a capability names by how much one rises, once.
-LINES = {"core": 28_366, "around": 19_236, "tests": 94_457, "C": 1_992, "JavaScript": 924}
+LINES = {"core": 28_366, "around": 19_234, "tests": 94_457, "C": 1_992, "JavaScript": 924}
 
 
 def lines_now() -> dict[str, int]:

@@ -54,6 +54,13 @@ class Renaming:
                 raise ParameterError(f"several items would be named {new!r}: {some(shared)}")
         return {old: new for new, (old,) in olds.items()}
 
+    def items(self, items: Mapping[str, Item]) -> dict[str, Item]:
+        """Items by new names, which their paths in a nested state dict follow; an item itself keeps its `name`."""
+        names = self.of(items)
+        changed = [(old, item.path) for old, item in items.items() if item.path and names[old] != old]
+        moved = {old: _path(path, old, names[old]) for old, path in changed}
+        return {names[old]: replace(item, path=moved[old]) if old in moved else item for old, item in items.items()}
+
     def unused(self, names: Collection[str], *, patterns: bool = False) -> list[str]:
         """Whole names that are not among `names`, unless the new ones are already, and `patterns` that fit none."""
         free = [old for old, new in self.given.items() if "*" not in old and old not in names and new not in names]
@@ -68,12 +75,6 @@ class Renaming:
                 texts = zip_longest(self.given[old].split("*"), match.groups(), fillvalue="")
                 return "".join(chain.from_iterable(texts))
         return name
-
-
-def renamed(items: Mapping[str, Item], names: Mapping[str, str]) -> dict[str, Item]:
-    """Items by new names, which their paths in a nested state dict follow; an item itself keeps its `name`."""
-    moved = {old: _path(item.path, old, names[old]) for old, item in items.items() if item.path and names[old] != old}
-    return {names[old]: replace(item, path=moved[old]) if old in moved else item for old, item in items.items()}
 
 
 def _path(path: Path, old: str, new: str) -> Path:
@@ -97,17 +98,6 @@ def _path(path: Path, old: str, new: str) -> Path:
         return path[:begin] + path[last - 1 :]
     numbered = last - begin == 1 and isinstance(path[begin], int) and new.isdecimal() and new.isascii()
     return (*path[:begin], int(new) if numbered and len(new) < len(str(MAX_STEP)) else new, *path[last:])
-
-
-def check_nesting(items: Collection[Item]) -> None:
-    """Raise ParameterError if items do not fit into one nested state dict: in one place, or one below the other."""
-    placed: dict[Path, tuple[object, str]] = {}
-    for item in items:
-        path = item.path or ()
-        for depth, what in enumerate([*map(type, path), *[item.name] * bool(path)]):
-            found, other = placed.setdefault(path[:depth], (what, item.name))
-            if found != what:
-                raise ParameterError(f"{item.name!r} and {other!r} would not fit into one nested state dict")
 
 
 Transform = Callable[[str, Any], IO[bytes] | None]

@@ -8,14 +8,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Self
 from weakref import finalize
 
 from streamxf import errors
 from streamxf.buffers import collector_paused
-from streamxf.checkpoint.access import Access, Renaming, renamed
+from streamxf.checkpoint.access import Access, Renaming
 from streamxf.checkpoint.bare import placed
-from streamxf.format.extra import UNRECORDED
+from streamxf.checkpoint.pickled import pickled
+from streamxf.format.extra import Nesting
 from streamxf.format.index import File, Index
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
 from streamxf.format.limits import MAX_METADATA, NO_RANK, TRAILER_BYTES
@@ -107,6 +108,9 @@ def no_file(storage: Storage, path: str, metadata: Metadata) -> errors.StreamxfE
 SLIP_RANK = NO_RANK  # of a slip, which has metadata of a rank that there is not: renamed, it describes no checkpoint
 _TAIL = 2**16  # bytes that are read first: all that matters of most
 
+Mode = bool | Literal["root"]
+Sharer = Callable[[StoredFile, bytes], object] | None
+
 
 @dataclass(frozen=True)
 class Metadata:
@@ -138,8 +142,9 @@ class Metadata:
         return self.index.files if self.index is not None else {}
 
     @property
-    def extra(self) -> Mapping[str, Any]:
-        return self.index.extra if self.index is not None else UNRECORDED
+    def nesting(self) -> Nesting:
+        """What it says of nesting, with the `extra` of its index; of another writer's, that nothing is known."""
+        return Nesting() if self.index is None else Nesting(self.index.extra)
 
     def each(self) -> Iterable[Item]:
         """Its items one by one; faster than by their names where they are many."""
@@ -174,13 +179,55 @@ class Metadata:
         published = keys.unwrap(self.wrapped)
         return published.unwrap(wrapped) if any(wrapped) else published
 
+    @staticmethod
+    def sections_in(file: StoredFile, share: Sharer = None) -> Sections | None:
+        """Root and keys of a metadata file, read from later; None if it has no trailer. Raises MetadataError."""
+        if not file.size:
+            raise errors.MetadataError("the file is empty: it was cut, or never written; restore it")
+        end = min(file.size, _TAIL)
+        file.read_ahead(file.size - end, end)
+        tail = file.read(file.size - end, end)
+        trailer = Trailer.parse(tail, file.size)
+        if trailer is None:
+            return None
+        if share is not None and file.size > end:
+            share(file, trailer.digest)
+        if trailer.size > end:
+            tail = file.read(file.size - trailer.size, trailer.size - end) + tail
+        return trailer.split(tail[-trailer.size :], read=file.read)
+
+    @classmethod
+    def of(cls, sections: Sections, name: str, access: Access, *, listing: Mode = False) -> Self:
+        """What a metadata file says, once its keys have opened it; raises as `read_metadata`."""
+        lines = sections.key_lines()
+        if lines is None and access.require is not None:
+            raise access.not_encrypted("the checkpoint")
+        opened = lines is not None and (bool(len(access.keys)) or not listing)
+        if lines is not None and opened:
+            _open(sections, lines, access)
+        elif lines is not None:
+            Envelope.parse(lines[0])
+        hashed, lazy = is_signed(lines), listing == "root"
+        index = Index.parse(sections.root, sections.parts, sections.parts_size, hashed=hashed, lazy=lazy)
+        if index.keyed != (lines is not None):
+            raise errors.MetadataError("the metadata has keys exactly if its chain encrypts, and this contradicts that")
+        is_slip = name.endswith(SLIP)
+        if index.rank != (SLIP_RANK if is_slip else rank_of(name)) or (index.rank == SLIP_RANK and not is_slip):
+            whose = "all ranks" if index.rank is None else f"rank {index.rank}"
+            raise errors.MetadataError(f"this is the metadata of {whose}: the file was renamed or copied")
+        wrapped, vouchers = lines or ("", "")
+        access.check_save(index.save_id)
+        made = name, index.rank, index.items, index, index.modules, opened or lines is None, wrapped, vouchers
+        return cls(*made, sections.digest if vouchers else b"", sections.pickled)
+
+    def stock_pickle(self, wrapped: Mapping[bytes, str], checkpoint_id: str) -> bytes:
+        """That for torch's own readers, of a checkpoint with an index; arguments and errors as in `pickled`."""
+        assert self.index is not None
+        return pickled(self.index, wrapped, checkpoint_id)
+
     def signed_by(self, trust: Iterable[VerifyKey]) -> bool:
         """Whether one of `trust` signed the index; AuthenticationError for a wrong signature in the name of one."""
         return bool(self.vouchers) and Vouchers.parse(self.vouchers).signed_by(trust, self.digest)
-
-
-Mode = bool | Literal["root"]
-Sharer = Callable[[StoredFile, bytes], object] | None
 
 
 def read_metadata(
@@ -208,10 +255,10 @@ def _read_once(storage: Storage, name: str, access: Access, listing: Mode, size:
     with ExitStack() as stack:
         file = stack.enter_context(storage.open(name)) if size is None else storage.sized(name, size)
         try:
-            sections = read_sections(file, share)
+            sections = Metadata.sections_in(file, share)
             if sections is None:
                 return _renamed(_stock(storage, file, name, access), access.renaming)
-            made = metadata_in(sections, name, access, listing=listing)
+            made = Metadata.of(sections, name, access, listing=listing)
         except FileNotFoundError as error:  # of a key, say; only a metadata file that is not there may pass for one
             raise errors.MetadataError(f"the metadata cannot be used: FileNotFoundError: {error}") from error
         except (errors.MetadataError, errors.ContainerError, errors.PolicyError, errors.ForeignError, OSError) as error:
@@ -243,48 +290,7 @@ def _renamed(metadata: Metadata, renaming: Renaming | None) -> Metadata:
         return metadata
     if metadata.rank is None and (unused := renaming.unused(metadata.items)):  # other ranks may have what one has not
         raise errors.ParameterError(f"the checkpoint has no items of these names, to be renamed: {some(unused)}")
-    return replace(metadata, items=renamed(metadata.items, renaming.of(metadata.items)))
-
-
-def read_sections(file: StoredFile, share: Sharer = None) -> Sections | None:
-    """Root and keys of a metadata file, which is read from later; None if it has no trailer. Raises MetadataError."""
-    if not file.size:
-        raise errors.MetadataError("the file is empty: it was cut, or never written; restore it")
-    end = min(file.size, _TAIL)
-    file.read_ahead(file.size - end, end)
-    tail = file.read(file.size - end, end)
-    trailer = Trailer.parse(tail, file.size)
-    if trailer is None:
-        return None
-    if share is not None and file.size > end:
-        share(file, trailer.digest)
-    if trailer.size > end:
-        tail = file.read(file.size - trailer.size, trailer.size - end) + tail
-    return trailer.split(tail[-trailer.size :], read=file.read)
-
-
-def metadata_in(sections: Sections, name: str, access: Access, *, listing: Mode = False) -> Metadata:
-    """What a metadata file says, once its keys have opened it; raises as `read_metadata`."""
-    lines = sections.key_lines()
-    if lines is None and access.require is not None:
-        raise access.not_encrypted("the checkpoint")
-    opened = lines is not None and (bool(len(access.keys)) or not listing)
-    if lines is not None and opened:
-        _open(sections, lines, access)
-    elif lines is not None:
-        Envelope.parse(lines[0])
-    hashed, lazy = is_signed(lines), listing == "root"
-    index = Index.parse(sections.root, sections.parts, sections.parts_size, hashed=hashed, lazy=lazy)
-    if index.keyed != (lines is not None):
-        raise errors.MetadataError("the metadata has keys exactly if its chain encrypts, and this one contradicts that")
-    is_slip = name.endswith(SLIP)
-    if index.rank != (SLIP_RANK if is_slip else rank_of(name)) or (index.rank == SLIP_RANK and not is_slip):
-        whose = "all ranks" if index.rank is None else f"rank {index.rank}"
-        raise errors.MetadataError(f"this is the metadata of {whose}: the file was renamed or copied")
-    wrapped, vouchers = lines or ("", "")
-    access.check_save(index.save_id)
-    made = name, index.rank, index.items, index, index.modules, opened or lines is None, wrapped, vouchers
-    return Metadata(*made, sections.digest if vouchers else b"", sections.pickled)
+    return replace(metadata, items=renaming.items(metadata.items))
 
 
 def _open(sections: Sections, lines: tuple[str, str], access: Access) -> None:

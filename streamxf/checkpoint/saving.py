@@ -212,9 +212,31 @@ class Save:
         """Another save to the same place, with an id and data key of its own."""
         return replace(self, extensions=self.extensions.renew(), writer_id=os.urandom(WRITER_ID_BYTES))
 
-    def check_space(self, planned: int) -> None:
-        """Raise NoSpaceError if so many bytes surely cannot fit."""
-        check_space(self.storage, self.extensions, planned)
+    def check_space(self, planned: int, exact: Any = None, shared: tuple[int, int, int] = (0, 0, 0)) -> None:
+        """Raise NoSpaceError if tensors of `planned` bytes surely cannot fit, in a chain that cannot shrink them.
+
+        - `exact`: gives how many of these surely take their bytes, if not all; asked only where it matters.
+        - `shared`: the bytes that several ranks plan for one file system, what was free there before, and their number.
+        """
+        volume, (total, free, ranks) = self.storage.volume(), shared
+        if volume is None or self.extensions.may_shrink:
+            return
+        makes_less = not volume.plain and all(codec.role != "encryption" for codec in self.extensions.chain)
+        if makes_less or (planned <= volume.free and total <= free):
+            return
+        size = planned if exact is None else exact()
+        together = total > free and size == planned
+        size, free = (total, free) if together else (size, volume.free)
+        if size > free:
+            alike = size_text(size) == size_text(free)
+            needed, left = (f"{each:,} bytes" if alike else size_text(each) for each in (size, free))
+            raise NoSpaceError(
+                f"the disk is too full for this save: at least {needed} are to be written to it"
+                f"{f' by {ranks} ranks together' if together else ''}, and {left} are free. A checkpoint that is there "
+                f"stays until the new one is published, so both need space. Nothing was written. {MAKE_ROOM}, "
+                "or save elsewhere",
+                file=self.storage.label(),
+            )
 
     def enter(self, *, links: bool = True) -> Storage:
         """Hold a local folder open, whatever is put in its place; AbortedError for a link that is not followed."""
@@ -341,35 +363,3 @@ def chain_of(chain: ChainLike | None, recipients: KeysLike, signer: SignerLike |
         raise ParameterError("recipients were given, and the chain does not encrypt: add '+encrypt' to it")
     own = [Chain([Encrypt(recipients, signer=signer)]) if word == _ENCRYPT else Chain.parse(word) for word in words]
     return Chain((codec for each in own for codec in each), raw=any(each.raw for each in own))
-
-
-Shared = tuple[int, int, int]
-
-
-def check_space(
-    storage: Storage, extensions: Extensions, planned: int, exact: Any = None, shared: Shared = (0, 0, 0)
-) -> None:
-    """Raise NoSpaceError if tensors of `planned` bytes surely cannot fit, in a chain that cannot shrink them.
-
-    - `exact`: gives how many of these surely take their bytes, if not all; asked only where it matters.
-    - `shared`: the bytes that several ranks plan for one file system, what was free there before, and their number.
-    """
-    volume, (total, free, ranks) = storage.volume(), shared
-    if volume is None or extensions.may_shrink:
-        return
-    makes_less = not volume.plain and all(codec.role != "encryption" for codec in extensions.chain)
-    if makes_less or (planned <= volume.free and total <= free):
-        return
-    size = planned if exact is None else exact()
-    together = total > free and size == planned
-    size, free = (total, free) if together else (size, volume.free)
-    if size > free:
-        alike = size_text(size) == size_text(free)
-        needed, left = (f"{each:,} bytes" if alike else size_text(each) for each in (size, free))
-        raise NoSpaceError(
-            f"the disk is too full for this save: at least {needed} are to be written to it"
-            f"{f' by {ranks} ranks together' if together else ''}, and {left} are free. A checkpoint that is there "
-            f"stays until the new one is published, so both need space. Nothing was written. {MAKE_ROOM}, "
-            "or save elsewhere",
-            file=storage.label(),
-        )

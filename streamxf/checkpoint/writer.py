@@ -18,7 +18,7 @@ from streamxf.checkpoint.publish import placed, publish
 from streamxf.checkpoint.saving import Save, Stock
 from streamxf.checkpoint.sources import Content, Given, Staging, tensor_in, tensor_of
 from streamxf.errors import AbortedError, MetadataError, ParameterError, UnsupportedError, located
-from streamxf.format.extra import with_order
+from streamxf.format.extra import Nesting
 from streamxf.format.header import Identity, Kind
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, check_limits, check_name, is_path
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
@@ -248,7 +248,13 @@ class CheckpointWriter:
             raise
         save_id = os.urandom(16).hex()
         try:
-            publish(save, items, [file.record for file in files], save_id, extra=with_order(self._extra, self._items))
+            publish(
+                save,
+                items,
+                [file.record for file in files],
+                save_id,
+                extra=Nesting(self._extra).with_order(self._items),
+            )
         except BaseException:
             self._remove_folders()
             raise

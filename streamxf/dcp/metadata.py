@@ -122,7 +122,7 @@ class StoredMetadata(metadata.Metadata):
 
 
 def _extra(found: stored_metadata.Metadata) -> dict[str, Any]:
-    return members_of(found.extra) if found.extra.keys() - {NESTING} else {}
+    return members_of(found.index.extra) if found.index is not None and found.index.extra.keys() - {NESTING} else {}
 
 
 class LazyTensor(metadata.TensorStorageMetadata):

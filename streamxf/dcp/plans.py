@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.datafile import check_bare
-from streamxf.checkpoint.saving import Entry, Extensions, check_space
+from streamxf.checkpoint.saving import Entry, Save
 from streamxf.checkpoint.sources import Content, Staging, check_memory, content_of, dtype_name, flat_bytes, has_elements
 from streamxf.dcp.base import is_own, keys_by_text, ranks_here
 from streamxf.dcp.columns import Merged, PlannedItems, Shared, extra_of, is_grid, packed, paths_of, unpacked
@@ -272,14 +272,14 @@ def check_seen(plan: SavePlan, folder: Storage, planner: Any) -> None:
         )
 
 
-def check_room(folder: Storage, plan: SavePlan, planner: SavePlanner, extensions: Extensions, save: bytes) -> None:
+def check_room(save: Save, plan: SavePlan, planner: SavePlanner) -> None:
     """Refuse to begin what cannot fit; raises NoSpaceError."""
-    if extensions.may_shrink or not gives_data_again(planner):
+    if save.extensions.may_shrink or not gives_data_again(planner):
         return
     note, planned = plan.storage_data, planned_bytes(plan.items)
-    own = isinstance(note, RoomNote) and note.save == save
+    own = isinstance(note, RoomNote) and note.save == save.writer_id
     shared = (note.planned, note.volume.free, note.ranks) if own else (0, 0, 0)
-    check_space(folder, extensions, planned, partial(_size_of_tensors, plan, planner), shared)
+    save.check_space(planned, partial(_size_of_tensors, plan, planner), shared)
 
 
 _OWN = {name: getattr(DefaultSavePlanner, name) for name in ("resolve_data", "lookup_object", "transform_object")}

@@ -35,7 +35,7 @@ from streamxf.dcp.saver import check_parent, settle_in
 from streamxf.dcp.staged import check_sent, copied, make_objects
 from streamxf.engine import finalize_apart
 from streamxf.errors import AbortedError, ChainError, ParameterError, UnsupportedError, escaped, notes_of, text_of
-from streamxf.format.extra import merged, nesting_of, with_order
+from streamxf.format.extra import Nesting, nesting_of
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.format.names import GLOBAL, metadata_name
 from streamxf.format.run import RunFacts
@@ -62,7 +62,7 @@ class _RankSave(Save):
     report: SaveReport | None = None
     begun: threading.Lock = field(default_factory=threading.Lock)
     alone: bool = False
-    nesting: dict[str, Any] = field(default_factory=dict)
+    nesting: Any = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
     compared: bool | None = None
     unpublished: finalize[..., Save] | None = None
@@ -199,7 +199,7 @@ class ChainWriterMixin(StorageMixin):
             self._warn(text)
         if self.use_collectives:
             return planning.note_room(plan, storage, save.writer_id, nesting)
-        save.nesting = merged([nesting])
+        save.nesting = Nesting.merged([nesting]).extra
         if storage.exists(GLOBAL):
             check_free(self.path, [GLOBAL], metadata_name(self.rank), self.overwrite)
         return plan
@@ -216,7 +216,7 @@ class ChainWriterMixin(StorageMixin):
         save.alone = len(plans) == 1
         if self.use_collectives:
             kept = planning.all_notes(plans)
-            save.nesting = merged(note.nesting for note in kept if note is not None)
+            save.nesting = Nesting.merged(note.nesting for note in kept if note is not None).extra
             if not save.alone:
                 save.compared, text = planning.compare_ranks(kept)
                 self._warn(text)
@@ -249,7 +249,7 @@ class ChainWriterMixin(StorageMixin):
         try:
             planning.check_seen(plan, storage, planner)
             save.place = storage.mount()
-            planning.check_room(storage, plan, planner, save.extensions, save.writer_id)
+            planning.check_room(save, plan, planner)
             with progress_on(self._progress, "Saving") as save.progress:
                 if save.progress is not None:
                     save.progress.expect(planning.planned_bytes(items))
@@ -293,7 +293,7 @@ class ChainWriterMixin(StorageMixin):
                 paths = paths_of(metadata)
                 items = items_of(metadata, paths, results)
                 order = filter(items.__contains__, dict.fromkeys((*save.names, *items)))
-                extra = with_order(extra_of(metadata, paths) | save.nesting, order)
+                extra = Nesting({**extra_of(metadata, paths), **save.nesting}).with_order(order)
             except BaseException as error:
                 save.discard({record.path for record in records}, error)
                 raise

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Self
 
 from streamxf.budget import Steps
 from streamxf.errors import MetadataError
@@ -76,11 +76,6 @@ def _plain(value: Any, steps: Steps) -> Any:
     raise ValueError(kind)
 
 
-def is_decimal(text: str) -> bool:
-    """Whether it is an integer as Python writes it."""
-    return len(text) <= 20 and text.isascii() and text.removeprefix("-").isdecimal() and str(int(text)) == text
-
-
 def _number(text: str) -> int | float:
     made = float(text) if len(text) > 20 or not text.removeprefix("-").isdigit() else int(text)
     if repr(made) != text or not math.isfinite(made):
@@ -105,43 +100,6 @@ def nesting_of(state: Any, is_flattened: Callable[[list[Any]], bool]) -> dict[st
     return found if len(json.dumps(found)) <= _MOST_NESTING else dict(UNRECORDED[NESTING])
 
 
-def merged(records: Iterable[Mapping[str, list[Any]]]) -> dict[str, Any]:
-    """The member of `extra` for the records of all ranks."""
-    found: dict[str, dict[str, Any]] = {}
-    for record in records:
-        for kind, entries in record.items():
-            found.setdefault(kind, {}).update((json.dumps(entry), entry) for entry in entries)
-    return {NESTING: {kind: [*entries.values()] for kind, entries in found.items()}} if found else {}
-
-
-def with_order(extra: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """`extra` and the order in which items are saved, unless that is the order of their names, or takes too much."""
-    given = [*names]
-    width = len(f"{len(given):x}")
-    if width * len(given) > _MOST_NESTING or (ranked := sorted(given)) == given:
-        return dict(extra)
-    places = {name: place for place, name in enumerate(given)}
-    order = [_digest(ranked), "".join(f"{places[name]:0{width}x}" for name in ranked)]
-    return {**extra, NESTING: {**extra.get(NESTING, {}), "order": order}}
-
-
-def in_saved_order(names: Iterable[str], record: Any) -> list[str]:
-    """The names of all items of an index in the order of the save, if its record says that; else as they are."""
-    given = [*names]
-    match record.get("order") if isinstance(record, dict) else None:
-        case [str(digest), str(text)] if given and text and digest == _digest(ranked := sorted(given)):
-            width = max(1, len(text) // len(ranked))
-            with suppress(ValueError):
-                places = [int(text[at : at + width], 16) for at in range(0, len(text), width)]
-                if sorted(places) == [*range(len(ranked))]:
-                    return [name for _, name in sorted(zip(places, ranked, strict=True))]
-    return given
-
-
-def _digest(names: Iterable[str]) -> str:
-    return hashlib.sha256("\0".join(names).encode()).hexdigest()
-
-
 def _visit(path: Path, value: Any, is_flattened: Callable[[list[Any]], bool]) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         keys = value.keys()  # other questions a TensorDict answers in its own way
@@ -158,8 +116,8 @@ def _visit(path: Path, value: Any, is_flattened: Callable[[list[Any]], bool]) ->
 
 def _keys(path: Path, keys: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     strange = [key for key in keys if not isinstance(key, str) or key != str(key)]
-    other = [key for key in strange if type(key) is not int or not is_decimal(str(key))]
-    if len(other) < len(strange) and not any(isinstance(key, str) and is_decimal(key) for key in keys):
+    other = [key for key in strange if type(key) is not int or not Nesting.is_decimal(str(key))]
+    if len(other) < len(strange) and not any(isinstance(key, str) and Nesting.is_decimal(key) for key in keys):
         yield "integers", [*path]
         strange = other
     for key in strange:
@@ -167,43 +125,96 @@ def _keys(path: Path, keys: Iterable[Any]) -> Iterator[tuple[str, Any]]:
         yield ("keys", [[*path, str(key)], key]) if number or key is None else ("unknown", [*path, str(key)])
 
 
-def entries_in(record: Any) -> tuple[list[Path], list[tuple[Path, Any]], list[Path], list[Path]]:
-    """What a record says: of empty dicts, single keys, dicts whose decimal keys are all integers, and unknown keys."""
+class Nesting:
+    """What the `extra` of an index says of nesting, and of the order of the save; of that of another form, nothing.
 
-    def array(kind: str) -> list[Any]:
-        found = record.get(kind) if isinstance(record, dict) else None
+    - `empty`, `integers`, `unknown`: paths of empty dicts, of dicts all of whose keys that `is_decimal` are integers,
+      and of keys of which nothing is known but that they were no strings: ``()`` if that goes for all.
+    - `keys`: paths of other single keys, with the keys.
+    """
+
+    def __init__(self, extra: Mapping[str, Any] = UNRECORDED) -> None:
+        found = extra.get(NESTING)
+        self.extra, self._record = extra, found if isinstance(found, dict) else {}
+        self.empty, self.integers, self.unknown = map(self._paths, ("empty", "integers", "unknown"))
+        self.keys = [(path, key) for path, key in map(_key, self._entries("keys")) if path]
+
+    @classmethod
+    def merged(cls, records: Iterable[Mapping[str, list[Any]]]) -> Self:
+        """That of all ranks, each of which has what `nesting_of` gave."""
+        found: dict[str, dict[str, Any]] = {}
+        for record in records:
+            for kind, entries in record.items():
+                found.setdefault(kind, {}).update((json.dumps(entry), entry) for entry in entries)
+        return cls({NESTING: {kind: [*entries.values()] for kind, entries in found.items()}} if found else {})
+
+    @staticmethod
+    def is_decimal(text: str) -> bool:
+        """Whether it is an integer as Python writes it."""
+        return len(text) <= 20 and text.isascii() and text.removeprefix("-").isdecimal() and str(int(text)) == text
+
+    def with_order(self, names: Iterable[str]) -> dict[str, Any]:
+        """`extra` and the order in which items are saved, unless that is the order of names, or takes too much."""
+        given = [*names]
+        width = len(f"{len(given):x}")
+        if width * len(given) > _MOST_NESTING or (ranked := sorted(given)) == given:
+            return dict(self.extra)
+        places = {name: place for place, name in enumerate(given)}
+        order = [_digest(ranked), "".join(f"{places[name]:0{width}x}" for name in ranked)]
+        return {**self.extra, NESTING: {**self._record, "order": order}}
+
+    def in_saved_order(self, names: Iterable[str]) -> list[str]:
+        """The names of all items of an index in the order of the save, if the record says that; else as they are."""
+        given = [*names]
+        match self._record.get("order"):
+            case [str(digest), str(text)] if given and text and digest == _digest(ranked := sorted(given)):
+                width = max(1, len(text) // len(ranked))
+                with suppress(ValueError):
+                    places = [int(text[at : at + width], 16) for at in range(0, len(text), width)]
+                    if sorted(places) == [*range(len(ranked))]:
+                        return [name for _, name in sorted(zip(places, ranked, strict=True))]
+        return given
+
+    def moved(self, pairs: Iterable[tuple[Path, Path]]) -> Nesting:
+        """The same once items have moved from path to path, with what is around them; the rest is dropped."""
+        if not self._record:
+            return self
+        where: dict[Path, Path] = {}
+        for old, new in sorted(pairs, key=lambda pair: pair[0] == pair[1]):  # where some stay, what they are in stays
+            for depth in range(len(old) + 1):
+                end = len(new) - len(old) + depth
+                if end >= 0 and old[depth:] == new[end:]:
+                    where[old[:depth]] = new[:end]
+
+        def at(path: Path) -> list[Any] | None:
+            known = (depth for depth in range(len(path), -1, -1) if path[:depth] in where)
+            return next(([*where[path[:depth]], *path[depth:]] for depth in known), None)
+
+        record = {
+            "empty": [*filter(None, map(at, self.empty))],
+            "keys": [[new, to_json(key)] for new, key in ((at(path), key) for path, key in self.keys) if new],
+            "integers": [new for new in map(at, self.integers) if new is not None],
+            "unknown": [new for new in (at(path) if path else [] for path in self.unknown) if new is not None],
+        }
+        return Nesting({**self.extra, NESTING: record})
+
+    def _entries(self, kind: str) -> list[Any]:
+        found = self._record.get(kind)
         return found if isinstance(found, list) else []
 
-    def paths(found: list[Any]) -> list[Path]:
-        made = [tuple(path) for path in found if isinstance(path, list)]
+    def _paths(self, kind: str) -> list[Path]:
+        made = [tuple(path) for path in self._entries(kind) if isinstance(path, list)]
         return [path for path in made if not path or is_path(path)]
 
-    pairs = [entry for entry in array("keys") if isinstance(entry, list) and len(entry) == 2]
-    return (
-        paths(array("empty")),
-        [(path, key) for each, key in pairs for path in paths([each]) if path],
-        paths(array("integers")),
-        paths(array("unknown")),
-    )
+
+def _key(entry: Any) -> tuple[Path, float | None]:
+    """A key and where it is; no path for what is none."""
+    with suppress(MetadataError, TypeError, ValueError):
+        path, key = entry
+        if isinstance(path, list) and is_path(tuple(path)) and isinstance(made := from_json(key), int | float | None):
+            return tuple(path), made
+    return (), None
 
 
-def moved(record: Any, pairs: Iterable[tuple[Path, Path]]) -> dict[str, Any]:
-    """A record once items have moved from path to path, with what is around them; the rest is dropped."""
-    where: dict[Path, Path] = {}
-    for old, new in sorted(pairs, key=lambda pair: pair[0] == pair[1]):  # where some stay, what they are in stays
-        for depth in range(len(old) + 1):
-            end = len(new) - len(old) + depth
-            if end >= 0 and old[depth:] == new[end:]:
-                where[old[:depth]] = new[:end]
-
-    def at(path: Path) -> list[Any] | None:
-        known = (depth for depth in range(len(path), -1, -1) if path[:depth] in where)
-        return next(([*where[path[:depth]], *path[depth:]] for depth in known), None)
-
-    empty, keys, integers, unknown = entries_in(record)
-    return {
-        "empty": [*filter(None, map(at, empty))],
-        "keys": [[new, key] for new, key in ((at(path), key) for path, key in keys) if new],
-        "integers": [new for new in map(at, integers) if new is not None],
-        "unknown": [new for new in (at(path) if path else [] for path in unknown) if new is not None],
-    }
+def _digest(names: Iterable[str]) -> str:
+    return hashlib.sha256("\0".join(names).encode()).hexdigest()

@@ -113,6 +113,11 @@ class Sections:
         """The same with another index, and without a head."""
         return replace(self, root=memoryview(root), head_size=0, parts_size=len(parts), read=slices(parts))
 
+    def packed(self, keys: tuple[str, str] | None, head: bytes = limits.NO_PICKLE) -> bytes:
+        """The file with these `key_lines` and this head; raises as `pack`."""
+        lines, parts = pack_keys(*keys) if keys else b"", self.parts(0, self.parts_size)
+        return pack(head, parts, bytes(self.root), lines, self.format_bytes)
+
     @property
     def digest(self) -> bytes:
         """D of the format: the digest that vouchers cover."""

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from streamxf import errors
 from streamxf.cached import cached_property
-from streamxf.format.extra import merged
+from streamxf.format.extra import Nesting
 from streamxf.places import Storage
 from streamxf.reading import (
     Access,
@@ -220,9 +220,9 @@ class FileReader(BoxReader):
         return Elements.stored(source, item.itemsize, chunk.shape, strides)
 
     @property
-    def nesting(self) -> dict[str, Any]:
-        """The member of an index's `extra` for it."""
-        return merged(shard.nesting for shard in self.shards.values())
+    def nesting(self) -> Nesting:
+        """What is recorded of it, as an index has it."""
+        return Nesting.merged(shard.nesting for shard in self.shards.values())
 
     def label(self, file: str) -> str:
         return self._place(file).label()

@@ -63,6 +63,10 @@ class PlainParts:
         """D of the format: the digest that vouchers cover. Raises ContainerError if table or footer are damaged."""
         return plain.contents_digest(read_tail(self.container, self.header)[1].digest, self.format_bytes)
 
+    def resealed(self, wrapped: str, vouchers: str) -> tuple[bytes, bytes]:
+        """What stands before the container, and behind it, with other keys."""
+        return plain.pack_prefix(wrapped, self.format_bytes), plain.pack_seal(vouchers)
+
     def chain(self, ring: KeyRing, registry: CodecRegistry) -> ChainOpener:
         # the digest before anything is decoded: vouchers cover the table
         data_key = ring.open(self.wrapped, self.vouchers, self.digest()) if self.wrapped else None

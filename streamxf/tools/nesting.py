@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
 from typing import Any
 
-from streamxf.errors import MetadataError, shorten
-from streamxf.format.extra import entries_in, from_json, is_decimal
+from streamxf.errors import shorten
+from streamxf.format.extra import Nesting
 from streamxf.reading import Path
 from streamxf.wording import some
 
@@ -24,7 +23,7 @@ def list_lengths(paths: Collection[Path]) -> int:
     return sum(longest.values())
 
 
-def nested(flat: Mapping[str, Any], paths: Mapping[str, Path], record: Any = None) -> dict[Any, Any]:
+def nested(flat: Mapping[str, Any], paths: Mapping[str, Path], record: Nesting | None = None) -> dict[Any, Any]:
     """Put each value where its path says: a string is a key of a dict, a number an index of a list.
 
     Missing places of a list are None. A value without a path, or whose path leads through another value, keeps its flat
@@ -38,23 +37,22 @@ def nested(flat: Mapping[str, Any], paths: Mapping[str, Path], record: Any = Non
         node = _container(root, path[:-1], made, path[-1], sparse=True)
         if node is None or not _put(node, path[-1], value, sparse=True):
             root[name] = value
-    if isinstance(record, dict):
+    if record is not None:
         _restore(root, record, made)
     return root
 
 
-def _restore(root: dict[Any, Any], record: Any, made: dict[int, Any]) -> None:
-    empty, keys, integers, _ = entries_in(record)
-    for path in empty:
+def _restore(root: dict[Any, Any], record: Nesting, made: dict[int, Any]) -> None:
+    for path in record.empty:
         _container(root, path, made, beyond="")
     changes: dict[Path, dict[Any, Any]] = {}
-    for path, value in keys:
-        with suppress(MetadataError):
-            if isinstance(key := from_json(value), int | float | None):
-                changes.setdefault(path[:-1], {})[path[-1]] = key
-    for path in integers:
+    for path, key in record.keys:
+        changes.setdefault(path[:-1], {})[path[-1]] = key
+    for path in record.integers:
         node = _container(root, path, made)
-        texts = [key for key in node if isinstance(key, str) and is_decimal(key)] if isinstance(node, dict) else []
+        texts = (
+            [key for key in node if isinstance(key, str) and record.is_decimal(key)] if isinstance(node, dict) else []
+        )
         changes.setdefault(path, {}).update((text, int(text)) for text in texts)
     for path in sorted(changes, key=len, reverse=True):  # those below are found by the texts above
         node = _container(root, path, made)
@@ -107,30 +105,30 @@ def _put(node: Any, step: str | int, value: Any, sparse: bool) -> bool:
     return True
 
 
-def say_lost(record: Any) -> Iterator[str]:
+def say_lost(record: Nesting) -> Iterator[str]:
     """What a record says of keys that are not known any more."""
-    *_, unknown = entries_in(record)
-    if () in unknown:
+    if () in record.unknown:
         yield (
             "whoever saved this made strings of all keys and dropped empty dicts, as stock DCP does; only what torch's "
             "optimizers need was restored"
         )
-    elif unknown:
-        names = some(shorten(".".join(map(str, path))) for path in unknown)
+    elif record.unknown:
+        names = some(shorten(".".join(map(str, path))) for path in record.unknown)
         yield f"keys that were not strings before, and are now: {names}"
 
 
-def restore_optimizers(node: Any, whole: bool, path: str = "") -> Iterator[str]:
+def restore_optimizers(node: Any, objects: Mapping[str, Any], whole: bool, path: str = "") -> Iterator[str]:
     """Make integers again of the ids of parameters in what torch's optimizers saved, and put back a dict of states that
-    had none, unless things were left out on purpose, as ``load_state_dict`` needs it. Yields what was done.
+    had none, unless things were left out on purpose, as ``load_state_dict`` needs it. `node` has the names of tensors
+    and `objects`. Yields what was done.
     """
     inner = node.items() if isinstance(node, dict) else enumerate(node) if type(node) is list else ()
     for key, value in [*inner]:
-        yield from restore_optimizers(value, whole, f"{path}.{key}".lstrip("."))
+        yield from restore_optimizers(value, objects, whole, f"{path}.{key}".lstrip("."))
     groups = node.get("param_groups") if isinstance(node, dict) else None
     if type(groups) is not list or not all(isinstance(group, dict) and "params" in group for group in groups):
         return
-    lists = [getattr(group["params"], "value", None) for group in groups]
+    lists = [objects.get(name) if isinstance(name := group["params"], str) else None for group in groups]
     ids = {str(each): each for some in lists if isinstance(some, list) for each in some if type(each) is int}
     state = node.get("state")
     if state is None and "state" not in node and whole:

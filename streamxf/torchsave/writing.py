@@ -12,12 +12,12 @@ import pickle
 import struct
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from streamxf.errors import UnsupportedError
-from streamxf.format.items import ITEMSIZES, contiguous_strides, elements_size
+from streamxf.format.items import ITEMSIZES, TensorItem, contiguous_strides, elements_size
 from streamxf.format.limits import MAX_RAW_SIZE
 from streamxf.torch_private import untyped_storage
 from streamxf.torchsave.calls import STORAGES
@@ -164,57 +164,61 @@ def suffix_of(dtype: str, shape: tuple[int, ...], crc: int) -> bytes:
 def _frame(dtype: str, shape: tuple[int, ...], crcs: Sequence[int] | None) -> tuple[bytes, bytes]:
     if dtype not in ITEMSIZES:
         raise UnsupportedError(f"elements of {dtype} cannot be copied one by one")
-    before, *after = archive(b"\x80\x02" + Shell(dtype, shape).opcodes(0) + b".", [elements_size(dtype, shape)], crcs)
+    before, *after = archive(b"\x80\x02" + _tensor(dtype, shape, 0) + b".", [elements_size(dtype, shape)], crcs)
     return before, b"".join(after)
 
 
-class Shell(NamedTuple):
-    """A contiguous tensor whose elements are not there; `number` is the caller's."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    number: int = 0
-
-    def opcodes(self, record: int) -> bytes:
-        """What puts it on the stack, if its elements are in the storage of that number."""
-        typed = self.dtype in TYPED
-        count = elements_size(self.dtype, self.shape) // (ITEMSIZES[self.dtype] if typed else 1)
-        kind = named("torch", TYPED[self.dtype]) if typed else named("torch.storage", "UntypedStorage")
-        storage = b"(" + plain("storage") + kind + plain(str(record)) + plain("cpu") + plain(count) + b"tQ"
-        place = plain(0) + plain(self.shape) + plain(contiguous_strides(self.shape)) + plain(False)
-        hooks = named("collections", "OrderedDict") + b")R"
-        dtypes = b"" if typed else named("torch", self.dtype)
-        call = named("torch._utils", "_rebuild_tensor_v2" if typed else "_rebuild_tensor_v3")
-        return call + b"(" + storage + place + hooks + dtypes + b"tR"
+def _tensor(dtype: str, shape: tuple[int, ...], record: int) -> bytes:
+    """What puts a contiguous tensor on the stack, the elements of which are in the storage of that number."""
+    typed = dtype in TYPED
+    count = elements_size(dtype, shape) // (ITEMSIZES[dtype] if typed else 1)
+    kind = named("torch", TYPED[dtype]) if typed else named("torch.storage", "UntypedStorage")
+    storage = b"(" + plain("storage") + kind + plain(str(record)) + plain("cpu") + plain(count) + b"tQ"
+    place = plain(0) + plain(shape) + plain(contiguous_strides(shape)) + plain(False)
+    hooks = named("collections", "OrderedDict") + b")R"
+    dtypes = b"" if typed else named("torch", dtype)
+    call = named("torch._utils", "_rebuild_tensor_v2" if typed else "_rebuild_tensor_v3")
+    return call + b"(" + storage + place + hooks + dtypes + b"tR"
 
 
-class Value(NamedTuple):
-    """Anything that can be pickled; torch's storages in it become records of the file."""
-
-    value: Any
-
-
-def torch_file(content: Any) -> tuple[list[bytes | Shell], dict[int, tuple[int, int]]]:
-    """A file of ``torch.save``, with shells in the place of their elements; and by the shells' numbers, the two places
-    in its bytes without these elements where their CRC-32 goes, 4 bytes that are 0. `content` is dicts and lists of
-    shells, values and None. Raises what pickling raises.
+def torch_file(
+    tree: Any, tensors: Mapping[str, TensorItem], objects: Mapping[str, Any]
+) -> tuple[list[bytes | str], dict[str, tuple[int, int]]]:
+    """A file of ``torch.save``, with tensors' names in the place of their elements; and by these names, the two places
+    in its bytes without these elements where their CRC-32 goes, 4 bytes that are 0. `tree` is dicts and lists of names
+    of tensors and objects, and None; torch's storages in objects become records. Raises what pickling raises.
     """
     records: list[Any] = []
-    pickled = b"\x80\x02" + _opcodes(content, records) + b"."
-    storages = [elements_size(*each[:2]) if isinstance(each, Shell) else bytes(each.cpu()) for each in records]
+
+    def opcodes(content: Any) -> bytes:
+        if isinstance(content, str) and content in tensors:
+            records.append(content)
+            return _tensor(tensors[content].dtype, tensors[content].shape, len(records) - 1)
+        if content is None:  # a place of a list that has nothing
+            return b"N"
+        if isinstance(content, str):
+            sink = io.BytesIO()
+            _Pickler(sink, records).dump(objects[content])
+            return sink.getvalue()[2:-1]  # each has a memo of its own, and may reuse the numbers of those before
+        if isinstance(content, list):
+            return b"](" + b"".join(map(opcodes, content)) + b"e"
+        return b"}(" + b"".join(plain(key) + opcodes(each) for key, each in content.items()) + b"u"
+
+    pickled = b"\x80\x02" + opcodes(tree) + b"."
+    storages = [tensors[each].size if isinstance(each, str) else bytes(each.cpu()) for each in records]
     made = _archived(pickled, storages, [0 if isinstance(each, int) else zlib.crc32(each) for each in storages])
     pieces = made.finish()
-    parts: list[bytes | Shell] = [pieces[0]]
-    shells = [each for each, size in zip(records, storages, strict=True) if size and isinstance(each, Shell)]
-    for shell, piece in zip(shells, pieces[1:], strict=True):
-        parts += [shell, piece]
+    parts: list[bytes | str] = [pieces[0]]
+    names = [each for each, size in zip(records, storages, strict=True) if size and isinstance(each, str)]
+    for name, piece in zip(names, pieces[1:], strict=True):
+        parts += [name, piece]
     places = zip(records, made.crcs_at[2:], strict=False)  # of the pickle, byteorder, the storages, version
-    return parts, {each.number: at for each, at in places if isinstance(each, Shell)}
+    return parts, {each: at for each, at in places if isinstance(each, str)}
 
 
 def saved(value: Any) -> bytes:
     """What ``torch.save`` writes for an object; raises what pickling raises."""
-    return b"".join(part for part in torch_file(Value(value))[0] if isinstance(part, bytes))
+    return b"".join(part for part in torch_file("", {}, {"": value})[0] if isinstance(part, bytes))
 
 
 class Saved:
@@ -245,22 +249,6 @@ def alike_pickle(value: Any) -> bytes:
     pickler.dump(value)
     data = sink.getvalue()
     return b"" if records or b"set\n" in data else data
-
-
-def _opcodes(content: Any, records: list[Any]) -> bytes:
-    if isinstance(content, Shell):
-        records.append(content)
-        return content.opcodes(len(records) - 1)
-    if content is None:  # a place of a list that has nothing
-        return b"N"
-    if isinstance(content, Value):
-        sink = io.BytesIO()
-        _Pickler(sink, records).dump(content.value)
-        return sink.getvalue()[2:-1]  # each has a memo of its own, and may reuse the numbers of those before
-    if isinstance(content, list):
-        return b"](" + b"".join(_opcodes(each, records) for each in content) + b"e"
-    pairs = (plain(key) + _opcodes(each, records) for key, each in content.items())
-    return b"}(" + b"".join(pairs) + b"u"
 
 
 class _Pickler(pickle.Pickler):

@@ -9,7 +9,7 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf import Checksum, Encrypt
-from streamxf.checkpoint.access import Renaming, renamed
+from streamxf.checkpoint.access import Renaming
 from streamxf.errors import IdentityError, ParameterError
 from streamxf.format.items import ObjectItem, Place
 from tests.dcp.helpers import KEY, assert_same, blank, load, refused, save, swap
@@ -42,7 +42,7 @@ STRIP = {"module.*": "*"}
 )
 def test_a_path_follows_its_name(path: Any, old: str, new: str, wanted: Any) -> None:
     item = ObjectItem(old, Place("f", 0, 1, ()), path)
-    (found,) = renamed({old: item}, Renaming({old: new}).of([old])).values()
+    (found,) = Renaming({old: new}).items({old: item}).values()
     assert found.path == wanted
 
 

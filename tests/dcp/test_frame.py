@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf.errors import UnsupportedError
-from streamxf.format.items import ITEMSIZES, elements_size
+from streamxf.format.items import ITEMSIZES, TensorItem, elements_size
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
-from streamxf.torchsave.writing import Shell, Value, frame_of, prefix_of, saved, suffix_of, torch_file
+from streamxf.torchsave.writing import frame_of, prefix_of, saved, suffix_of, torch_file
 
 from .helpers import assert_same, raw_bytes
 
@@ -183,21 +183,21 @@ def test_objects_with_tensors() -> None:
 
 def test_a_file_around_tensors_that_are_not_there() -> None:
     geometries = [("float32", (3, 2)), ("int8", (0,)), ("bfloat16", (5,)), ("float8_e5m2", (2, 2))]
-    shells = [Shell(*geometry, number) for number, geometry in enumerate(geometries)]
+    tensors = {f"t{number}": TensorItem("", *geometry, ()) for number, geometry in enumerate(geometries)}
     there = [filled(*geometry) for geometry in geometries]
     real = torch.arange(6.0)
     values = {"real": (real, real[2:4], torch.nn.Parameter(torch.ones(2))), "same": [1, 2], "n": {3: None}}
     values["again"] = [values["same"], values["same"]]
-    content = {"b": shells[2], "a": [shells[0], shells[1]], **{name: Value(each) for name, each in values.items()}}
-    parts, places = torch_file({**content, "c": shells[3]})
-    assert [part.number for part in parts if isinstance(part, Shell)] == [2, 0, 3]
-    elements = [bytes(raw_bytes(each).numpy()) for each in there]
+    tree = {"b": "t2", "a": ["t0", "t1"], **{name: name for name in values}, "c": "t3"}
+    parts, places = torch_file(tree, tensors, values)
+    assert [part for part in parts if isinstance(part, str)] == ["t2", "t0", "t3"]
+    elements = {f"t{number}": bytes(raw_bytes(each).numpy()) for number, each in enumerate(there)}
     frame = bytearray(b"".join(part for part in parts if isinstance(part, bytes)))
-    for number, both in places.items():
+    for name, both in places.items():
         for at in both:
-            frame[at : at + 4] = zlib.crc32(elements[number]).to_bytes(4, "little")
+            frame[at : at + 4] = zlib.crc32(elements[name]).to_bytes(4, "little")
     rest = io.BytesIO(frame)
-    file = b"".join(rest.read(len(part)) if isinstance(part, bytes) else elements[part.number] for part in parts)
+    file = b"".join(rest.read(len(part)) if isinstance(part, bytes) else elements[part] for part in parts)
     found = torch.load(io.BytesIO(file), weights_only=True)
     assert_same(found, {"b": there[2], "a": there[:2], **values, "c": there[3]})
     assert found["real"][0].untyped_storage().data_ptr() == found["real"][1].untyped_storage().data_ptr()

@@ -13,6 +13,7 @@ import streamxf
 from streamxf import Encrypt, Key, PrivateKey, SigningKey, ZStandard
 from streamxf.chain import Chain
 from streamxf.checkpoint import saving
+from streamxf.checkpoint.metadata import Metadata
 from streamxf.errors import MetadataError, ParameterError, StreamxfError, UnsupportedError
 from streamxf.format.limits import NO_PICKLE
 from streamxf.keys import KeyRing
@@ -291,16 +292,14 @@ def test_what_stock_refuses(checkpoint: Path, tmp_path: Path, state: dict[str, A
 def test_metadata_that_another_save_replaces_meanwhile_stays(
     checkpoint: Path, state: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from streamxf.tools.rekey import holders
-
     save(state, checkpoint, CHAINS["zstd"], stock=False)
-    made = holders.pickled
+    made = Metadata.stock_pickle
 
     def slow(*args: Any) -> bytes:
         save(state, checkpoint, CHAINS["zstd"], stock=False)
         return made(*args)
 
-    monkeypatch.setattr(holders, "pickled", slow)
+    monkeypatch.setattr(Metadata, "stock_pickle", slow)
     with pytest.raises(MetadataError, match="replaced meanwhile"):
         stock(checkpoint)
     assert not pickled(checkpoint)

@@ -14,6 +14,7 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 import streamxf
+from streamxf.checkpoint.saving import Save
 from streamxf.dcp.plans import RoomNote, check_room, note_room, share_room
 from streamxf.dcp.writer import extensions_of
 from streamxf.errors import NoSpaceError
@@ -115,10 +116,14 @@ def planned(state: dict[str, Any], planner: DefaultSavePlanner | None = None) ->
     return planner.create_local_plan(), planner
 
 
+def saving_with(chain: tuple[Any, ...]) -> Save:
+    return Save(open_storage("folder"), extensions_of(chain).renew(), 20, True, True, writer_id=b"save")
+
+
 def refused(state: dict[str, Any], chain: tuple[Any, ...] = CHECKED, planner: Any = None, **changes: Any) -> bool:
     plan, planner = planned(state, planner)
     try:
-        check_room(open_storage("folder"), replace(plan, **changes), planner, extensions_of(chain).renew(), b"save")
+        check_room(saving_with(chain), replace(plan, **changes), planner)
     except NoSpaceError:
         return True
     return False
@@ -127,7 +132,7 @@ def refused(state: dict[str, Any], chain: tuple[Any, ...] = CHECKED, planner: An
 def test_the_error_is_one_of_the_operating_systems_too(disk: Disk) -> None:
     plan, planner = planned({"w": noise(100)})
     with pytest.raises(OSError, match="too full") as caught:
-        check_room(open_storage("folder"), plan, planner, extensions_of(()), b"save")
+        check_room(saving_with(()), plan, planner)
     for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
         assert type(error) is NoSpaceError
         assert (error.errno, error.file) == (errno.ENOSPC, "folder")

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.metadata import Metadata, metadata_in
+from streamxf.checkpoint.metadata import Metadata
 from streamxf.errors import MetadataError
 from streamxf.format.header import Kind
 from streamxf.format.items import ObjectItem
@@ -33,7 +33,7 @@ def _read(data: bytes, name: str, access: Access) -> Metadata:
     if trailer is None:
         raise MetadataError("it does not end in a trailer")
     sections = trailer.split(data[-trailer.size :], read=lambda at, size: data[at : at + size])
-    return metadata_in(sections, name, access, listing=True)
+    return Metadata.of(sections, name, access, listing=True)
 
 
 def _facts(metadata: Metadata) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from typing import Any, Unpack
 
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.errors import ChecksumError, MetadataError, ParameterError, UnsupportedError, located
-from streamxf.format.extra import with_order
 from streamxf.format.items import ITEMSIZES, check_name, elements_size
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.formats.opening import is_checkpoint
@@ -184,7 +183,7 @@ def _copy_of(
         json.dumps([storage.label(), [version, before] if index is None else index.save_id]),
         checkpoint,
         _stored,
-        metadata.extra,
+        metadata.nesting.extra,
         check,
         run,
     )
@@ -280,7 +279,7 @@ def pack(
         def check() -> None:
             check_same(storage, before, FileTree.of(storage).identity())
 
-        extra = with_order(whole.nesting, whole.stored)
+        extra = whole.nesting.with_order(whole.stored)
         contents = Conversion(tuple(whole.stored.values()), None, before, whole, _packed, extra, check)
         made = convert(to, contents, file_size, progress, fleet)
         return replace(made, notes=(*whole.contents.notes, *made.notes))

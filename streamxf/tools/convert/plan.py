@@ -18,13 +18,13 @@ import numpy as np
 from streamxf.checkpoint.bare import BareHeader
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.errors import MetadataError, NotAllowedError, ObjectError, ParameterError, UnsupportedError, shorten
-from streamxf.format.extra import NESTING, in_saved_order, moved
+from streamxf.format.extra import Nesting
 from streamxf.formats.contents import OF_TORCH, SUFFIXES, FileReader, Format, chosen
 from streamxf.formats.huggingface import DTYPES, INDEX, TWO_IN_ONE, is_text
 from streamxf.reading import Box, BoxReader, Item, Path, TensorItem, boxes_of
 from streamxf.tools.convert.packed import ITEM, PackedFile, PackManifest, Placed, is_kept, rest_of
 from streamxf.tools.nesting import nested, restore_optimizers, say_lost
-from streamxf.torchsave.writing import Shell, Value, torch_file
+from streamxf.torchsave.writing import torch_file
 from streamxf.wording import many, some
 
 _WINDOW = 2**20  # bytes that are read at once of the item whose parts are all over the file
@@ -186,7 +186,7 @@ def fresh(
     """
     stored = reader.stored
     if isinstance(reader, Checkpoint):
-        names = (in_saved_order(each.items, each.extra.get(NESTING)) for each in reader.metadata)
+        names = (each.nesting.in_saved_order(each.items) for each in reader.metadata)
         stored = {name: stored[name] for name in chain.from_iterable(names)}
     items = {shown: item for shown, item in chosen(stored, only, prefix).items() if not is_kept(item.name)}
     left_out: tuple[str, ...] = ()
@@ -202,8 +202,9 @@ def fresh(
     tensors = {shown: item for shown, item in items.items() if isinstance(item, TensorItem) and _is_plain(reader, item)}
     objects = [shown for shown in items if shown not in tensors]
     if format is Format.TORCH:
-        values = {shown: _make(reader, items[shown], prefix + shown, skip_objects) for shown in objects}
-        refused = [shown for shown in objects if values[shown] is None]
+        made = ((shown, _make(reader, items[shown], prefix + shown, skip_objects)) for shown in objects)
+        values = {shown: value for shown, found in made for value in found}
+        refused = [shown for shown in objects if shown not in values]
         items = {shown: item for shown, item in items.items() if shown not in refused}
         file, told = _torch_file(name, reader, items, values, prefix, model, not (only or refused))
         return Plan([file], False, items.values(), left_out=(*refused, *left_out), notes=(*notes, *told))
@@ -241,15 +242,15 @@ def _is_plain(reader: BoxReader, item: TensorItem) -> bool:
     return not isinstance(reader, Checkpoint) or reader.is_plain(Box(item, (0,) * len(item.shape), item.shape))
 
 
-def _make(reader: BoxReader, item: Item, name: str, skip: bool) -> Value | None:
-    """What only its class can make; None of what cannot be made here, if that is to `skip`."""
+def _make(reader: BoxReader, item: Item, name: str, skip: bool) -> list[Any]:
+    """What only its class can make; nothing of what cannot be made here, if that is to `skip`."""
     try:
         if isinstance(reader, Checkpoint) and isinstance(item, TensorItem):
-            return Value(reader.load_tensor(item))
-        return Value(reader.load_object(name))
+            return [reader.load_tensor(item)]
+        return [reader.load_object(name)]
     except (NotAllowedError, ObjectError) as error:
         if skip:
-            return None
+            return []
         said, trusted, _ = error.message.partition(". If you trust it")
         said += "; leave such items out (skip_objects)"
         if isinstance(reader, Checkpoint):
@@ -265,37 +266,29 @@ def _torch_file(
     """A ``torch.save`` file, nested by the items' paths unless it is to be `flat`; tensors have storages of their own,
     but for those that are `made`, as objects are. And notes; `whole` says that nothing was left out of a dict.
     """
-    tensors: list[TensorItem] = []
-    values: dict[str, Any] = {}
-    for shown, item in items.items():
-        if shown in made or not isinstance(item, TensorItem):
-            values[shown] = made[shown]
-            continue
-        values[shown] = Shell(item.dtype, item.shape, len(tensors))
-        tensors.append(item)
+    tensors = {shown: item for shown, item in items.items() if shown not in made and isinstance(item, TensorItem)}
     paths = {shown: (shown,) if flat else _path(item.path, shown, prefix) for shown, item in items.items()}
     record = _record_of(reader, [(item.path, paths[shown]) for shown, item in items.items()])
-    tree = nested(values, paths, None if flat else record)
-    told = [] if flat else [*say_lost(record), *restore_optimizers(tree, whole)]
+    tree = nested({shown: shown for shown in items}, paths, None if flat else record)
+    told = [] if flat else [*say_lost(record), *restore_optimizers(tree, made, whole)]
     runs, rest, at = [], [], 0
-    parts, crcs_at = torch_file(tree)
+    parts, crcs_at = torch_file(tree, tensors, made)
     for part in parts:
-        if isinstance(part, Shell):
-            runs.append(Stretch(at, tensors[part.number], crcs_at=crcs_at[part.number]))
-            at += tensors[part.number].size
+        if isinstance(part, str):
+            runs.append(Stretch(at, tensors[part], crcs_at=crcs_at[part]))
+            at += tensors[part].size
         else:
             rest.append(part)
             at += len(part)
     return NewFile(name, runs, bytearray().join(rest)), told
 
 
-def _record_of(reader: BoxReader, pairs: Sequence[tuple[Path | None, Path]]) -> Any:
+def _record_of(reader: BoxReader, pairs: Sequence[tuple[Path | None, Path]]) -> Nesting:
     """What is recorded of the nesting, for items that go from path to path."""
-    extras = [each.extra for each in reader.metadata] if isinstance(reader, Checkpoint) else []
-    extra, *_ = [reader.nesting] if isinstance(reader, FileReader) else extras or [{}]
-    record = extra.get(NESTING) or {}
+    records = [each.nesting for each in reader.metadata] if isinstance(reader, Checkpoint) else []
+    record, *_ = [reader.nesting] if isinstance(reader, FileReader) else records or [Nesting({})]
     same = all(old == new for old, new in pairs)
-    return record if same else moved(record, ((old, new) for old, new in pairs if old is not None))
+    return record if same else record.moved((old, new) for old, new in pairs if old is not None)
 
 
 def _path(path: Path | None, name: str, prefix: str) -> Path:

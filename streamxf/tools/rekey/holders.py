@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-import os
+import io
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -11,21 +11,13 @@ from typing import Any, TypeVar
 
 from streamxf import errors
 from streamxf.buffers import write_all
-from streamxf.checkpoint.metadata import metadata_in, read_sections
-from streamxf.checkpoint.pickled import pickled
 from streamxf.errors import located
-from streamxf.format.index import Index
-from streamxf.format.limits import NO_PICKLE, PLAIN_MAGIC, TRAILER_BYTES, WRAPPED_KEY_BYTES
-from streamxf.format.names import rank_metadata_among
-from streamxf.format.plain import pack_prefix, pack_seal
-from streamxf.format.trailer import Sections, Trailer, pack, pack_keys, slices
+from streamxf.format.limits import PLAIN_MAGIC
+from streamxf.format.trailer import Sections
 from streamxf.keys.envelope import WRAPPED_KEY, Envelope, Vouchers
 from streamxf.notes import SAVES, check_uncommitted
-from streamxf.places import GLOBAL, Location, Storage, is_run_file, locked, open_storage, read_small
-from streamxf.reading import Access, Metadata, Note, metadata_files
-from streamxf.storage.files import open_regular
-from streamxf.storage.local import LocalStorage
-from streamxf.storage.reading import FileSlice
+from streamxf.places import GLOBAL, Location, Storage, is_run_file, locked, metadata_among, open_storage, read_small
+from streamxf.reading import Access, Metadata, Note, StoredFile, metadata_files
 from streamxf.stream.plain import PlainParts
 from streamxf.tools.rekey.recipients import KeySet, Opened
 
@@ -45,12 +37,12 @@ class MetadataFile:
     - `name`: in the folder.
     - `label`: its whole path, for errors.
     - `sections`: index and keys as they are stored.
-    - `index`: once it was read.
+    - `metadata`: what it says, once it was read.
 
     Raises UnsupportedError if it has no index, MetadataError if it is damaged or missing.
     """
 
-    index: Index
+    metadata: Metadata
 
     def __init__(self, storage: Storage, name: str) -> None:
         self._storage, self.name, self.label = storage, name, storage.label(name)
@@ -73,17 +65,16 @@ class MetadataFile:
         return self._keys
 
     def read(self, access: Access, *, listing: bool = False) -> Metadata:
-        """What it says; raises as `metadata_in`."""
-        metadata = metadata_in(self.sections, self.name, access, listing=listing)
-        assert metadata.index is not None  # there is one where there are sections
-        self.index = metadata.index
-        return metadata
+        """What it says; raises as `read_metadata`."""
+        self.metadata = Metadata.of(self.sections, self.name, access, listing=listing)
+        return self.metadata
 
     def open(self, access: Access) -> Opened:
         """Unwrap all data keys, and check what vouches for them."""
         keys, metadata = self.keys, self.read(access)
         opener, data_key = access.keys.open_by(metadata.wrapped, metadata.vouchers, keys.digest)
-        wrapped = {file.key for file in self.index.files.values() if file.key is not None and any(file.key)}
+        index: Any = metadata.index  # there is one where there are sections
+        wrapped = {file.key for file in index.files.values() if file.key is not None and any(file.key)}
         others = {key: data_key.unwrap(key) for key in wrapped}
         self._ids = {key: other.id for key, other in others.items()}
         data_keys = {other.id: other for other in (data_key, *others.values())}
@@ -93,25 +84,24 @@ class MetadataFile:
                 "the pickle that torch's readers read lacks a wrapped data key: the file is damaged"
             )
         opened = tuple(data_keys[envelope.dek_id] for envelope in keys.envelopes)
-        return Opened(keys, opened, opener, self.index.hashed or not self.index.items, self.index.save_id)
+        return Opened(keys, opened, opener, index.hashed or not index.items, index.save_id)
 
-    def pack(self, keys: KeySet | None, sections: Sections | None = None, index: Index | None = None) -> bytes:
+    def pack(self, keys: KeySet | None, sections: Sections | None = None, metadata: Metadata | None = None) -> bytes:
         """The file with other keys, if any, and perhaps another index; MetadataError if readers would refuse it."""
-        sections = sections or self.sections
-        head = self._pickled(index or self.index, keys) if sections.pickled else NO_PICKLE
-        lines = pack_keys(str(keys.envelopes[0]), str(keys.vouchers)) if keys is not None else b""
-        data = pack(head, sections.parts(0, sections.parts_size), bytes(sections.root), lines, sections.format_bytes)
-        trailer = Trailer.parse(data[-TRAILER_BYTES:], len(data))
-        found = _key_set(trailer.split(data[-trailer.size :], read=slices(data))) if trailer is not None else None
+        sections, lines = sections or self.sections, keys.lines if keys is not None else None
+        head = [self._pickled(metadata or self.metadata, keys)] if sections.pickled else []
+        data = sections.packed(lines, *head)
+        made = Metadata.sections_in(StoredFile(self.label, len(data), io.BytesIO(data)))
+        found = _key_set(made) if made is not None else None
         if found is not None and keys is not None:
             found = found.only({envelope.dek_id for envelope in keys.envelopes})
-        if trailer is None or found != keys:
+        if made is None or found != keys:
             raise errors.MetadataError("the keys cannot be replaced; the metadata was left as it is")
         return data
 
     def check_uncommitted(self, access: Access) -> None:
         """Raise UnsupportedError if a framework's commit record tells its size."""
-        if self.index.run is None:  # else the record counts for nothing
+        if self.metadata.index is not None and self.metadata.index.run is None:  # else the record counts for nothing
             check_uncommitted(self._storage, [self.name], access)
 
     def replace(self, packed: bytes) -> None:
@@ -132,11 +122,12 @@ class MetadataFile:
         try:
             self._storage.forget_listings()
             with self._storage.open(self.name) as file:
-                sections = read_sections(file)
+                sections = Metadata.sections_in(file)
                 if sections is not None:
                     size = sections.head_size + sections.parts_size
                     file.check_whole(size, errors.MetadataError)
-                    return replace(sections, read=slices(file.read(0, size)))
+                    data = file.read(0, size)
+                    return replace(sections, read=lambda at, count: data[at : at + count])
         except FileNotFoundError as error:
             raise errors.MetadataError("the metadata has gone: is another process saving to this folder?") from error
         text = (
@@ -146,16 +137,18 @@ class MetadataFile:
         late = self._storage.is_late
         raise self._storage.doubted(errors.MetadataError(text)) if late else errors.UnsupportedError(text)
 
-    def _pickled(self, index: Index, keys: KeySet | None) -> bytes:
+    def _pickled(self, metadata: Metadata, keys: KeySet | None) -> bytes:
         texts = {envelope.dek_id: str(envelope) for envelope in keys.envelopes} if keys is not None else {b"": ""}
-        ids = self._ids | {bytes(WRAPPED_KEY_BYTES): next(iter(texts)), None: b""}
-        by_writer = {file.writer: texts.get(ids.get(file.key, b"?")) for file in index.files.values()}
+        published = {file.key for file in metadata.files.values() if not any(file.key or b"")}
+        ids = self._ids | dict.fromkeys(published, next(iter(texts)))  # with a key of zeros, or none
+        by_writer = {file.writer: texts.get(ids.get(file.key, b"?")) for file in metadata.files.values()}
         if None in by_writer.values():
             raise errors.UnsupportedError(
                 "several processes encrypted this checkpoint, and torch's own readers need each of their data keys "
                 "wrapped for its recipients, which it does not have without a pickle: save it with stock=True"
             )
-        return pickled(index, {writer: text or "" for writer, text in by_writer.items()}, self._storage.label())
+        texts_of = {writer: text or "" for writer, text in by_writer.items()}
+        return metadata.stock_pickle(texts_of, self._storage.label())
 
 
 class NoteFile(MetadataFile):
@@ -163,13 +156,12 @@ class NoteFile(MetadataFile):
 
     def open(self, access: Access) -> Opened:
         keys = self.keys
-        opener, data_key = access.keys.open_by(str(keys.envelopes[0]), str(keys.vouchers), keys.digest)
+        opener, data_key = access.keys.open_by(*keys.lines, keys.digest)
         return Opened(keys, (data_key,), opener, hashed=True)
 
-    def pack(self, keys: KeySet | None, sections: Sections | None = None, index: Index | None = None) -> bytes:
+    def pack(self, keys: KeySet | None, sections: Sections | None = None, metadata: Metadata | None = None) -> bytes:
         assert keys is not None
-        lines = pack_keys(str(keys.envelopes[0]), str(keys.vouchers))
-        data = pack(b"", b"", bytes(self.sections.root), lines, self.sections.format_bytes)
+        data = self.sections.packed(keys.lines, b"")
         Note.parse(data)
         return data
 
@@ -197,7 +189,7 @@ def notes_at(path: Location, storage_options: Mapping[str, Any] | None) -> Itera
 def metadata_of(storage: Storage) -> Iterator[MetadataFile]:
     """The metadata files of a checkpoint; raises MetadataError if there are none, or some that readers ignore."""
     found = metadata_files(storage)
-    ranks = rank_metadata_among(storage.names())
+    ranks = metadata_among(storage.names().keys() - {GLOBAL})
     if found == [GLOBAL] and ranks:
         raise errors.MetadataError(
             f"the folder has a {GLOBAL} and, beside it, metadata of single ranks such as {ranks[0]}, which readers "
@@ -228,9 +220,9 @@ class PlainFile:
     It has the methods of `MetadataFile`.
     """
 
-    def __init__(self, path: str) -> None:
-        self.name, self.label = os.path.basename(path), path
-        with open_regular(path) as file:
+    def __init__(self, storage: Storage) -> None:
+        self.name, self.label, self._storage = storage.name, storage.label(), storage
+        with storage.open() as file:
             self.keys, self._parts = _keys_and_parts(file)
 
     def open(self, access: Access) -> Opened:
@@ -244,22 +236,22 @@ class PlainFile:
         return Opened(self.keys, (data_key,), opener, header.hashed)
 
     def pack(self, keys: KeySet) -> tuple[bytes, bytes]:
-        return pack_prefix(str(keys.envelopes[0]), self._parts.format_bytes), pack_seal(str(keys.vouchers))
+        return self._parts.resealed(*keys.lines)
 
     def replace(self, packed: tuple[bytes, bytes]) -> None:
-        path, (prefix, seal) = self.label, packed
-        with LocalStorage(path).replacing() as draft, open_regular(path) as file:
+        (prefix, seal), before = packed, self._storage.version()
+        with self._storage.replacing() as draft, self._storage.open() as file:
             found, parts = _keys_and_parts(file)
             write_all(draft, prefix)
             for at in range(0, parts.container.length, _STEP):
                 write_all(draft, parts.container.read_at(at, min(_STEP, parts.container.length - at)))
             write_all(draft, seal)
-            if found != self.keys or not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+            if found != self.keys or self._storage.version() != before:
                 raise errors.ContainerError("the file was replaced meanwhile; it was left as it is. Try again later")
 
 
-def _keys_and_parts(file: Any) -> tuple[KeySet, PlainParts]:
-    parts = PlainParts.of(FileSlice(file))
+def _keys_and_parts(file: StoredFile) -> tuple[KeySet, PlainParts]:
+    parts = PlainParts.of(file.slice(0, file.size))
     if not parts.wrapped:
         raise errors.PolicyError("the file is not encrypted, so it has no recipients; write it with Encrypt")
     return KeySet((Envelope.parse(parts.wrapped),), Vouchers.parse(parts.vouchers), parts.digest()), parts
@@ -283,17 +275,17 @@ def holders_at(
         yield from metadata_of(storage)
         return
     is_plain = False
-    if isinstance(storage, LocalStorage):
-        with open_regular(storage.path) as file:
-            is_plain = file.read(len(PLAIN_MAGIC)) == PLAIN_MAGIC
+    if storage.near:
+        with storage.open() as file:
+            is_plain = file.raw.read(len(PLAIN_MAGIC)) == PLAIN_MAGIC
     if not is_plain:
         raise errors.UnsupportedError(
             "this file is neither a checkpoint's folder nor a local file that streamxf.open wrote", file=storage.label()
         )
     if expected is not None:
         raise errors.ParameterError("expect_save_id is for checkpoints: a file that streamxf.open wrote is not a save")
-    with located(file=storage.path):
-        made = PlainFile(storage.path)
+    with located(file=storage.label()):
+        made = PlainFile(storage)
     yield made
 
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 from streamxf.errors import PolicyError, UnsupportedError
 from streamxf.keys import KeyProvider, SigningKey, VerifyKey
-from streamxf.keys.envelope import DataKey, Entry, Envelope, Vouchers
+from streamxf.keys.envelope import Envelope, Vouchers
 from streamxf.keys.location import as_signing_key
 from streamxf.reading import KeyRing, SignerLike
+
+Key = tuple[str, str]  # the kind and id of one
+Some = Collection[Key] | None  # None stands for all that are there
+
+
+def without(keys: Iterable[KeyProvider], there: Collection[Key]) -> tuple[KeyProvider, ...]:
+    """Those of `keys` that are not there."""
+    return tuple(key for key in keys if (key.kind, key.id) not in there)
 
 
 @dataclass(frozen=True)
@@ -20,6 +28,21 @@ class KeySet:
     envelopes: tuple[Envelope, ...]  # that of the process that published, then those of other writers
     vouchers: Vouchers
     digest: bytes  # D of the format, for which the vouchers are made; it changes with the index alone
+
+    @property
+    def readers(self) -> list[list[Key]]:
+        """For whom each data key is wrapped."""
+        return [[entry.key for entry in envelope.recipients] for envelope in self.envelopes]
+
+    @property
+    def vouching(self) -> list[Key]:
+        """Whose keys vouch."""
+        return [entry.key for entry in self.vouchers.entries]
+
+    @property
+    def lines(self) -> tuple[str, str]:
+        """The publisher's wrapped data key and the vouchers, as they are stored."""
+        return str(self.envelopes[0]), str(self.vouchers)
 
     def only(self, ids: Collection[bytes]) -> KeySet:
         """The wrapped keys of these data keys; others are the text of a name in the pickle, say."""
@@ -31,7 +54,7 @@ class Opened:
     """Keys that the key `opener` has opened, and that are vouched for."""
 
     keys: KeySet
-    data_keys: tuple[DataKey, ...]  # one for each envelope
+    data_keys: tuple[Any, ...]  # one for each envelope
     opener: KeyProvider
     hashed: bool  # whether a signature would cover every block
     save_id: str = ""  # of a checkpoint
@@ -41,29 +64,37 @@ class Opened:
 
     def change(
         self,
-        wrap: Callable[[Envelope, DataKey], tuple[Entry, ...]],
-        kept: tuple[Entry, ...],
+        kept: Some,
+        kept_vouchers: Some,
+        readers: Iterable[KeyProvider] = (),
         vouching: Iterable[KeyProvider] = (),
         signer: SigningKey | None = None,
         digest: bytes | None = None,
     ) -> KeySet:
-        """The same data keys for other recipients.
+        """The same data keys for recipients that are `kept`, and for `readers`.
 
-        `wrap` gives the entries that are to be in an envelope. Vouchers that are `kept` stay, and keys that are
-        `vouching` make new ones, if they can. A `digest` is that of other contents, for which none can stay.
+        Of the vouchers, `kept_vouchers` stay, and other keys that are `vouching` make new ones, if they can. A `digest`
+        is that of other contents, for which none can stay.
         """
         if signer is not None and not self.hashed:
             raise UnsupportedError(
                 "this was saved without a signer, so it has no hashes of its blocks, which a signature has to cover; "
                 "save it again with a signer; for a checkpoint, `streamxf transcode` makes a signed copy"
             )
-        pairs = zip(self.keys.envelopes, self.data_keys, strict=True)
-        envelopes = tuple(Envelope(envelope.dek_id, wrap(envelope, key)).checked() for envelope, key in pairs)
+        envelopes = []
+        for envelope, data_key in zip(self.keys.envelopes, self.data_keys, strict=True):
+            entries = tuple(entry for entry in envelope.recipients if kept is None or entry.key in kept)
+            if fresh := without(readers, [entry.key for entry in entries]):
+                entries += Envelope.seal(data_key, fresh).recipients
+            envelopes.append(Envelope(envelope.dek_id, entries).checked())
+        named = self.keys.vouching if kept_vouchers is None else kept_vouchers
+        old = tuple(entry for entry in self.keys.vouchers.entries if entry.key in named)
+        vouching = without(vouching, [entry.key for entry in old])
         signature, digest = None if digest else self.keys.vouchers.signature, digest or self.keys.digest
         made = Vouchers.make(
-            digest, str(envelopes[0]), self.data_keys[0], vouching, signer, kept=kept, signature=signature
+            digest, str(envelopes[0]), self.data_keys[0], vouching, signer, kept=old, signature=signature
         )
-        return KeySet(envelopes, made, digest)
+        return KeySet(tuple(envelopes), made, digest)
 
 
 @dataclass(frozen=True)
@@ -151,8 +182,7 @@ class Recipients:
     @classmethod
     def of(cls, files: Sequence[tuple[KeySet, bool, str]], authenticated: bool) -> Self:
         """Of files: the keys of each, whether its signature was verified, and its save."""
-        envelopes = [envelope for keys, _, _ in files for envelope in keys.envelopes]
-        lists = [[Recipient(*entry.key) for entry in envelope.recipients] for envelope in envelopes]
+        lists = [[Recipient(*key) for key in readers] for keys, _, _ in files for readers in keys.readers]
         found = dict.fromkeys(recipient for readers in lists for recipient in readers)
         whole = tuple(recipient for recipient in found if all(recipient in readers for readers in lists))
         part = tuple(recipient for recipient in found if recipient not in whole)

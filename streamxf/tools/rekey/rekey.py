@@ -13,18 +13,15 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 from streamxf.buffers import collector_paused
-from streamxf.checkpoint.access import Names, Renaming, check_nesting, renamed
 from streamxf.codecs.encrypt import as_recipients
 from streamxf.errors import KeyMissingError, KeyServiceError, ParameterError, PolicyError, StreamxfError, escaped
-from streamxf.format.extra import NESTING, in_saved_order, moved, with_order
 from streamxf.keys import KeyLike, KeyProvider, SigningKey
-from streamxf.keys.envelope import DataKey, Entry, Envelope
 from streamxf.keys.key import is_key_id
 from streamxf.keys.location import as_provider
 from streamxf.places import Location, open_storage
-from streamxf.reading import Access, AccessOptions, Item, KeyRing, KeysLike, SignerLike
+from streamxf.reading import Access, AccessOptions, Item, KeyRing, KeysLike, Path, SignerLike
 from streamxf.tools.rekey.holders import Holder, MetadataFile, each, holders_at, metadata_of, notes_at, replace_each
-from streamxf.tools.rekey.recipients import KeySet, Opened, Recipients, Terms
+from streamxf.tools.rekey.recipients import KeySet, Opened, Recipients, Terms, without
 from streamxf.wording import some
 
 StorageOptions = Mapping[str, Any] | None
@@ -120,7 +117,7 @@ def rekey(
         try:
             return file.open(access)
         except KeyMissingError as error:
-            if {entry.key for entry in file.keys.envelopes[0].recipients} != wanted:
+            if {*file.keys.readers[0]} != wanted:
                 raise
             if not len(own):
                 raise KeyMissingError(
@@ -131,11 +128,10 @@ def rekey(
         return file.open(replace(access, keys=own))
 
     def change(file: Holder) -> KeySet:
-        entries = (opened := open_(file)).keys.vouchers.entries
-        terms.check(opened, chosen, _without(chosen, entries))
+        opened = open_(file)
+        terms.check(opened, chosen, without(chosen, opened.keys.vouching))
         again = chosen if terms.may_vouch(opened) else ()
-        kept = () if again else tuple(entry for entry in entries if entry.key in wanted)
-        return opened.change(lambda _, data_key: _wrapped(data_key, chosen), kept, again, terms.signer)
+        return opened.change((), () if again else wanted, chosen, again, terms.signer)
 
     return _change(path, storage_options, access, change)
 
@@ -157,15 +153,9 @@ def add_recipient(
     access, terms = _terms(options, signer, vouch)
 
     def change(file: Holder) -> KeySet:
-        kept = (opened := file.open(access)).keys.vouchers.entries
-        fresh = _without(chosen, opened.keys.envelopes[0].recipients)
-        vouching = _without(chosen, kept)
-        terms.check(opened, fresh, vouching)
-
-        def wrap(envelope: Envelope, data_key: DataKey) -> tuple[Entry, ...]:
-            return envelope.recipients + _wrapped(data_key, _without(chosen, envelope.recipients))
-
-        return opened.change(wrap, kept, vouching, terms.signer)
+        opened = file.open(access)
+        terms.check(opened, without(chosen, opened.keys.readers[0]), without(chosen, opened.keys.vouching))
+        return opened.change(None, None, chosen, chosen, terms.signer)
 
     return _change(path, storage_options, access, change)
 
@@ -191,17 +181,12 @@ def remove_recipient(
         names = ", ".join(map(str, (*there.whole, *there.part)))
         raise ParameterError(f"there is no recipient {key_id}; there are {names}")
 
-    def left(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
-        return tuple(entry for entry in entries if entry.key_id != key_id)
-
-    def wrap(envelope: Envelope, _: DataKey) -> tuple[Entry, ...]:
-        if not left(envelope.recipients):
-            raise ParameterError(f"{key_id} is the last recipient: no one could read; add another one first")
-        return left(envelope.recipients)
-
     def change(file: Holder) -> KeySet:
         opened = file.open(access)
-        return opened.change(wrap, left(opened.keys.vouchers.entries))
+        left = {key for keys in (*opened.keys.readers, opened.keys.vouching) for key in keys if key[1] != key_id}
+        if not all(map(left.intersection, opened.keys.readers)):
+            raise ParameterError(f"{key_id} is the last recipient: no one could read; add another one first")
+        return opened.change(left, left)
 
     return _change(path, storage_options, access, change)
 
@@ -245,16 +230,6 @@ def _terms(options: AccessOptions, signer: SignerLike | None = None, vouch: bool
     return access, Terms.of(access.keys, signer, vouch)
 
 
-def _wrapped(data_key: DataKey, keys: tuple[KeyProvider, ...]) -> tuple[Entry, ...]:
-    return Envelope.seal(data_key, keys).recipients if keys else ()
-
-
-def _without(keys: tuple[KeyProvider, ...], entries: tuple[Entry, ...]) -> tuple[KeyProvider, ...]:
-    """Those of `keys` that have no entry."""
-    there = {entry.key for entry in entries}
-    return tuple(key for key in keys if (key.kind, key.id) not in there)
-
-
 def _own(chosen: tuple[KeyProvider, ...], ring: KeyRing, signer: SigningKey | None) -> KeyRing:
     """The new keys that open, for files that a call before this one was done with; it signed them as this one does."""
     keys = [key for key in chosen if key.unwraps]
@@ -267,7 +242,7 @@ def _own(chosen: tuple[KeyProvider, ...], ring: KeyRing, signer: SigningKey | No
 
 def rename(
     path: Location,
-    names: Names,
+    names: Mapping[str, str],
     *,
     signer: SignerLike | None = None,
     vouch: bool = False,
@@ -299,27 +274,31 @@ def rename(
     """
     access = Access.of(**options)
     terms = Terms.of(access.keys, signer, vouch)
-    storage, renaming = open_storage(path, storage_options), Renaming(names)
+    storage, renaming = open_storage(path, storage_options), Access.of(rename=names).renaming
+    if renaming is None:
+        raise ParameterError("names= is a mapping from old names to new ones, and None was given")
     changed: dict[str, str] = {}
     seen: set[str] = set()
 
     def plan(file: MetadataFile) -> tuple[MetadataFile, bytes] | None:
         opened = file.open(access) if file.is_encrypted else None
-        items = file.index.items if opened is not None else file.read(access).items
-        changes = {old: new for old, new in renaming.of(items).items() if old != new}
-        renamed_items, extra = _renamed(items, renaming), {**file.index.extra}
-        if record := extra.pop(NESTING, None):
-            names_now = renaming.of(items)
-            paths = ((items[old].path, renamed_items[moved_to].path) for old, moved_to in names_now.items())
-            extra[NESTING] = moved(record, ((old, new) for old, new in paths if old and new))
-            extra = with_order(extra, map(names_now.__getitem__, in_saved_order(items, record)))
-        index = replace(file.index, items=renamed_items, extra=extra)
+        metadata = file.metadata if opened is not None else file.read(access)
+        index, items = metadata.index, metadata.items
+        assert index is not None  # there is one where there are sections
+        names_now = renaming.of(items)
+        changes = {old: new for old, new in names_now.items() if old != new}
+        moved, record = _renamed(items, renaming), metadata.nesting
+        paths = ((items[old].path, moved[new].path) for old, new in names_now.items())
+        order = map(names_now.__getitem__, record.in_saved_order(items))
+        extra = record.moved((old, new) for old, new in paths if old and new).with_order(order)
+        index = replace(index, items=moved, extra=extra)
         changed.update(changes)
         seen.update(items)
         if not changes:
             return None
         sections = file.sections.with_index(*index.pack())
-        return file, file.pack(_vouched(opened, sections.digest, access, terms), sections, index)
+        keys = _vouched(opened, sections.digest, access, terms)
+        return file, file.pack(keys, sections, replace(metadata, index=index))
 
     planned = each(metadata_of(storage), plan)
     if unused := renaming.unused(seen, patterns=True):
@@ -329,9 +308,16 @@ def rename(
 
 
 @collector_paused()
-def _renamed(items: Mapping[str, Item], renaming: Renaming) -> dict[str, Item]:
-    made = {name: replace(item, name=name) for name, item in sorted(renamed(items, renaming.of(items)).items())}
-    check_nesting(made.values())
+def _renamed(items: Mapping[str, Item], renaming: Any) -> dict[str, Item]:
+    """Raises ParameterError if they do not fit into one nested state dict: in one place, or one below the other."""
+    made = {name: replace(item, name=name) for name, item in sorted(renaming.items(items).items())}
+    placed: dict[Path, tuple[object, str]] = {}
+    for item in made.values():
+        path = item.path or ()
+        for depth, what in enumerate([*map(type, path), *[item.name] * bool(path)]):
+            found, other = placed.setdefault(path[:depth], (what, item.name))
+            if found != what:
+                raise ParameterError(f"{item.name!r} and {other!r} would not fit into one nested state dict")
     return made
 
 
@@ -344,15 +330,14 @@ def _vouched(opened: Opened | None, digest: bytes, access: Access, terms: Terms)
     vouchers = opened.keys.vouchers
     if vouchers.signature is not None and terms.signer is None:
         raise PolicyError(f"it is signed by {vouchers.signature[0]}, and has to be signed again (signer)")
-    entries = {entry.key: entry for entry in vouchers.entries}
-    vouching = [key for key in access.keys if entries.pop((key.kind, key.id), None)]
-    if entries:
+    vouching = [key for key in access.keys if (key.kind, key.id) in opened.keys.vouching]
+    if silent := {*opened.keys.vouching}.difference((key.kind, key.id) for key in vouching):
         raise PolicyError(
             "it has to be vouched for anew by each recipient that did so before, and no key was given of "
-            f"{some([id for _, id in entries])}: pass those as well, or remove the recipients first"
+            f"{some(sorted(id for _, id in silent))}: pass those as well, or remove the recipients first"
         )
     terms.check(opened, (), vouching)
-    return opened.change(lambda envelope, _: envelope.recipients, (), vouching, terms.signer, digest)
+    return opened.change(None, (), (), vouching, terms.signer, digest)
 
 
 def stock(path: Location, *, storage_options: Mapping[str, Any] | None = None) -> tuple[str, ...]:

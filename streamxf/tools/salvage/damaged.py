@@ -121,6 +121,11 @@ class DamagedCheckpoint:
             self.damaged.append(Damage.of(error, name))
         return {name: item for name, item in made.items() if item is not None}
 
+    @property
+    def first(self) -> Metadata:
+        """The first metadata, of those that have an index if any has."""
+        return min(self.metadata, key=lambda each: each.index is None)
+
     def copy_of(self, name: str, in_one_piece: bool) -> Item:
         """An item as it is to be saved again."""
         item = replace(self.stored[name], path=self.paths.get(name))

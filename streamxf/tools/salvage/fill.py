@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from streamxf import errors
 from streamxf.checkpoint.checkpoint import as_torch
 from streamxf.checkpoint.elements import Array
-from streamxf.format.extra import NESTING, in_saved_order
 from streamxf.format.tiling import check_tiles
 from streamxf.lazy import torch
 from streamxf.pipeline import run_jobs
@@ -147,9 +146,8 @@ class Filler:
             return self._made(item, stored) if isinstance(stored, dict) else as_torch(stored, item.dtype)
 
         loaded = self._each(self._checkpoint.stored, load)
-        indexes = [each.index for each in self._checkpoint.metadata if each.index is not None]
-        record = indexes[0].extra.get(NESTING) if indexes else None
-        loaded = {name: loaded[name] for name in in_saved_order(self._checkpoint.stored, record) if name in loaded}
+        record = self._checkpoint.first.nesting
+        loaded = {name: loaded[name] for name in record.in_saved_order(self._checkpoint.stored) if name in loaded}
         return self._result(nested(loaded, self._checkpoint.paths, record), loaded)
 
     def into(self, state_dict: dict[str, Any]) -> Salvaged:

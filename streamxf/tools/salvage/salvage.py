@@ -9,7 +9,6 @@ from typing import Any, Unpack
 from streamxf.buffers import flat_view
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import MetadataError
-from streamxf.format.extra import NESTING, UNRECORDED, in_saved_order, with_order
 from streamxf.notes import known_run
 from streamxf.places import Location, open_storage
 from streamxf.reading import Access, AccessOptions, ChainLike, ItemPart, KeysLike, Progress, SignerLike
@@ -170,9 +169,8 @@ def _conversion(
         return Content(MemorySource(flat_view(data if isinstance(data, bytes) else data.data)), wanted.kind)
 
     items = [checkpoint.copy_of(name, name not in opaque) for name in found.loaded]
-    extra = next((each.index.extra for each in checkpoint.metadata if each.index is not None), UNRECORDED)
-    loaded = {*found.loaded}
-    extra = with_order(extra, filter(loaded.__contains__, in_saved_order(checkpoint.stored, extra.get(NESTING))))
+    record, loaded = checkpoint.first.nesting, {*found.loaded}
+    extra = record.with_order(filter(loaded.__contains__, record.in_saved_order(checkpoint.stored)))
     return Conversion(items, None, identity.hexdigest(), None, read, extra, run=_run_of(checkpoint))
 
 

@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf.format import extra
-from streamxf.format.extra import NESTING, in_saved_order, with_order
+from streamxf.format.extra import NESTING, Nesting
 from streamxf.tools.nesting import nested
 from tests.dcp.rank_scenarios import run_ranks
 
@@ -184,7 +184,7 @@ def test_all_ranks_say_what_they_have(tmp_path: Path) -> None:
 def test_a_record_of_another_form_changes_nothing(record: Any) -> None:
     flat = {"w": 1, "d.1": 2, "d.2": 3, "d.l.0": 4}
     paths: Any = {"w": ("w",), "d.1": ("d", "1"), "d.2": ("d", "2"), "d.l.0": ("d", "l", 0)}
-    assert nested(flat, paths, record) == {"w": 1, "d": {"1": 2, "2": 3, "l": [4]}}
+    assert nested(flat, paths, Nesting({NESTING: record})) == {"w": 1, "d": {"1": 2, "2": 3, "l": [4]}}
 
 
 # -- the order of names --------------------------------------------------------------------------
@@ -274,16 +274,16 @@ NAMES = ["z", "b.10", "b.2", "a"]
     ],
 )
 def test_an_order_that_is_none_is_passed_over(order: Any) -> None:
-    record = with_order({}, NAMES)[NESTING]
-    assert in_saved_order(sorted(NAMES), record) == NAMES
-    assert in_saved_order([*sorted(NAMES), "more"], record) == [*sorted(NAMES), "more"]
-    order = order(*record["order"]) if callable(order) else order
-    assert in_saved_order(sorted(NAMES), {"order": order}) == sorted(NAMES)
+    recorded = Nesting(Nesting({}).with_order(NAMES))
+    assert recorded.in_saved_order(sorted(NAMES)) == NAMES
+    assert recorded.in_saved_order([*sorted(NAMES), "more"]) == [*sorted(NAMES), "more"]
+    order = order(*recorded.extra[NESTING]["order"]) if callable(order) else order
+    assert Nesting({NESTING: {"order": order}}).in_saved_order(sorted(NAMES)) == sorted(NAMES)
 
 
 def test_no_order_is_recorded_where_names_have_it() -> None:
-    assert with_order({"a": 1}, sorted(NAMES)) == {"a": 1}
-    assert with_order({}, []) == {}
-    assert in_saved_order([], {"order": [sha256(b"").hexdigest(), "0"]}) == []
+    assert Nesting({"a": 1}).with_order(sorted(NAMES)) == {"a": 1}
+    assert Nesting({}).with_order([]) == {}
+    assert Nesting({NESTING: {"order": [sha256(b"").hexdigest(), "0"]}}).in_saved_order([]) == []
     with mock.patch("streamxf.format.extra._MOST_NESTING", 3):
-        assert with_order({}, NAMES) == {}
+        assert Nesting({}).with_order(NAMES) == {}

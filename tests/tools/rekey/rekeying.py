@@ -7,7 +7,7 @@ from typing import Any
 
 from streamxf import Key, PrivateKey, SigningKey
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.metadata import metadata_in
+from streamxf.checkpoint.metadata import Metadata
 from streamxf.errors import KeyMissingError
 from streamxf.format.trailer import pack_keys
 from streamxf.keys import KeyRing
@@ -77,7 +77,7 @@ def opens(path: Path, keys: Any, name: str = ".metadata", **policy: Any) -> bool
     """Whether keys open a metadata file and all data keys in it; other errors are raised."""
     access = Access.of(keys, **policy)
     try:
-        metadata = metadata_in(sections_of(path, name)[1], name, access)
+        metadata = Metadata.of(sections_of(path, name)[1], name, access)
     except KeyMissingError:
         return False
     keys_of_files = {file.key for file in metadata.files.values() if file.key is not None}

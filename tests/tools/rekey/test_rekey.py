@@ -583,7 +583,7 @@ def test_one_rank_whose_metadata_cannot_be_made_stops_all(local: Path, monkeypat
             raise MetadataError("injected")
         return pack(*arguments)
 
-    monkeypatch.setattr(holders, "pack", fail)
+    monkeypatch.setattr("streamxf.format.trailer.pack", fail)
     kept(local, MetadataError, "__2.metadata")
 
 

@@ -181,7 +181,7 @@ def test_keys_that_would_not_be_read_back_are_not_written(tmp_path: Path, monkey
     def pack_others(wrapped: str, vouchers: str) -> bytes:
         return pack_keys(wrapped, f"mac={'0' * 64}{vouchers[68:]}")
 
-    monkeypatch.setattr("streamxf.tools.rekey.holders.pack_keys", pack_others)
+    monkeypatch.setattr("streamxf.format.trailer.pack_keys", pack_others)
     untouched(
         lambda: streamxf.rekey(tmp_path, keys=KEY, recipients=OTHER_KEY), tmp_path, MetadataError, "cannot be replaced"
     )
