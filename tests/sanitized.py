@@ -44,13 +44,8 @@ def main(arguments: list[str]) -> int:
             # each object in memory of its own, which is watched
             "PYTHONMALLOC": "malloc",
         }
-        paths = [
-            "codecs/test_floatzip_kernel.py",
-            "codecs/test_floatzip_frames.py",
-            "codecs/test_codec_floatzip.py",
-            "codecs/test_floatzip_reference.py",
-            "fuzz/test_fuzz_corpus.py",
-        ]
+        # These give the kernel memory of just the size; what the codec gives it is larger, and hides a byte too many.
+        paths = ["codecs/test_floatzip_kernel.py", "codecs/test_floatzip_frames.py", "fuzz/test_fuzz_corpus.py"]
         options = ["-q", "--capture=sys", "-p", "tests.sanitized", "-p", "no:cacheprovider"]
         command = [sys.executable, "-m", "pytest", *options, *(str(TESTS / path) for path in paths)]
         command += ["-k", "not numpy and (floatzip or codecs)"]

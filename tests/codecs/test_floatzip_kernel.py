@@ -217,6 +217,11 @@ def test_exceptions_out_of_place(width: int) -> None:
             rises = all(a < b for a, b in zip(listed, [*listed[1:], count], strict=True))
             assert isinstance(agreed(bytes(damaged), len(block)), bytes) == rises
             assert (kernel_decodes(bytes(damaged), len(block)) is not None) == rises
+    for listed in (0, 5, 7, 100, 300, 500, 700, 1000, 2000, 2**31, 2**32 - 1):
+        damaged = bytearray(payload)
+        damaged[first - 4 : first] = listed.to_bytes(4, "little")
+        assert isinstance(agreed(bytes(damaged), len(block)), str), listed
+        assert kernel_decodes(bytes(damaged), len(block)) is None
     odd = forge(block, shape, frame=lambda pairs: kernel_compresses(pairs[:-1] + bytes([pairs[-1] | 16])))
     assert isinstance(agreed(odd, len(block)), str)  # four bits too many
 
@@ -229,6 +234,22 @@ def test_more_columns_than_elements(width: int, period: int) -> None:
     for levels in (b"\1", b"\1\2\3", bytes(range(256))):
         shape = Shape(width, True, 0, [(LEVELLED, 1)] * width, 100, levels, period)
         assert agreed(forge(block, shape, frame=kernel_compresses), len(block)) == block
+
+
+def test_levels_that_are_longer_than_their_plane() -> None:
+    block = floats("float32", 4096, 1)
+    payload = forge(block, Shape(2, False, 0, [(LEVELLED, 1)] * 2, 100, b"\1\2", 64), frame=kernel_compresses)
+    assert agreed(payload, len(block)) == block
+    at = payload.index((64).to_bytes(4, "little")) + 4
+    stored = int.from_bytes(payload[at : at + 4], "little")
+    for other in (0, stored - 1, stored + 1, stored + 100, len(payload), 2**32 - 1):
+        damaged = payload[:at] + other.to_bytes(4, "little") + payload[at + 4 :]
+        assert isinstance(agreed(damaged, len(block)), str), other
+        assert kernel_decodes(damaged, len(block)) is None
+    size = int.from_bytes(payload[11:15], "little")  # of the second plane, which the payload ends with
+    for left in range(size):
+        damaged = payload[:11] + left.to_bytes(4, "little") + payload[15 : len(payload) - size + left]
+        assert kernel_decodes(damaged, len(block)) is None
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 8])
@@ -318,6 +339,17 @@ def test_what_it_takes_zstd_takes(data: bytes, listed: list[Change]) -> None:
     damaged = changed(kernel_compresses(data), listed)
     if (found := kernel_decompresses(damaged, len(data))) is not None and data:
         assert by_zstd(damaged, len(data)) == found
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["stored", "a run"])
+@pytest.mark.parametrize("lengths", [(60, 39), (60, 40), (60, 41), (60, 100), (100, 1), (99, 0)])
+def test_blocks_of_a_frame_that_are_longer_together(lengths: tuple[int, int], kind: int) -> None:
+    frame, made = bytes.fromhex("28b52ffda0") + (100).to_bytes(4, "little"), b""
+    for number, length in enumerate(lengths):
+        frame += (length << 3 | kind << 1 | number).to_bytes(3, "little") + (b"x" * length if kind == 0 else b"x")
+        made += b"x" * length
+    assert kernel_decompresses(frame, 100) == (made if len(made) == 100 else None)
+    assert kernel_decompresses(frame[:-1], 100) is None
 
 
 @pytest.mark.parametrize("size", [20, 300, 3000])
@@ -482,10 +514,10 @@ def test_the_memory_it_asks_for_is_in_proportion() -> None:
 PART = 4096
 
 
-@pytest.mark.parametrize("size", [600, 5000, 3 * PART, 30_000, 40_000, 6 * PART + 2, 200_000])
+@pytest.mark.parametrize("size", [600, 5000, 3 * PART, 6 * PART + 2, 40_000])
 def test_the_crc_of_a_payload_is_compared_whatever_its_length(size: int) -> None:
     lengths = set()
-    for more in range(0, 24, 2):
+    for more in range(0, 12, 2):
         block = floats("bfloat16", size + more, seed=more)
         payload = kernel_encodes(block, 2)
         assert payload is not None
