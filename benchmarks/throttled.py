@@ -36,12 +36,8 @@ def run(settings: Settings) -> Result:
     mib = settings.pick(max(1, settings.mib // 2), 1)
     rounds = min(settings.rounds, 3)
     library = built(settings.folder)
-    measured: BySpeed = {speed: {} for speed in SPEEDS}
-    for size in tensor_sizes(settings):
-        arguments = {"library": str(library), "mib": mib, "size": size, "rounds": rounds}
-        found = in_child("benchmarks.throttled", "child", preload=library, **arguments)
-        for speed, seconds in found.items():
-            measured[speed][f"{size:g} MiB"] = seconds
+    arguments = {"library": str(library), "mib": mib, "sizes": tensor_sizes(settings), "rounds": rounds}
+    measured: BySpeed = in_child("benchmarks.throttled", "child", preload=library, **arguments)
     note = (
         f"About {mib} MiB of bf16 Gaussian weights in matrices of one size, `thread_count={THREADS}`, medians "
         f"(lowest-highest) of {rounds} rounds. Files are in memory, and a library in front of libc makes every side's "
@@ -71,9 +67,16 @@ def built(folder: Path) -> Path:
 # -- in the child ----------------------------------------------------------------------------------------------------
 
 
-def child(library: str, mib: int, size: float, rounds: int) -> dict[str, Rounds]:
-    """All sides at each speed, with the library between them and libc."""
-    device = loaded(library)
+def child(library: str, mib: int, sizes: list[float], rounds: int) -> BySpeed:
+    """All sides at each speed, with tensors of each size, and the library between them and libc."""
+    device, measured = loaded(library), dict[str, dict[str, Rounds]]()
+    for size in sizes:
+        for speed, seconds in _of_size(device, mib, size, rounds).items():
+            measured.setdefault(speed, {})[f"{size:g} MiB"] = seconds
+    return measured
+
+
+def _of_size(device: ctypes.CDLL, mib: int, size: float, rounds: int) -> dict[str, Rounds]:
     state = gaussian_matrices(mib, size, torch.bfloat16)
     target = empty_target(state)
     folder = Path(mkdtemp(dir=MEMORY))

@@ -207,10 +207,11 @@ def test_a_paced_device_is_not_faster_than_it_should_be(pacing_library, tmp_path
 
 
 def test_saves_and_loads_of_all_sides_are_paced(pacing_library):
-    arguments = {"library": str(pacing_library), "mib": 1, "size": 0.25, "rounds": 1}
+    arguments = {"library": str(pacing_library), "mib": 1, "sizes": [0.25], "rounds": 1}
     found = in_child("benchmarks.throttled", "child", preload=pacing_library, **arguments)
     assert list(found) == list(throttled.SPEEDS)
-    for speed, rounds in found.items():
+    for speed, by_size in found.items():
+        (rounds,) = by_size.values()
         assert list(rounds) == [side.name for side in throttled.SIDES]
         for name, phases in rounds.items():
             stored = throttled.SPEEDS[speed] * phases["save"][0] / phases[f"save, {throttled.SHARE}"][0]
@@ -231,7 +232,7 @@ def test_replicas_are_loaded_from_paced_storage(pacing_library):
 
 def test_a_side_that_gets_round_the_device_is_found_out(pacing_library):
     with pytest.raises(AssertionError, match="and 0 slowly"):
-        throttled.child(str(pacing_library), 1, 0.25, 1)  # not preloaded
+        throttled.child(str(pacing_library), 1, [0.25], 1)  # not preloaded
 
 
 # -- results ---------------------------------------------------------------------------------------------------------
