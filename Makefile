@@ -68,7 +68,7 @@ places: $(STAMPS)/places ## Run the tests of mounted buckets and folders, as two
 sanitize: $(STAMPS)/test ## Run the tests of FloatZip's kernel on one built with AddressSanitizer and UBSan (a minute)
 	$(RUN) tests.sanitized -n 2 $(ARGS)
 
-# An hour for two targets: make fuzz ARGS='plain keyed --seconds 3600'; more in make fuzz ARGS=--help
+# An hour for two targets: make fuzz ARGS='plain tampered --seconds 3600'; more in make fuzz ARGS=--help
 fuzz: $(STAMPS)/fuzz ## Fuzz what reads bytes from outside (3 minutes; ARGS='--seconds 3600' for longer)
 	$(RUN) tests.fuzz $(ARGS)
 

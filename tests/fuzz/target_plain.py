@@ -1,17 +1,21 @@
-"""A plain file without a key, through `streamxf.open`: seekable, as a pipe, and by the reference decoder."""
+"""A plain file, through `streamxf.open`: seekable, as a pipe, and by the reference decoder. Whoever changes an
+encrypted one has the key: seals, tags and vouchers are right.
+"""
 
 import io
 from collections.abc import Iterable
 
 import streamxf
-from streamxf import LZ4, Checksum, FloatZip, ZStandard
+from streamxf import LZ4, Checksum, Encrypt, FloatZip, ZStandard
 from streamxf.errors import PolicyError
 from streamxf.format.plain import PREFIX_START_BYTES
+from streamxf.keys import SigningKey
 from tests.fuzz import containers, second
 from tests.fuzz.oracle import Finding, agree, attempt
 from tests.fuzz.target import Target
 from tests.reference_decoder import read_plain
-from tests.samples import BLOCK, KEY, OneWay, data_of, encode, floats
+from tests.samples import BLOCK, FULL, KEY, OneWay, data_of, encode, floats
+from tests.sealing import SIGNER
 
 _FLAGS_AT = 10
 
@@ -88,6 +92,12 @@ def seeds() -> Iterable[bytes]:
     yield encode(floats(600, "f"), [FloatZip(), Checksum()])
     yield encode(bytes(BLOCK + 9), [FloatZip()])
     yield encode(bytes(1 << 20), [ZStandard()], 1 << 24)
+    signed = Encrypt(KEY, signer=SigningKey(SIGNER.private_bytes_raw()))
+    yield from (encode(data, [Encrypt(KEY)]) for data in (b"", data_of(300)))
+    yield from (encode(data_of(300), chain) for chain in ([signed], FULL))
+    yield encode(bytes(2 * BLOCK + 5), FULL)
+    yield encode(bytes(BLOCK), [LZ4(), signed, Checksum("sha256")])
+    yield encode(floats(300, "e"), [FloatZip(), Checksum(), Encrypt(KEY)])
 
 
 TARGET = Target(run, seeds, containers.mutate)

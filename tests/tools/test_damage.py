@@ -101,6 +101,10 @@ OF_BLOCKS: dict[str, tuple[Damage, str]] = {
         lambda w: w.replace(w.block("a", 1)[0], w.block("a", 2)[1]),
         "B | a:B | a12:B | a | new | a",
     ),
+    "blocks apart": (
+        lambda w: [flip(w.file, w.block("a", n)[1] - 1) for n in (0, 2, 3)],
+        "B | a:B | a0:B a23:B | a | new | a",
+    ),
     "a block is cut out": (
         lambda w: w.replace(*w.block("a", 1), b""),
         "C | a:C b:C o:C | -:C a12:B a:C b:C | ab | old | a",
