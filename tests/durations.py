@@ -35,10 +35,16 @@ class Durations:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(self, collector: pytest.Collector) -> Iterator[Any]:
-        """Have the second process import from the end: each file's asserts are then rewritten by one process only."""
+        """Have the second process import from the end and the third one from the middle: each file's asserts are then
+        rewritten by one process only.
+        """
         report = yield
-        if isinstance(collector, pytest.Directory) and os.environ.get("PYTEST_XDIST_WORKER") == "gw1":
+        worker = os.environ.get("PYTEST_XDIST_WORKER")
+        if isinstance(collector, pytest.Directory) and worker == "gw1":
             report.result.reverse()
+        elif isinstance(collector, pytest.Directory) and worker == "gw2":
+            middle = len(report.result) // 2
+            report.result[:] = report.result[middle:] + report.result[:middle]
         return report
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -154,9 +154,10 @@ def unreadable(monkeypatch: pytest.MonkeyPatch, error: OSError | UnsupportedErro
 TROUBLE = [PermissionError(13, "Permission denied"), OSError(5, "Input/output error"), UnsupportedError("is newer")]
 
 
-@pytest.mark.parametrize("error", TROUBLE, ids=["denied", "sector", "newer"])
-@pytest.mark.parametrize("way", ["skip", "step", "latest"])
-@pytest.mark.parametrize("went_back", [False, True])
+@pytest.mark.parametrize(
+    ("error", "way", "went_back"),
+    [*zip(TROUBLE * 2, ["skip", "step", "latest"] * 2, [False] * 3 + [True] * 3, strict=True)],
+)
 def test_what_was_passed_over_does_not_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, way: str, went_back: bool
 ) -> None:
