@@ -45,10 +45,8 @@ def damaged(world: World, *positions: int) -> list[tuple[str | None, int | None,
 
 def test_intact(saved: World) -> None:
     report = verified(saved)
-    assert bool(report)
-    assert report.damaged == ()
-    assert (report.items, report.files) == (3, 1)
-    assert report.blocks == 9
+    assert (bool(report), report.damaged) == (True, ())
+    assert (report.items, report.files, report.blocks) == (3, 1, 9)
     assert report.bytes_read == sum(file.stat().st_size for file in saved.folder.iterdir())
     assert report.save_ids == (index_of(saved.folder).save_id,)
     assert str(report).splitlines()[0].startswith("OK: no damage found")
