@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from streamxf.keys.envelope import DataKey
 
 Role = Literal["transform", "compression", "checksum", "encryption"]
+"""What a codec is for, which decides its place in a chain."""
 
 WholeDecoder = Callable[[memoryview, memoryview], bool]
 """Decodes a block into memory of exactly its size. False leaves the block to the codecs, one after the other, which say

@@ -92,8 +92,7 @@ class BareHeader:
             text = f"the header has {size_text(length)}, of a file of which {size_text(file.held)} are stored"
             raise ContainerError(f"{text}: that is more than its tensors explain; it was not read")
         content = _parsed(header.read_at(0, length))
-        metadata = content.pop(cls.METADATA, None)
-        metadata = {} if metadata is None else metadata
+        metadata = {} if (found := content.pop(cls.METADATA, None)) is None else found
         if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
             raise ContainerError(f"the header's {cls.METADATA!r} is not an object of strings")
         slices = _parsed(metadata.pop(_SLICES, "{}").encode("utf-8", "surrogatepass"))

@@ -20,7 +20,7 @@ from streamxf.format import columns as col
 from streamxf.format import fields, limits
 from streamxf.format.columns import Array, Column, IndexPart, ItemRules, PartEntry, TooLarge, largest_part, pack_part
 from streamxf.format.header import Kind
-from streamxf.format.items import Chunk, Item, Place, TensorItem, check_path, is_dtype_name
+from streamxf.format.items import Chunk, Item, Place, TensorItem, is_dtype_name
 from streamxf.format.run import RunFacts
 from streamxf.format.table import Band, ItemParts, ItemTable
 from streamxf.format.tiling import Boxes
@@ -232,7 +232,7 @@ class _Root:
                 key = part.value(col.KEY, row) if self._keyed else None
                 if known.setdefault(writer, key) != key:
                     fields.bad("a writer has two data keys")
-                files[check_path(path)] = File(size, writer, key)
+                files[Place.check_path(path)] = File(size, writer, key)
         return files
 
 

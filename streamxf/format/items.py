@@ -104,6 +104,16 @@ class Place(NamedTuple):
     number: int | None = None
     crcs: bytes | None = None
 
+    @staticmethod
+    def check_path(path: object) -> str:
+        """Return `path` if it stays inside the checkpoint; raises MetadataError."""
+        if not isinstance(path, str) or not 1 <= len(path) <= MAX_PATH:  # and not shown: its repr may take for ever
+            raise MetadataError("the metadata names a file outside the checkpoint: its path is no string, or too long")
+        parts = path.split("/")
+        if _STRANGE.search(path) or ":" in parts[0] or any(part in ("", ".", "..") for part in parts):
+            raise MetadataError(f"the metadata names a file outside the checkpoint: {ascii(path)[:_SHOWN]}")
+        return path
+
     @property
     def chain(self) -> tuple[str, ...]:
         """The descriptors without their fragments and marks, as in ``("streamxf.zstd/1", "streamxf.checksum/1")``."""
@@ -267,13 +277,3 @@ def check_name(name: object) -> str:
     if not isinstance(name, str) or (not name.isascii() and _SURROGATE.search(name)):
         raise MetadataError("the metadata has an item whose name is not a string, or not valid Unicode")
     return name
-
-
-def check_path(path: object) -> str:
-    """Return `path` if it stays inside the checkpoint; raises MetadataError."""
-    if not isinstance(path, str) or not 1 <= len(path) <= MAX_PATH:  # and not shown: its repr may take for ever
-        raise MetadataError("the metadata names a file outside the checkpoint: its path is not a string, or too long")
-    parts = path.split("/")
-    if _STRANGE.search(path) or ":" in parts[0] or any(part in ("", ".", "..") for part in parts):
-        raise MetadataError(f"the metadata names a file outside the checkpoint: {ascii(path)[:_SHOWN]}")
-    return path

@@ -17,12 +17,11 @@ from typing import Any
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.bare import BareHeader
 from streamxf.errors import ContainerError, MetadataError, UnsupportedError, located, shorten
-from streamxf.format.items import check_path, elements_size
 from streamxf.format.tiling import check_tiles
 from streamxf.formats import torchfile
 from streamxf.formats.contents import Contents, Format, Shard, sizes_of, whole_tensor
 from streamxf.places import Storage
-from streamxf.reading import Chunk, Item, StoredFile, TensorItem
+from streamxf.reading import Chunk, Item, Place, StoredFile, TensorItem
 from streamxf.wording import many, some
 
 DTYPES = {
@@ -83,11 +82,11 @@ def _tensor(name: str, facts: Any, file: str, start: int) -> TensorItem:
                 f"the shape {shape} has an odd last dimension, and {dtype} keeps two elements in a byte"
             )
         shape = [*shape[:-1], shape[-1] // 2]
-    size = elements_size(DTYPES[dtype], shape)
     begin, end = offsets
-    if size != end - begin:
-        raise ContainerError(f"the tensor has {end - begin} bytes in the file, its dtype and shape give {size}")
-    return whole_tensor(name, DTYPES[dtype], tuple(shape), file, start + begin, size, (name,))
+    made = whole_tensor(name, DTYPES[dtype], tuple(shape), file, start + begin, end - begin, (name,))
+    if made.size != end - begin:
+        raise ContainerError(f"the tensor has {end - begin} bytes in the file, its dtype and shape give {made.size}")
+    return made
 
 
 def _offsets(slices: Mapping[str, Any], tensors: dict[str, TensorItem]) -> dict[str, tuple[int, ...]]:
@@ -293,7 +292,7 @@ def _read_index(storage: Storage, layout: HubLayout) -> tuple[dict[str, str], di
         if not all(isinstance(shard, str) for shard in placed.values()):
             raise ContainerError("the index places a tensor in something that is not a file's name")
         for shard in dict.fromkeys(placed.values()):
-            check_path(shard)
+            Place.check_path(shard)
         about = content.get("metadata")
         facts = about.items() if isinstance(about, dict) else ()
         try:

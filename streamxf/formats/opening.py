@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.descriptor import ENCRYPT
+from streamxf.codecs.encrypt import Encrypt
 from streamxf.errors import ForeignError, NoCheckpointError, StreamxfError, UnsupportedError, located
 from streamxf.formats import huggingface, torchfile
 from streamxf.formats.contents import PLAIN, SUFFIXES, Contents, FileReader, Format, sizes_of
@@ -171,7 +171,7 @@ def contents_of(source: Source) -> Contents:
     signers = dict.fromkeys(each.signature[0] for each in vouchers if each.signature is not None)
     wrapped = [metadata.wrapped for metadata in source.metadata if metadata.wrapped]
     fragments = (text.partition("#") for chain in descriptors for text in chain)
-    wrapped += sorted({fragment for name, _, fragment in fragments if fragment and name.startswith(f"{ENCRYPT}/")})
+    wrapped += sorted({fragment for name, _, fragment in fragments if fragment and name.startswith(f"{Encrypt.name}/")})
     keys = (entry for line in wrapped for entry in Envelope.parse(line).recipients)
     sizes, notes, incomplete = _files(source, places)
     return Contents(

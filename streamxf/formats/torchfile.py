@@ -12,7 +12,6 @@ from zlib import crc32
 from streamxf.buffers import collector_paused
 from streamxf.errors import ContainerError, NoCheckpointError, StreamxfError, UnsupportedError, shorten
 from streamxf.format.extra import nesting_of
-from streamxf.format.limits import MAX_STEPS
 from streamxf.formats.contents import Shard, whole_tensor
 from streamxf.reading import MAX_EXPANSION, Item, ObjectItem, Path, Place, StoredFile
 from streamxf.torchsave.archive import NotSavedByTorch
@@ -36,6 +35,7 @@ OTHER_PROTOCOL = (
     "with another pickle protocol than 2: load it with torch.load(..., weights_only=False), which runs whatever "
     "is in the file, and save it again. Of protocol 0 torch loads no tensors"
 )
+_DEEPEST = 256  # dicts and lists in each other, as many steps as an item of an index may take
 _SCALARS = (str, int, float, bool, bytes, type(None))
 
 
@@ -143,7 +143,7 @@ def _flattened(root: Any, size: int) -> dict[str, tuple[Path, Any]]:
                 )
             found[name] = path, value
             return
-        if len(path) == MAX_STEPS:
+        if len(path) == _DEEPEST:
             raise _too_deep()
         for step, each in inner:
             longer = length + 1 + len(str(step))

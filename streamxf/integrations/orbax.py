@@ -15,9 +15,8 @@ from streamxf.checkpoint.checkpoint import Checkpoint, ObjectHandle, TensorHandl
 from streamxf.checkpoint.writer import CheckpointWriter
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError
 from streamxf.format.extra import from_json
-from streamxf.format.items import ITEMSIZES
 from streamxf.places import GLOBAL, is_url, open_storage
-from streamxf.reading import Access, ChainLike, KeyRing, KeysLike
+from streamxf.reading import Access, ChainLike, KeyRing, KeysLike, TensorItem
 from streamxf.wording import some
 
 _STOCK = "_METADATA"  # the tree of what orbax itself has saved
@@ -175,7 +174,7 @@ def _stored(name: str, leaf: Any) -> Any:
     if not hasattr(leaf, "dtype"):
         return leaf
     array = np.array(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
-    if array.dtype.name not in ITEMSIZES:
+    if not TensorItem(name, array.dtype.name, array.shape, ()).fits_numpy:
         raise UnsupportedError(f"streamxf.integrations.orbax does not save dtype {array.dtype}", item=name)
     return array
 

@@ -324,10 +324,8 @@ def _read_exactly(file: IO[bytes], size: int) -> bytes:
 
 
 class ChainFiles:
-    """Files that a program saves through a chain and reads again, such as a framework's checkpoints.
-
-    `chain` and `keys` are as in `open`; by default the keys are those of the chain that can read. If the chain
-    encrypts, only encrypted files are read; otherwise those that were saved without a chain are, too.
+    """Files, such as a framework's checkpoints, that are saved through a chain and read again: `chain` and `keys` as in
+    `open`, the keys by default those of the chain that can read. If it encrypts, only encrypted files are read.
     """
 
     def __init__(self, chain: ChainLike | None = None, *, keys: KeysLike = None) -> None:

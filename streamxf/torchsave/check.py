@@ -168,7 +168,7 @@ def read_outline(pickled: bytes, sizes: dict[str, int]) -> Any:
 
 class Maker(pickle.Unpickler):
     """Python's own unpickler, for a pickle that was checked, with what it names. `find_storage` gives tensors' memory.
-    What is not allowed is left `absent`: something that does nothing stands in its place.
+    What is not allowed is left out: something that does nothing stands in its place.
 
     It may fill what a class of the caller's made, and nothing else that a function of the caller's gives. Raises
     NotAllowed, and whatever these raise.
@@ -223,14 +223,14 @@ def _made_of(function: Callable[..., Any], *arguments: Any) -> Any:
     return _Inert() if any(each is _Inert for each in arguments) else function(*arguments)
 
 
-def absent(value: Any, known: dict[int, bool]) -> bool:
+def lacks(value: Any, known: dict[int, bool]) -> bool:
     """Whether something was left out of what a `Maker` made; `known` are containers in it."""
     if not isinstance(value, list | tuple | dict | set | frozenset):
         return value is _Inert or type(value) is _Inert
     if id(value) not in known:
         known[id(value)] = False  # in case it holds itself
         parts = chain(value.keys(), value.values()) if isinstance(value, dict) else value
-        known[id(value)] = any(absent(each, known) for each in parts)
+        known[id(value)] = any(lacks(each, known) for each in parts)
     return known[id(value)]
 
 
@@ -266,7 +266,7 @@ _DTYPE = re.compile("[biufcSUMmOV][0-9]{1,9}", re.ASCII)
 MAX_LOOKED_AT = 2**20  # bytes of a pickle; the opcodes of a larger one would take a save noticeably longer
 
 
-def needs_of(data: Any) -> tuple[tuple[str, ...], str]:
+def needs(data: Any) -> tuple[tuple[str, ...], str]:
     """What the bytes of an object need: names to allow, and why it does not load then either, or ""."""
     try:
         archive = Archive(io.BytesIO(data), len(data))
@@ -306,7 +306,7 @@ class _WithNumPy(Check):
 
 
 def quick_needs(data: memoryview) -> tuple[tuple[str, ...], str]:
-    """As `needs_of`, for a save: only what it can find out at no cost that anyone would notice, of its own pickle."""
+    """As `needs`, for a save: only what it can find out at no cost that anyone would notice, of its own pickle."""
     pickled = _first_record(bytes(data[:MAX_LOOKED_AT]))
     if pickled is None or _NUMBERS.fullmatch(pickled):
         return (), ""
@@ -314,8 +314,8 @@ def quick_needs(data: memoryview) -> tuple[tuple[str, ...], str]:
     try:
         unpickler.load()
     except Exception:  # it calls or fills what nothing here stands for
-        return needs_of(data)
-    return needs_of(data) if unpickler.names - CALLS.keys() or unpickler.names & NUMPY.keys() else ((), "")
+        return needs(data)
+    return needs(data) if unpickler.names - CALLS.keys() or unpickler.names & NUMPY.keys() else ((), "")
 
 
 def _first_record(head: bytes) -> bytes | None:

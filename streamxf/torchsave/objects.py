@@ -23,7 +23,7 @@ from streamxf.format.limits import MAX_NDIM
 from streamxf.lazy import torch
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 from streamxf.torchsave.calls import STORAGES, StoredTensor, dtype_in
-from streamxf.torchsave.check import Check, Maker, NotAllowed, absent, by_name, chosen, numbers_in, read_outline
+from streamxf.torchsave.check import Check, Maker, NotAllowed, by_name, chosen, lacks, needs, numbers_in, read_outline
 from streamxf.torchsave.writing import pickle_in
 from streamxf.wording import some
 
@@ -51,6 +51,8 @@ class Objects:
         self._allowed = by_name(safe_globals)
         self.weights_only = weights_only
         self.max_expansion = check_expansion(max_expansion)
+
+    needs = staticmethod(needs)
 
     def limit(self, stored: int) -> int | None:
         """The most bytes that an object may have which takes `stored` bytes in storage; None for any number."""
@@ -141,7 +143,7 @@ class Objects:
         if it holds what torch.save never writes; else as `load`.
         """
         try:
-            return *self._made(archive, stored, "cpu", records), partial(absent, known={})
+            return *self._made(archive, stored, "cpu", records), partial(lacks, known={})
         except (NotSavedByTorch, NotAllowed) as error:
             raise errors.PolicyError(f"the object was not loaded: {error}") from None
 

@@ -23,7 +23,7 @@ from streamxf.buffers import collector_paused
 from streamxf.descriptor import Descriptor
 from streamxf.errors import DescriptorError, MetadataError, UnsupportedError
 from streamxf.format.fields import array, bad, integer, mapping
-from streamxf.format.items import DTYPES, Chunk, Item, ObjectItem, Place, TensorItem, check_name, check_path, is_path
+from streamxf.format.items import DTYPES, Chunk, Item, ObjectItem, Place, TensorItem, check_name, is_path
 from streamxf.format.limits import MAX_CODECS, MAX_INT
 from streamxf.format.tiling import check_apart, check_offsets, check_tiles, work_for
 from streamxf.torchsave.archive import NotSavedByTorch
@@ -428,7 +428,7 @@ class _Items:
     def _place(self, info: dict[str, Any]) -> Place:
         path = info.get("relative_path")
         if type(path) is not str or path not in self._known:
-            self._known.add(check_path(path))
+            self._known.add(Place.check_path(path))
         at = integer(info.get("offset"), "an item's offset", MAX_INT)
         size = integer(info.get("length"), "an item's length", MAX_INT)
         texts = info.get("transform_descriptors")

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf.errors import MetadataError
-from streamxf.format.items import Chunk, ObjectItem, Place, TensorItem, check_name, check_path
+from streamxf.format.items import Chunk, ObjectItem, Place, TensorItem, check_name
 
 PLACE = Place("file", 3, 7, ())
 
@@ -14,7 +14,7 @@ PLACE = Place("file", 3, 7, ())
     "path", ["a", "a/b", "__0_0.distcp", "a b/c", "größe", "a/b:c", "..a", "a..", "...", "~", "-", "a" * 4096]
 )
 def test_paths_inside(path: str) -> None:
-    assert check_path(path) == path
+    assert Place.check_path(path) == path
 
 
 @pytest.mark.parametrize(
@@ -28,13 +28,13 @@ def test_paths_inside(path: str) -> None:
 )
 def test_paths_that_lead_out_or_are_none(path: object) -> None:
     with pytest.raises(MetadataError, match="outside the checkpoint"):
-        check_path(path)
+        Place.check_path(path)
 
 
 @given(path=st.text(max_size=40))
 def test_no_path_leads_out(path: str) -> None:
     try:
-        parts = check_path(path).split("/")
+        parts = Place.check_path(path).split("/")
     except MetadataError:
         return
     assert not {"", ".", ".."} & set(parts)
@@ -43,7 +43,7 @@ def test_no_path_leads_out(path: str) -> None:
 
 def test_what_is_shown_of_a_path_is_short() -> None:
     with pytest.raises(MetadataError) as caught:
-        check_path("../" + "x" * 4000)
+        Place.check_path("../" + "x" * 4000)
     assert len(str(caught.value)) < 250
 
 

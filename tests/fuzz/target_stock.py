@@ -8,7 +8,7 @@ from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 from streamxf.errors import MetadataError
-from streamxf.format.items import ObjectItem, check_name, check_path, is_dtype_name
+from streamxf.format.items import ObjectItem, Place, check_name, is_dtype_name
 from streamxf.torchsave.unpickler import StockMetadata, read_stock
 from tests.fuzz.oracle import agree, attempt
 from tests.fuzz.pickles import change_pickle
@@ -40,7 +40,7 @@ def _check(found: StockMetadata) -> None:
     for name, item in found.items.items():
         agree(name == item.name == check_name(name), "an item under another name")
         for place in item.places:
-            check_path(place.file)
+            Place.check_path(place.file)
             agree(type(place.at) is type(place.size) is int and min(place.at, place.size) >= 0, "an odd place")
             agree(all(type(text) is str for text in place.descriptors), "a descriptor that is not a string")
         if isinstance(item, ObjectItem):

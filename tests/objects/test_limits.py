@@ -18,7 +18,7 @@ from torch.distributed.tensor.placement_types import Shard
 
 import streamxf
 from streamxf.errors import BlockError, MetadataError, PolicyError
-from streamxf.torchsave.check import needs_of
+from streamxf.torchsave.check import needs
 from streamxf.torchsave.objects import Objects
 from tests.archives import saved
 from tests.dcp.helpers import KEY, assert_same, load, refused, save
@@ -179,7 +179,7 @@ def test_what_torch_put_on_its_list_is_not_trusted(monkeypatch: pytest.MonkeyPat
     with refused(PolicyError, f"it needs {mesh}", "safe_globals=[...]"):
         Objects().load_tensor(io.BytesIO(data), len(data), 1000)
     assert not dist.is_initialized()
-    assert needs_of(data) == ((mesh,), "")
+    assert needs(data) == ((mesh,), "")
 
 
 def test_it_loads_if_somebody_names_it(checkpoint: Path) -> None:

@@ -18,7 +18,7 @@ import torch
 
 from streamxf.errors import PolicyError
 from streamxf.torchsave.calls import PLAIN
-from streamxf.torchsave.check import Check, Maker, chosen, needs_of, quick_needs
+from streamxf.torchsave.check import Check, Maker, chosen, needs, quick_needs
 from streamxf.torchsave.objects import Objects
 from tests.archives import saved
 from tests.dcp.helpers import load, refused, save
@@ -144,7 +144,7 @@ def test_what_a_reader_refuses_by_default_the_save_names() -> None:
     for value in VALUES:
         data = saved(value)
         names, reason = quick_needs(memoryview(data))
-        assert (names, reason) == needs_of(data)
+        assert (names, reason) == needs(data)
         assert not reason, repr(value)
         if names:
             with refused(PolicyError, "safe_globals=[...]"):

@@ -30,7 +30,6 @@ from streamxf.stream.container import BlockReader
 from streamxf.stream.plain import PlainParts
 from streamxf.stream.plain import open as open_plain
 from streamxf.tools.fleet import Fleet
-from streamxf.torchsave.check import needs_of
 from streamxf.wording import many, some
 
 if TYPE_CHECKING:
@@ -534,7 +533,7 @@ def unsafe_globals(
     with Checkpoint.at(open_storage(path, storage_options), access) as checkpoint:
         for name, item in sorted(checkpoint.stored.items()):
             if isinstance(item, ObjectItem):
-                needed, reason = needs_of(checkpoint.read_stored(item))
+                needed, reason = access.objects.needs(checkpoint.read_stored(item))
                 for each in needed:
                     names.setdefault(each, []).append(name)
                 if reason:
