@@ -240,9 +240,7 @@ class Engine:
         self._starting = threading.RLock()
 
     def submit(self, job: Job[T]) -> Job[T]:
-        """Run `job` in a worker; or here, where no thread can be started, and inside of a worker, which could otherwise
-        wait for itself (a codec may use a stream of its own).
-        """
+        """Run `job` in a worker; here where no thread can start, and inside of one, which could wait for itself."""
         if in_worker() or not self._start_workers():
             job.run(self.budget.finished)
         else:

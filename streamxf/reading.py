@@ -6,16 +6,19 @@ from streamxf.checkpoint.access import Access, AccessOptions
 from streamxf.checkpoint.elements import Elements
 from streamxf.checkpoint.metadata import Metadata, metadata_files, read_metadata
 from streamxf.checkpoint.notes import Note
-from streamxf.checkpoint.opening import ItemPart
-from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
+from streamxf.checkpoint.opening import ItemOpener, ItemPart
+from streamxf.checkpoint.reading import Box, BoxReader
 from streamxf.format.header import Kind
 from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem
 from streamxf.keys import KeyRing, KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress, Share, Shares
 from streamxf.storage.reading import StoredFile
+from streamxf.stream.container import StoredStream
 from streamxf.stream.reader import BareBlocks, Blocks, MemoryBlocks, StreamReader
+from streamxf.stream.scan import Scan
 
 __all__ = ["Access", "AccessOptions", "Budget", "MAX_EXPANSION", "KeyRing", "KeysLike", "SignerLike", "TrustLike"]
 __all__ += ["Metadata", "metadata_files", "read_metadata", "Item", "TensorItem", "ObjectItem", "Chunk", "Path", "Place"]
-__all__ += ["Note", "Box", "BoxReader", "boxes_of", "ItemPart", "Kind", "StreamReader", "StoredFile"]
-__all__ += ["Blocks", "BareBlocks", "MemoryBlocks", "Elements", "ChainLike", "Progress", "Share", "Shares"]
+__all__ += ["Note", "Box", "BoxReader", "Elements", "ItemOpener", "ItemPart", "Kind", "Scan", "StoredStream"]
+__all__ += ["StreamReader", "Blocks", "BareBlocks", "MemoryBlocks", "StoredFile"]
+__all__ += ["ChainLike", "Progress", "Share", "Shares"]

@@ -13,7 +13,7 @@ import numpy
 from streamxf import Checkpoint, CheckpointWriter
 from streamxf.errors import ParameterError, StreamxfError
 from streamxf.places import open_storage, put_small, read_small
-from streamxf.reading import BoxReader, TensorItem, boxes_of
+from streamxf.reading import Box, BoxReader, TensorItem
 
 
 def average(key: str, to: str, places: Sequence[str]) -> int:
@@ -42,7 +42,7 @@ def shape_of(reader: BoxReader, name: str) -> tuple[int, ...] | None:
 
 def means_of(readers: Sequence[BoxReader], name: str) -> Iterator[bytes]:
     """The elements, row-major, a few MiB at a time."""
-    each = [reader.read_boxes(boxes_of(reader.stored[name], 2**16)) for reader in readers]
+    each = [reader.read_boxes(Box.of(reader.stored[name], 2**16)) for reader in readers]
     for arrays in zip(*each, strict=True):
         yield numpy.mean([array.view(numpy.float32) for array in arrays], axis=0, dtype=numpy.float32).tobytes()
 

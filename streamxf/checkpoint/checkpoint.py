@@ -14,7 +14,7 @@ from streamxf.budget import MAX_EXPANSION, Budget
 from streamxf.cached import cached_property
 from streamxf.checkpoint.access import Access, Codecs, Names, Require, SaveIds
 from streamxf.checkpoint.elements import Array, Elements, unsigned
-from streamxf.checkpoint.metadata import Metadata, merge_ranks, metadata_files, no_file, read_metadata
+from streamxf.checkpoint.metadata import Metadata, merge_ranks, metadata_files, read_metadata
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.checkpoint.reading import Box, BoxReader, cut
 from streamxf.errors import ContainerError, ParameterError, UnsupportedError, located
@@ -179,7 +179,7 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
             try:
                 file = self._files[name]
             except FileNotFoundError as error:
-                raise no_file(self.storage, name, self._of_file[name]) from error
+                raise self._of_file[name].no_file(self.storage, name) from error
             metadata = self._of_file[name]
             if metadata.name not in self._openers:
                 self._openers[metadata.name] = ItemOpener(metadata, self.access, self.budget)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Literal, Self
 from weakref import finalize
 
 from streamxf import errors
@@ -18,7 +18,7 @@ from streamxf.checkpoint.bare import placed
 from streamxf.checkpoint.pickled import pickled
 from streamxf.format.extra import Nesting
 from streamxf.format.index import File, Index
-from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
+from streamxf.format.items import Item, TensorItem
 from streamxf.format.limits import MAX_METADATA, NO_RANK, TRAILER_BYTES
 from streamxf.format.names import SLIP, metadata_among, rank_metadata_among, rank_of
 from streamxf.format.table import ItemTable
@@ -92,17 +92,6 @@ def _below(storage: Storage) -> list[str]:
         found = sorted(name for name in storage.folders() if name[0] != ".")
         return [name for name in found if any(file.endswith(_OF_ANY) for file in storage.child(name).names(()))]
     return []
-
-
-def no_file(storage: Storage, path: str, metadata: Metadata) -> errors.StreamxfError:
-    """The error where a data file is missing: ReplacedError if that is since another save was published here."""
-    storage.forget_listings()
-    if (index := metadata.index) is not None and metadata.name:
-        with suppress(errors.StreamxfError, OSError):  # where that fails, the file is the news
-            now = read_metadata(storage, metadata.name, Access(), listing="root").index
-            if now is None or now.save_id != index.save_id:
-                return errors.ReplacedError(_REPLACED, file=storage.label(metadata.name))
-    return errors.MetadataError("the file that holds the item is missing from the checkpoint", file=storage.label(path))
 
 
 SLIP_RANK = NO_RANK  # of a slip, which has metadata of a rank that there is not: renamed, it describes no checkpoint
@@ -224,6 +213,17 @@ class Metadata:
         """That for torch's own readers, of a checkpoint with an index; arguments and errors as in `pickled`."""
         assert self.index is not None
         return pickled(self.index, wrapped, checkpoint_id)
+
+    def no_file(self, storage: Storage, path: str) -> errors.StreamxfError:
+        """The error where a data file is missing: ReplacedError if that is since another save was published here."""
+        storage.forget_listings()
+        if self.index is not None and self.name:
+            with suppress(errors.StreamxfError, OSError):  # where that fails, the file is the news
+                now = read_metadata(storage, self.name, Access(), listing="root").index
+                if now is None or now.save_id != self.index.save_id:
+                    return errors.ReplacedError(_REPLACED, file=storage.label(self.name))
+        text = "the file that holds the item is missing from the checkpoint"
+        return errors.MetadataError(text, file=storage.label(path))
 
     def signed_by(self, trust: Iterable[VerifyKey]) -> bool:
         """Whether one of `trust` signed the index; AuthenticationError for a wrong signature in the name of one."""
@@ -382,21 +382,8 @@ def _layers(each: list[_Each]) -> list[_Each]:
 
 def _join_shards(items: Sequence[Item]) -> TensorItem | None:
     """The tensor whose shards these are; None if they are not, or overlap."""
-    made = merge_copies(items)
+    made = TensorItem.merged(items)
     if not isinstance(made, TensorItem):
         return None
     chunks = tuple(chunk for item in items if isinstance(item, TensorItem) for chunk in item.chunks)
     return None if overlap(made.shape, [chunk[:2] for chunk in chunks]) else replace(made, chunks=chunks)
-
-
-def merge_copies(items: Sequence[Item]) -> Item | None:
-    """What ranks have under one name as one item, with each shard once; None if they contradict each other."""
-    first, chunks, seen = items[0], list[Chunk](), set[tuple[Any, ...]]()
-    if isinstance(first, ObjectItem):
-        return first if all(isinstance(item, ObjectItem) for item in items) else None
-    for item in items:
-        if not isinstance(item, TensorItem) or (item.dtype, item.shape) != (first.dtype, first.shape):
-            return None
-        chunks += [chunk for chunk in item.chunks if chunk[:2] not in seen]
-        seen.update(chunk[:2] for chunk in item.chunks)
-    return replace(first, chunks=tuple(chunks))

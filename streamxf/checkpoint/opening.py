@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -123,15 +123,9 @@ class ItemOpener:
         """
         stream, place = self._find(source, wanted), wanted.place
         stream.check()
-        if stream.header is None:
-            blocks: Blocks = BareBlocks(source, place.crcs)
-            transforms = [text.removeprefix("!") for text in place.descriptors]
-            if not transforms:
-                self._check_size(wanted, source.length)
-        else:
-            transforms = [text[1:] for text in stream.header.chain if text.startswith("!")]
-            blocks = stream.decoded(self.chain(stream.header, place), meter)
-        return self._undo(transforms, blocks, wanted, meter) if transforms else blocks
+        if (header := stream.header) is None:
+            return self.content(BareBlocks(source, place.crcs), wanted, meter)
+        return self.content(stream.decoded(self.chain(header, place), meter), wanted, meter)
 
     def examine(self, source: FileSlice, wanted: ItemPart) -> StoredStream:
         """The stream of an item as it is stored, with all that `blocks` could raise; without keys none is decrypted."""
@@ -158,6 +152,8 @@ class ItemOpener:
                 stream.attempt(self._check_header, header, wanted)
         if header is not None and header.chain == header.block_chain:
             stream.check_size = partial(self._check_size, wanted)
+        elif header is None and not (stream.errors or place.descriptors):
+            stream.attempt(self._check_size, wanted, source.length)
         stream.header = header
         return stream
 
@@ -181,9 +177,14 @@ class ItemOpener:
             raise errors.ContainerError(text, file=file.name)
         return file.slice(place.at, place.size)
 
-    def _undo(self, transforms: Sequence[str], blocks: Blocks, wanted: ItemPart, meter: Meter | None) -> Blocks:
+    def content(self, blocks: Blocks, wanted: ItemPart, meter: Meter | None = None) -> Blocks:
+        """What an item's blocks hold, all stream transforms undone; raises as `blocks`."""
+        described, header = wanted.place.descriptors, blocks.header
+        transforms = described if header is None else [text for text in header.chain if text.startswith("!")]
+        if not transforms:
+            return blocks
         stream: Any = StreamReader(blocks, meter=meter)
-        for descriptor in reversed(transforms):
+        for descriptor in (text.removeprefix("!") for text in reversed(transforms)):
             stream = self._access.transform(descriptor, stream)
             if stream is None:
                 missing = what_to_install(descriptor.partition("/")[0], providers_in(self.metadata.modules))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -254,9 +253,6 @@ def check_present(
             )
 
 
-DAY = 86_400.0  # seconds: no save takes so long from its last byte to its publication, and no clocks differ so much
-HOUR = 3_600.0
-
 _SHOWN = 5
 
 
@@ -289,7 +285,7 @@ def find_leftovers(
         return found
     replaced = files_of(storage, metadata_name(rank))
     doubtful = [name for name in found if name not in replaced and (OWN_FILE.fullmatch(name) or DRAFT.fullmatch(name))]
-    kept = set(doubtful) - older_than(storage, doubtful, DAY)
+    kept = set(doubtful) - storage.older_than(doubtful, storage.DAY)
     return [name for name in found if name not in kept]
 
 
@@ -315,30 +311,6 @@ def files_of(storage: Storage, name: str) -> Collection[str]:
     except (StreamxfError, OSError):
         return ()  # it is damaged, or there is none
     return index.files.keys() if index is not None else ()
-
-
-def under_way(storage: Storage, names: Collection[str], age: float = HOUR) -> bool:
-    """Whether a process writes one of these files, by their locks; without locks, by writes within `age` seconds."""
-    unlocked = []
-    for name in names:
-        try:
-            file = storage.lock_file(name)
-        except BlockingIOError:
-            return True
-        if file is not None:
-            file.close()
-        else:
-            unlocked.append(name)
-    written = storage.written(unlocked).values() if age and unlocked else ()
-    return any(at is not None and abs(time.time() - at) < age for at in written)
-
-
-def older_than(storage: Storage, names: Collection[str], age: float) -> set[str]:
-    """Those of `names` last written at least `age` seconds ago; where the storage does not tell, only if `age` is 0."""
-    if not age or not names:
-        return set(names)
-    now = time.time()
-    return {name for name, written in storage.written(names).items() if written is not None and now - written >= age}
 
 
 def remove_unpublished(storage: Storage, own: str, others: Collection[str], rank: int | None, process: int) -> None:

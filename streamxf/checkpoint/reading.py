@@ -33,6 +33,11 @@ class Box(NamedTuple):
     lengths: Ints
     steps: Ints = ()
 
+    @classmethod
+    def of(cls, item: TensorItem, limit: int = BOX_BYTES) -> Iterator[Self]:
+        """Cut a tensor into boxes of at most `limit` bytes, in row-major order."""
+        yield from (cls(item, *part) for part in cut(item.shape, max(1, limit // item.itemsize)))
+
     @property
     def size(self) -> int:
         return math.prod(self.lengths) * ITEMSIZES[self.item.dtype]
@@ -85,9 +90,7 @@ class BoxReader(abc.ABC):
 
     @abc.abstractmethod
     def part(self, items: Mapping[str, Item]) -> Callable[[Access], BoxReader]:
-        """What opens a reader of these items alone, under the names that they have here, with a budget as large; in
-        another process, too, if the storage can be pickled.
-        """
+        """What opens a reader of these items alone, under these names, in any process, with a budget as large."""
 
     @abc.abstractmethod
     def close(self) -> None: ...
@@ -184,11 +187,6 @@ def check_box(box: Box) -> None:
             f"the box of {box.lengths} at {box.offset} is not inside the tensor, which has the shape {shape}",
             item=box.item.name,
         )
-
-
-def boxes_of(item: TensorItem, limit: int = BOX_BYTES) -> Iterator[Box]:
-    """Cut a tensor into boxes of at most `limit` bytes, in row-major order."""
-    yield from (Box(item, *part) for part in cut(item.shape, max(1, limit // item.itemsize)))
 
 
 def cut(shape: Ints, most: int) -> Iterator[tuple[Ints, Ints]]:

@@ -136,9 +136,7 @@ class ResumableSave:
             self._access.keys.open(encryption.wrapped, encryption.vouch(bytes(32)), bytes(32))
 
     def publish(self, check: Callable[[], None] | None, **about: Any) -> str:
-        """Publish what is finished, unless `check` raises; returns the id of the save. The files stay if that fails,
-        since another call may have found and published them.
-        """
+        """Publish what is finished, unless `check` raises, and return the save's id; the files stay if that fails."""
         done = [self.finished[number] for number in sorted(self.finished)]
         save_id = os.urandom(16).hex()
         items, records = placed(self._items, [file.written for file in done]), [file.record for file in done]

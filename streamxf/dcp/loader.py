@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, Read
 from streamxf.buffers import scratches
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, boxes_of_run
-from streamxf.checkpoint.metadata import Metadata, no_file
+from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.checkpoint.sources import COPIES, DeviceMemory, Staging
 from streamxf.dcp import planner as planners
@@ -164,7 +164,7 @@ class Loader:
                 found, file.access = True, Timed(file.access, self.meter.io)
                 yield file
         except FileNotFoundError as error:  # of a key, say; or another save has removed it from its store by now
-            missing = no_file(storage, name, self._metadata)
+            missing = self._metadata.no_file(storage, name)
             if found and not isinstance(missing, ReplacedError):
                 raise
             raise missing from error

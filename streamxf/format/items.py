@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -186,6 +186,19 @@ class TensorItem:
             for each, value in zip(("path", "properties"), self.chunks.more(), strict=True):
                 object.__setattr__(self, each, value)
             return getattr(self, member)
+
+    @staticmethod
+    def merged(items: Sequence[Item]) -> Item | None:
+        """What ranks have under one name as one item, with each shard once; None if they contradict each other."""
+        first, chunks, seen = items[0], list[Chunk](), set[tuple[Any, ...]]()
+        if isinstance(first, ObjectItem):
+            return first if all(isinstance(item, ObjectItem) for item in items) else None
+        for item in items:
+            if not isinstance(item, TensorItem) or (item.dtype, item.shape) != (first.dtype, first.shape):
+                return None
+            chunks += [chunk for chunk in item.chunks if chunk[:2] not in seen]
+            seen.update(chunk[:2] for chunk in item.chunks)
+        return replace(first, chunks=tuple(chunks))
 
     @property
     def size(self) -> int:

@@ -134,12 +134,12 @@ class KeyRing(Uncopied):
         """Unwrap a data key whose id is in an index that was vouched for; raises as `open`."""
         return self._open(wrapped, None)[1]
 
-    def unwrap_unvouched(self, fragment: Parameters) -> DataKey:
+    def unwrap_unvouched(self, fragment: Parameters | str) -> DataKey:
         """Unwrap the data key in the fragment of an Encrypt descriptor: no index vouches for it, or for anything else.
 
         Raises as `open`, and PolicyError if a signature is required.
         """
-        return self._open(format_parameters(fragment), _NO_INDEX)[1]
+        return self._open(fragment if isinstance(fragment, str) else format_parameters(fragment), _NO_INDEX)[1]
 
     def _open(self, wrapped: str, claim: Claim | None) -> tuple[KeyProvider, DataKey]:
         envelope, answers = Envelope.parse(wrapped), self._answers

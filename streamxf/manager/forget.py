@@ -14,7 +14,7 @@ from typing import Any
 from streamxf.errors import ParameterError, StreamxfError, escaped
 from streamxf.manager.choice import Choice, Verify, check_later, check_verify, newest
 from streamxf.manager.folder import Folder
-from streamxf.manager.holds import DAY, active_holds, announce_removal, announced_removals, has_no_place, is_over
+from streamxf.manager.holds import active_holds, announce_removal, announced_removals, has_no_place, is_over
 from streamxf.manager.listing import Run, read_named
 from streamxf.manager.notes import remove_notes, written_since
 from streamxf.manager.record import Line, Record, series_of
@@ -339,7 +339,7 @@ def leftovers(run: Run, folder: Folder, session: str, *, again: bool = False) ->
         return []
     alive = saving.session != session and is_held(run.storage, saving.session)
     waits = not (again and saving.framework)
-    if alive or (alive is None and waits and abs(time.time() - saving.time / 1000) < DAY):
+    if alive or (alive is None and waits and abs(time.time() - saving.time / 1000) < run.storage.DAY):
         return []
     record = run.record(folder.name, folder)
     if record is not None and record.complete:

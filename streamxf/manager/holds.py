@@ -122,7 +122,7 @@ def active_holds(storage: Storage, *, tidies: bool = False) -> dict[str, str]:
         if match is None or not is_literal(storage, file):
             continue  # by such a name nothing is removed, so it keeps nothing
         begun = int(match["time"])
-        if abs(now - begun) < DAY and not (match["session"] and is_held(storage, match["session"]) is False):
+        if abs(now - begun) < storage.DAY and not (match["session"] and is_held(storage, match["session"]) is False):
             when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(begun))
             found[match["name"]] = f"{match['who']} {'saves' if match['session'] else 'reads'} it, since {when} UTC"
         else:  # its owner was killed

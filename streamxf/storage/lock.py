@@ -190,9 +190,7 @@ def _release(folder: int, file: IO[bytes] | None, identity: tuple[int, int] | No
 
 
 def is_still(descriptor: int, name: str, folder: int | None = None, *, links: bool = True) -> bool:
-    """Whether what is open still has its name: who waited may hold the lock of a file or of a folder that is gone. A
-    name in an open `folder` is that of no link.
-    """
+    """Whether what is open still has its name, that of no link in an open `folder`: it may be gone after a wait."""
     try:
         now = os.stat(name, dir_fd=folder, follow_symlinks=links and folder is None)
         return os.path.samestat(os.fstat(descriptor), now)

@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 from typing_extensions import Buffer
 
-from streamxf.budget import FREE_WHOLE, MAX_EXPANSION, held_bytes
+from streamxf.budget import FREE_WHOLE, MAX_EXPANSION, held_bytes, most
 from streamxf.buffers import Scratch
 from streamxf.engine import ForkLock
 from streamxf.errors import ContainerError, NotFetchedError, ReplacedError, StreamxfError
@@ -268,6 +268,14 @@ class StoredFile:
         if length > FREE_WHOLE and length > MAX_EXPANSION * (held := self.held):
             text = f"the file has {size_text(self.size)}, of which {size_text(held)} are stored"
             raise error(f"{text}; the rest are holes, which no writer leaves. It was not read")
+
+    def most(self, times: int = MAX_EXPANSION) -> int:
+        """How many of its bytes may be read, in proportion to those that are stored."""
+        return min(self.size, most(self.held, times))
+
+    def counted(self, add: Callable[[int], None]) -> StoredFile:
+        """The same open file, the bytes read from which are told to `add`."""
+        return self.through(Counted(self.access, add))
 
     def through(self, access: PositionalFile) -> StoredFile:
         """The same open file, read through `access`."""

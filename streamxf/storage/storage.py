@@ -9,11 +9,12 @@ import io
 import logging
 import os
 import re
+import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -110,6 +111,7 @@ class Storage(ABC):
 
     near: ClassVar[bool] = False
     """Whether it is a folder of this machine, or mounted: read without requests, with locks and `fingerprints`."""
+    DAY: ClassVar[float] = 86_400.0  # seconds: no save takes so long to be published, and no clocks differ so much
     own_abilities: Abilities = Abilities(threads=True, in_one_step=True, creates=False, replaces=False)
     """What this place can do, as an implementation knows it: a value, or a property where folders differ. By default
     what its methods are for anyway.
@@ -329,9 +331,7 @@ class Storage(ABC):
         return {}
 
     def folders(self) -> dict[str, str | None]:
-        """The folders directly in the folder, and what may be one; each with where it leads if it is a link, which may
-        lead to what is away. Raises FileNotFoundError.
-        """
+        """The folders in this one, and what may be one; each with where it leads if it is a link."""
         return {each.name: None for each in self._listed() if each.kind == "folder"}
 
     def below(self, path: str = "", *, folders: bool = False) -> Iterator[StorageEntry]:
@@ -385,6 +385,29 @@ class Storage(ABC):
         """When files were last written, in seconds since 1970; None if one has gone, or the storage does not say."""
         found = {each.name: each.written for each in self._listed()}
         return {name: found.get(name) for name in names}
+
+    def older_than(self, names: Collection[str], age: float) -> set[str]:
+        """Those of `names` last written at least `age` seconds ago; where nothing tells, only if `age` is 0."""
+        if not age or not names:
+            return set(names)
+        now = time.time()
+        return {name for name, written in self.written(names).items() if written is not None and now - written >= age}
+
+    def was_written_lately(self, names: Collection[str]) -> bool:
+        """Whether one of these files was written to within an hour."""
+        written = self.written(names).values() if names else ()
+        return any(at is not None and abs(time.time() - at) < 3600 for at in written)
+
+    def is_in_use(self, names: Iterable[str], *, lately: bool = True) -> bool:
+        """Whether a process writes one of these files, by their locks; without locks, whether one did so `lately`."""
+        unlocked: list[str] = []
+        for name in names:
+            try:
+                with self.lock_file(name) or nullcontext() as file:
+                    unlocked += [name] if file is None else []
+            except BlockingIOError:
+                return True
+        return lately and self.was_written_lately(unlocked)
 
     def held(self, name: str, size: int | None) -> int:
         """Bytes that the storage holds of a file of this folder, holes left out; `size` is what it says where it cannot
@@ -575,15 +598,11 @@ class Storage(ABC):
         return None
 
     def lock_file(self, path: str, *, make: bool = False) -> IO[bytes] | None:
-        """A file, held by a lock of its own; None where there are none. `make` makes it, if it is not there. Raises
-        BlockingIOError if another process holds it.
-        """
+        """A file under a lock of its own, made if `make`; None where there are none, BlockingIOError if held."""
         return None
 
     def fingerprints(self, folder: str, names: Iterable[str]) -> tuple[str | None, str | None]:
-        """What changes with the names in a folder below, and what changes with the first of the files `names` that is
-        there; None if it is not known.
-        """
+        """What changes with the names in a folder, and with the first of the files `names`; None if it is not known."""
         return None, None
 
     def mount(self) -> Mount | None:

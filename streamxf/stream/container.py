@@ -118,9 +118,7 @@ class BlockReader(Blocks):
         self.decode_stored(index, self._read(index, scratch), scratch, out)
 
     def decoder(self, index: int) -> Callable[[memoryview | None], None]:
-        """A `decode` of block `index` that any thread may call, once. Where threads cannot read at the same time, the
-        block is read here: files that fetch ahead are best read in order.
-        """
+        """A `decode` of block `index` for any thread, once; read here where threads cannot read at the same time."""
         if self._source.parallel:
             return partial(self.decode, index)
         scratch = scratches.take()
@@ -278,9 +276,7 @@ class StoredStream:
         return MemoryBlocks(whole, self.header)
 
     def _decode_small(self, chain: ChainOpener, meter: Meter | None) -> memoryview | None:
-        """A whole stream of few bytes in one block, which is in memory already. None for others, and for those that are
-        damaged: `BlockReader` says in which way.
-        """
+        """A stream of few bytes in one block, if that is in memory already, and intact; `BlockReader` says why not."""
         header, whole = self.header, self.source.whole
         assert header is not None
         found = lone_block(memoryview(whole), header) if whole is not None else None

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.metadata import no_metadata, resumable
-from streamxf.checkpoint.publish import DAY, HOUR, leftovers, older_than, under_way
+from streamxf.checkpoint.publish import leftovers
 from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, PolicyError, UnsupportedError
 from streamxf.formats.opening import contents_of
 from streamxf.places import GLOBAL, Location, Storage, is_run_file, locked, made_by_saves, open_storage, rank_of
@@ -97,7 +97,7 @@ def clean(
     storage = open_storage(path, storage_options)
     storage.check_fresh()
     with storage.entered() as storage, locked(storage) as alone:
-        age = min_age if min_age is not None else 0 if alone else DAY
+        age = min_age if min_age is not None else 0 if alone else storage.DAY
         uploads, young, failed_uploads = _clean_uploads(storage, age, dry_run)
         try:
             names = _metadata_files(storage)
@@ -111,7 +111,7 @@ def clean(
         ranks = None if names == [GLOBAL] else {rank_of(name) for name in names}
         found = [name for name in leftovers(files, named, None) if ranks is None or rank_of(name) in ranks]
         kept = sorted(name for name in files.keys() - named - set(found) if not is_run_file(name))
-        old = set() if under_way(storage, found, HOUR if alone else 0) else older_than(storage, found, age)
+        old = set() if storage.is_in_use(found, lately=alone) else storage.older_than(found, age)
         if old and not alone and before is not None and _read(storage, access).metadata != before.metadata:
             raise MetadataError(
                 "the metadata was replaced meanwhile: another process saves to this folder. Nothing was removed; try "
@@ -136,9 +136,7 @@ def clean(
 
 
 def _remove(storage: Storage, names: list[str]) -> tuple[dict[str, Exception], list[str]]:
-    """Remove leftovers; what could not be removed, and what stays, since a save has locked one meanwhile. It cannot
-    lock what is being removed, and makes that anew.
-    """
+    """Remove leftovers; what could not be removed, and what stays, since a save has locked one of them meanwhile."""
     failed: dict[str, Exception] = {}
     step = 1 if storage.near else max(len(names), 1)
     for at in range(0, len(names), step):

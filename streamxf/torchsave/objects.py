@@ -137,6 +137,18 @@ class Objects:
         check = Check(archive.pickled, archive.sizes, stored, lambda: self._allowed | chosen())
         return check, check.load()
 
+    @staticmethod
+    def check_records(file: Any, size: int) -> Archive | None:
+        """Compare the CRC-32 of every record in a file of ``torch.save``, which ``torch.load`` never does; None if
+        there are none: torch writes zeros after ``torch.serialization.set_crc32_options(False)``. Raises MetadataError
+        if torch did not write the file, or it is damaged.
+        """
+        try:
+            archive = Archive(file, size)
+            return archive if archive.check_crcs() else None
+        except NotSavedByTorch as error:
+            raise errors.MetadataError(f"the item is not as torch.save wrote it: {error}") from None
+
     def load_around(self, archive: Archive, stored: int, records: Collection[str]) -> tuple[Any, ...]:
         """What a whole file holds, on the CPU, the names in it that are not allowed, and whether a part of it lacks
         what is not; always with weights_only. Tensors have elements only if these are in `records`. Raises PolicyError
@@ -338,15 +350,3 @@ def _check_same(found_dtype: str, found_shape: tuple[int, ...], dtype: str, shap
             f"the stored tensor is {found_dtype} of shape {found_shape}, the metadata says {dtype} of shape {shape}: "
             "one of them was altered, or comes from another save"
         )
-
-
-def check_records(stream: Any, size: int) -> Archive | None:
-    """Compare the CRC-32 of every record in a file of ``torch.save``, which ``torch.load`` never does; None if there
-    are none: torch writes zeros once it was told ``torch.serialization.set_crc32_options(False)``. Raises MetadataError
-    if torch did not write the file, or it is damaged.
-    """
-    try:
-        archive = Archive(stream, size)
-        return archive if archive.check_crcs() else None
-    except NotSavedByTorch as error:
-        raise errors.MetadataError(f"the item is not as torch.save wrote it: {error}") from None

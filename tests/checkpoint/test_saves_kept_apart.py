@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from streamxf.checkpoint import publish
-from streamxf.checkpoint.publish import DAY, older_than
 from streamxf.errors import AbortedError
 from streamxf.format.names import LOCK, is_run_file, made_by_saves, rank_of
 from streamxf.storage import disk, lock
@@ -265,12 +264,12 @@ def test_a_child_that_outlives_a_killed_process_holds_no_lock(folder: Path) -> N
         child = int(process.stdout.readline())
         try:
             names = [name for name in storage.names() if name != LOCK]
-            assert [publish.under_way(storage, [name]) for name in names] == [True, True]
+            assert [storage.is_in_use([name]) for name in names] == [True, True]
             process.kill()
             process.wait()
             with lock.locked(storage, patience=0.0) as alone:
                 assert alone
-            assert not publish.under_way(storage, names)
+            assert not storage.is_in_use(names)
         finally:
             os.kill(child, signal.SIGKILL)
 
@@ -323,7 +322,7 @@ def test_what_stores_tell_of_the_last_write(listed: Callable[[float], dict[str, 
     written = {"old": OLD, "new": time.time(), "tomorrow": time.time() + 86_400}
     asked: list[str] = []
     told = listed(OLD)
-    found = older_than(storage, written, DAY)
+    found = storage.older_than(written, storage.DAY)
     assert found == (set() if told.get("updated") == "some time ago" else {"old"})
     assert bool(asked) == (not told)
-    assert older_than(storage, written, 0) == set(written)
+    assert storage.older_than(written, 0) == set(written)

@@ -6,7 +6,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -204,15 +203,15 @@ def test_clean_beside_a_save_to_an_object_store(monkeypatch: pytest.MonkeyPatch)
 def test_clean_notices_a_save_that_was_published_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     url = "memory://meanwhile"
     dcp.save(state_of(0), storage_writer=streamxf.FsspecWriter(url), no_dist=True)
-    clean_module = import_module("streamxf.tools.clean")
-    older_than = clean_module.older_than
+    older_than = RemoteStorage.older_than
 
     def late(*arguments: Any) -> Any:
+        monkeypatch.setattr(RemoteStorage, "older_than", older_than)
         dcp.save(state_of(1), storage_writer=streamxf.FsspecWriter(url), no_dist=True)
         return older_than(*arguments)
 
     fsspec.filesystem("memory").pipe_file(f"/meanwhile/{LEFT}", b"left")
-    monkeypatch.setattr(clean_module, "older_than", late)
+    monkeypatch.setattr(RemoteStorage, "older_than", late)
     with pytest.raises(MetadataError, match="replaced meanwhile"):
         streamxf.clean(url, min_age=0)
     target = state_of(-1)

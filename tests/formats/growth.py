@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from streamxf.checkpoint.reading import Box, boxes_of
+from streamxf.checkpoint.reading import Box
 from streamxf.format.items import TensorItem
 from streamxf.formats.opening import open_source
 from streamxf.storage.opening import open_storage
@@ -22,7 +22,7 @@ def main() -> None:
         assert isinstance(item, TensorItem)
         list(reader.read_boxes([Box(item, (0, 0), (1, 1))]))  # now codecs and threads are there
         before = peak()
-        for _ in reader.read_boxes(boxes_of(item)):
+        for _ in reader.read_boxes(Box.of(item)):
             pass
         print(peak() - before)
 

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.default_planner import create_default_global_s
 
 import streamxf
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
+from streamxf.checkpoint.reading import Box, BoxReader
 from streamxf.format.items import TensorItem
 from streamxf.formats import opening
 from streamxf.formats.contents import Contents
@@ -115,7 +115,7 @@ def whole(reader: BoxReader, name: str) -> torch.Tensor:
 def in_pieces(reader: BoxReader, name: str, limit: int) -> torch.Tensor:
     """A tensor, read in boxes of `limit` bytes."""
     item = tensor_item(reader, name)
-    found = [part.reshape(-1) for part in read_boxes(reader, boxes_of(item, limit))]
+    found = [part.reshape(-1) for part in read_boxes(reader, Box.of(item, limit))]
     return torch.cat([torch.empty(0, dtype=getattr(torch, item.dtype)), *found]).reshape(item.shape)
 
 

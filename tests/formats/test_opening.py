@@ -206,14 +206,14 @@ def test_reading_tensors_needs_no_torch(tmp_path: Path, kind: str) -> None:
     code = f"""
 import sys, streamxf
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.reading import boxes_of
+from streamxf.checkpoint.reading import Box
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
 from streamxf.formats.opening import contents_of, open_source
 with open_source(open_storage({str(path)!r}), Access.of({keys})) as reader:
     assert len(contents_of(reader).items) == 2
     for item in reader.stored.values():
-        assert sum(array.size for array in reader.read_boxes(boxes_of(item))) in (1200, 9)
+        assert sum(array.size for array in reader.read_boxes(Box.of(item))) in (1200, 9)
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)

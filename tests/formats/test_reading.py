@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamxf.checkpoint.reading import Box, boxes_of
+from streamxf.checkpoint.reading import Box
 from streamxf.errors import ParameterError
 from streamxf.formats.opening import contents_of
 from tests.dcp.helpers import assert_same, raw_bytes
@@ -71,7 +71,7 @@ def test_reading_may_stop_and_begin_again(tmp_path: Path, kind: str) -> None:
     path = samples.written(kind, state, tmp_path)
     with samples.open_at(path, **samples.keys_of(kind)) as reader:
         for _ in range(3):
-            reading = samples.read_boxes(reader, boxes_of(samples.tensor_item(reader, "a"), 10_000))
+            reading = samples.read_boxes(reader, Box.of(samples.tensor_item(reader, "a"), 10_000))
             assert_same(next(reading), state["a"][:2])
             reading.close()
         assert_same(samples.whole(reader, "a"), state["a"])

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint._extension import ZStandard
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 import streamxf
-from streamxf.checkpoint.reading import boxes_of
+from streamxf.checkpoint.reading import Box
 from streamxf.errors import NotAllowedError
 from streamxf.format.items import ObjectItem
 from streamxf.formats.opening import open_source
@@ -85,7 +85,7 @@ def _read(path: Path) -> dict[str, Any]:
             if isinstance(item, ObjectItem):
                 found[name] = source.load_object(name)
                 continue
-            raw = b"".join(part.tobytes() for part in source.read_boxes(boxes_of(item)))
+            raw = b"".join(part.tobytes() for part in source.read_boxes(Box.of(item)))
             elements = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
             found[name] = elements.view(getattr(torch, item.dtype)).reshape(item.shape)
     return found

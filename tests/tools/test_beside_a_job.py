@@ -1,7 +1,6 @@
 """Tools beside a job that saves, or whose rules remove: what is under way is left alone and is no damage."""
 
 import fcntl
-import importlib
 import os
 import shutil
 import signal
@@ -23,7 +22,6 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf.checkpoint import resumable
-from streamxf.checkpoint.publish import under_way
 from streamxf.errors import NoCheckpointError
 from streamxf.format.names import LOCK
 from streamxf.storage import lock
@@ -96,14 +94,14 @@ def test_a_save_by_dcp_is_locked_until_it_is_published(tmp_path: Path, monkeypat
     writer, put, locked = streamxf.FileSystemWriter(tmp_path), LocalStorage.put, list[bool]()
 
     def put_once_looked_at(storage: LocalStorage, path: str, *given: Any, **more: Any) -> None:
-        locked.append(under_way(storage, [newest_data(tmp_path)], 0))
+        locked.append(storage.is_in_use([newest_data(tmp_path)], lately=False))
         put(storage, path, *given, **more)
 
     monkeypatch.setattr(LocalStorage, "put", put_once_looked_at)
     for _ in range(2):
         dcp.save(STATE, storage_writer=writer)
     assert locked == [True, True]
-    assert not under_way(open_storage(tmp_path), [newest_data(tmp_path)], 0)
+    assert not open_storage(tmp_path).is_in_use([newest_data(tmp_path)], lately=False)
 
 
 def test_verify_calls_a_first_save_under_way_no_damage(tmp_path: Path) -> None:
@@ -215,14 +213,13 @@ def test_clean_spares_what_is_locked_after_it_has_looked(tmp_path: Path, monkeyp
     names = sorted(f"__{rank}_0_{os.urandom(16).hex()}.distcp" for rank in range(2))
     for name in names:
         (tmp_path / name).touch()
-    module = importlib.import_module("streamxf.tools.clean")
-    older_than, held = module.older_than, list[Any]()
+    older_than, held = Storage.older_than, list[Any]()
 
     def lock_before(storage: Storage, *given: Any) -> set[str]:
         held.append(storage.lock_file(names[0], make=True))
         return older_than(storage, *given)
 
-    monkeypatch.setattr(module, "older_than", lock_before)
+    monkeypatch.setattr(Storage, "older_than", lock_before)
     report = streamxf.clean(tmp_path)
     assert (report.removed, report.recent, report.failed) == ((), tuple(names), {})
     held[0].close()

@@ -202,9 +202,7 @@ def _grouped_bits(sample: Array) -> float:
 
 
 def _detect(block: Array) -> tuple[Layout, float]:
-    """Find width, phase and rotation of a block's elements by the entropies of every second, fourth and eighth byte;
-    return them with the bits that a byte takes so.
-    """
+    """A block's width, phase and rotation, and the bits of a byte, by entropies of every 2nd, 4th and 8th byte."""
     sample = _runs(block[: len(block) // 8 * 8].reshape(-1, 8), RUN_BYTES // 8)
     by_residue = _byte_histograms(sample)
     best, least = _BYTES, entropies(by_residue.sum(axis=0)[None])[0]

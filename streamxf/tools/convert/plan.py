@@ -21,7 +21,7 @@ from streamxf.errors import MetadataError, NotAllowedError, ObjectError, Paramet
 from streamxf.format.extra import Nesting
 from streamxf.formats.contents import OF_TORCH, SUFFIXES, FileReader, Format, chosen
 from streamxf.formats.huggingface import DTYPES, INDEX, TWO_IN_ONE, is_text
-from streamxf.reading import Box, BoxReader, Item, Path, TensorItem, boxes_of
+from streamxf.reading import Box, BoxReader, Item, Path, TensorItem
 from streamxf.tools.convert.packed import ITEM, PackedFile, PackManifest, Placed, is_kept, rest_of
 from streamxf.tools.nesting import nested, restore_optimizers, say_lost
 from streamxf.torchsave.writing import torch_file
@@ -73,7 +73,7 @@ class Stretch(NamedTuple):
         order = self.order or tuple(range(len(self.item.shape)))
         turned = replace(self.item, shape=tuple(self.item.shape[dim] for dim in order))
         places = [order.index(dim) for dim in range(len(order))]
-        for box in boxes_of(turned):
+        for box in Box.of(turned):
             offset, lengths = (tuple(sides[place] for place in places) for sides in (box.offset, box.lengths))
             yield Box(self.whole or self.item, tuple(map(add, offset, self.offset)) or offset, lengths)
 
@@ -427,7 +427,7 @@ def pieces(reader: BoxReader, file: NewFile) -> Iterator[memoryview]:
     """A file's bytes; each piece is valid until the next."""
     arrays = reader.read_boxes(box for run in file.runs for box in run.boxes())
     rest = file.rest if isinstance(file.rest, TensorItem) else None
-    windows = reader.read_boxes(boxes_of(rest, _WINDOW) if rest is not None else ())
+    windows = reader.read_boxes(Box.of(rest, _WINDOW) if rest is not None else ())
     window = around = memoryview(file.rest if isinstance(file.rest, bytes | bytearray) else b"")
     at = 0
     for run in (*file.runs, None):

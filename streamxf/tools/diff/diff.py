@@ -15,7 +15,7 @@ from streamxf.formats.contents import FileReader, chosen
 from streamxf.formats.huggingface import INDEX
 from streamxf.formats.opening import is_checkpoint, open_source
 from streamxf.places import Location, Storage, open_storage
-from streamxf.reading import Access, AccessOptions, BoxReader, Item, KeyRing, Progress, Share, TensorItem, boxes_of
+from streamxf.reading import Access, AccessOptions, Box, BoxReader, Item, KeyRing, Progress, Share, TensorItem
 from streamxf.tools.convert.packed import FileTree, PackedReader, PackManifest, is_kept, manifest_of, open_packed
 from streamxf.tools.damage import CALLERS, Damage
 from streamxf.tools.diff.difference import Change, Difference, Distance, DistanceCounter, Incomparable, difference_of
@@ -271,7 +271,7 @@ class Comparison:
 
     def _distance(self, item: TensorItem, beside: TensorItem, share: Share) -> Distance:
         widest = max(item.itemsize, beside.itemsize)  # both are cut alike
-        first, second = (boxes_of(each, BOX_BYTES // widest * each.itemsize) for each in (item, beside))
+        first, second = (Box.of(each, BOX_BYTES // widest * each.itemsize) for each in (item, beside))
         counter = DistanceCounter(item.dtype, beside.dtype, self._values)
         with closing(self._first.read_boxes(first)) as one, closing(self._second.read_boxes(second)) as other:
             while True:

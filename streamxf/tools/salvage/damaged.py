@@ -13,27 +13,25 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
-from typing import Self
+from typing import Any, Self
 
 from streamxf import errors
-from streamxf.budget import most
 from streamxf.cached import cached_property
-from streamxf.checkpoint.metadata import merge_copies, no_file, no_metadata, unfinished
-from streamxf.checkpoint.opening import ItemOpener
-from streamxf.descriptor import ENCRYPT, parse_parameters
+from streamxf.checkpoint.metadata import no_metadata, unfinished
+from streamxf.descriptor import ENCRYPT
 from streamxf.format.header import Header, Identity
 from streamxf.format.index import Index
 from streamxf.format.limits import CONTAINER_MAGIC, MAX_METADATA, TRAILER_BYTES
-from streamxf.format.names import OWN_FILE, TORCH_FILE, metadata_name
 from streamxf.format.trailer import Sections, Trailer, slices
 from streamxf.keys.envelope import WRAPPED_KEY, is_signed
-from streamxf.places import GLOBAL, Storage, metadata_among, rank_of
+from streamxf.places import GLOBAL, Storage, made_by_saves, metadata_among, rank_of
 from streamxf.reading import (
     Access,
     Blocks,
     Budget,
     Chunk,
     Item,
+    ItemOpener,
     ItemPart,
     KeyRing,
     Kind,
@@ -43,17 +41,15 @@ from streamxf.reading import (
     Path,
     Place,
     Progress,
+    Scan,
     Shares,
     StreamReader,
     TensorItem,
     read_metadata,
 )
-from streamxf.storage.reading import Counted
-from streamxf.stream.scan import Found, Scan
 from streamxf.tools.damage import UNKNOWN_RANKS, Damage, is_unread
 from streamxf.tools.nesting import MAX_LISTS, list_lengths
 from streamxf.tools.verify.report import WITHOUT_CRC
-from streamxf.torchsave.objects import check_records
 from streamxf.wording import many, some
 
 Copy = tuple[ItemOpener, ItemPart]
@@ -115,7 +111,7 @@ class DamagedCheckpoint:
                 if item.path is not None:
                     self.paths[item.name] = item.path
         kept = ((name, items) for name, items in found.items() if name not in refused)
-        made = {name: merge_copies(items) if len(items) > 1 else items[0] for name, items in kept}
+        made = {name: TensorItem.merged(items) if len(items) > 1 else items[0] for name, items in kept}
         for name in (name for name, item in made.items() if item is None):
             error = errors.MetadataError("the metadata of two ranks contradict each other about it: choose one (rank)")
             self.damaged.append(Damage.of(error, name))
@@ -168,23 +164,21 @@ class DamagedCheckpoint:
         return found
 
     def stream(self, copy: Copy) -> Blocks:
-        """The stream of a copy, with all checks; what has no codec is compared with its CRCs, whole, but for elements
-        in safetensors' format, which has none.
-        """
+        """The stream of a copy, with all checks; what has no codec is compared with its CRCs, if there are any."""
         opener, wanted = copy
         place = wanted.place
         try:
             file = self._files[place.file]
         except FileNotFoundError as error:
-            raise no_file(self.storage, place.file, opener.metadata) from error
+            raise opener.metadata.no_file(self.storage, place.file) from error
         share = self.shares.begin(place[:2])
-        blocks = opener.blocks(file.through(Counted(file.access, share.advance)).slice(place.at, place.size), wanted)
+        blocks = opener.blocks(file.counted(share.advance).slice(place.at, place.size), wanted)
         if place.crcs is not None or wanted.kind is Kind.TENSOR or blocks.header is not None:
             return blocks
         self.budget.spend(blocks.size, "the item")
         data = bytearray(blocks.size)  # read once: what is compared is what is loaded
         StreamReader(blocks).readinto(data)
-        _check_bare(data)
+        _check_bare(data, self.access)
         return MemoryBlocks(memoryview(data))
 
 
@@ -192,12 +186,12 @@ def _key(name: str, chunk: Chunk | None) -> Hashable:
     return name if chunk is None else (name, *chunk[:2])
 
 
-def _check_bare(data: bytearray) -> None:
+def _check_bare(data: bytearray, access: Access) -> None:
     """Compare what was stored without a codec, all of it, with its CRC-32.
 
     A record under a name that torch does not write is refused: torch does without a record whose name is damaged.
     """
-    archive = check_records(io.BytesIO(data), len(data))
+    archive = access.objects.check_records(io.BytesIO(data), len(data))
     if archive is None:
         raise errors.ContainerError(
             "the item was stored without a codec and without CRCs (torch.serialization.set_crc32_options), so "
@@ -229,11 +223,11 @@ def open_damaged(
     read: list[Metadata] = []
     failures: list[errors.StreamxfError | OSError] = []
     files = metadata_among(names)
-    if rank is not None and metadata_name(rank) not in files:
-        ranks = [rank_of(name) for name in files]
+    ranks = [rank_of(name) for name in files]
+    if rank is not None and rank not in ranks:
         there = "has metadata of all ranks together" if files == [GLOBAL] else f"has that of the ranks {ranks!s:.200}"
         raise errors.ParameterError(f"rank={rank}: the checkpoint {there}")
-    for name in files if rank is None else [metadata_name(rank)]:
+    for name in files if rank is None else [files[ranks.index(rank)]]:
         try:
             metadata = _read(storage, access, name)
             if without_metadata and _is_of_others(metadata, names, without_metadata):
@@ -251,7 +245,7 @@ def open_damaged(
             "or say that they belong together (merge_ranks)",
             file=storage.label(),
         )
-    if not read and not (without_metadata and any(map(OWN_FILE.fullmatch, names))):
+    if not read and not (without_metadata and any(map(writer_of, names))):
         raise storage.doubted(_nothing(storage, failures[0] if failures else None, names, bool(len(access.keys))))
     if read:
         used = {file for each in read for file in each.named()}
@@ -275,7 +269,7 @@ def open_damaged(
     save_ids = frozenset(each.index.save_id for each in read if each.index is not None)
     if read and GLOBAL not in names and rank is None and save_ids != access.expected_saves:
         checkpoint.unchecked.append(UNKNOWN_RANKS)
-        others = sorted(name for name in names if OWN_FILE.fullmatch(name) and name not in used)
+        others = sorted(name for name in names if writer_of(name) and name not in used)
         if others and not failures:
             checkpoint.unchecked.append(
                 f"if this is the newest save: no metadata names {many(len(others), 'data file')} here, {others[0]} "
@@ -294,17 +288,15 @@ def _read(storage: Storage, access: Access, name: str) -> Metadata:
             raise
         text = f"the metadata cannot be read: {type(error).__name__}: {error}"
         raise errors.MetadataError(text, file=full) from error
-    if found.index is None and any(map(OWN_FILE.fullmatch, found.named())):
+    if found.index is None and any(map(writer_of, found.named())):
         text = "the metadata has lost its index, so nothing vouches for it: the file was cut or altered"
         raise errors.MetadataError(text, file=full)
     return found
 
 
 def _is_of_others(metadata: Metadata, names: Collection[str], writers: bool | Collection[str] = True) -> bool:
-    """Whether metadata describes none of the data files of streamxf's writers that are there; if some of these are
-    named by their writers' ids, none of those.
-    """
-    files, there = {*metadata.named()}, {*filter(OWN_FILE.fullmatch, names)}
+    """Whether metadata names none of the data files of streamxf's writers here, nor, if given, of these `writers`."""
+    files, there = {*metadata.named()}, {*filter(writer_of, names)}
     if not isinstance(writers, bool):
         names = there = {name for name in there if writer_of(name) in writers}
     return bool(files) and bool(there) and files.isdisjoint(names)
@@ -314,11 +306,11 @@ def _nothing(
     storage: Storage, failed: errors.StreamxfError | OSError | None, names: Mapping[str, object], keyed: bool
 ) -> Exception:
     """The error where no metadata can be used."""
-    path, own = storage.label(), any(map(OWN_FILE.fullmatch, names))
+    path, own = storage.label(), any(map(writer_of, names))
     if failed is not None and (not own or isinstance(failed, OSError)):
         return failed
     if not own:
-        if any(map(TORCH_FILE.fullmatch, names)):
+        if any(name.endswith(".distcp") and made_by_saves(name) for name in names):
             return errors.MetadataError(
                 "there is no metadata, and the data files are not of streamxf's writers: they do not say what they "
                 "hold. Restore .metadata from a copy",
@@ -363,7 +355,7 @@ def rebuild(
     PolicyError if nothing shows which files belong together; MetadataError, KeyMissingError, WrongKeyError if there is
     nothing, or nothing that can be decrypted.
     """
-    save, missing = _one_save([name for name in files if OWN_FILE.fullmatch(name)], _metadata(storage), chosen)
+    save, missing = _one_save([*filter(writer_of, files)], _metadata(storage), chosen)
     reader = _Files(storage, access, _WrappedKeys(_wrapped_in(storage, files), access.keys))
     for name in missing:
         reader.gap(errors.MetadataError("the file is missing, and its contents are unknown"), name)
@@ -398,15 +390,18 @@ class _Files:
         """Note a piece of a file of which nothing says what it held."""
         self.damaged.append(Damage.of(error, None, self._storage.label(file)))
 
+    def _lose(self, name: str, at: int, size: int) -> None:
+        self.gap(errors.MetadataError(f"{size} bytes at {at} are damaged, and their contents are unknown"), name)
+
     def read(self, name: str, shares: Shares) -> None:
         """Find everything in a file. Raises StreamxfError if it is encrypted, and no key opens what is left."""
-        found: list[Found] = []
+        found: list[Any] = []  # up to where it cannot be read
         try:
             with self._storage.open(name) as opened:
-                file = opened.through(Counted(opened.access, shares.begin(name).advance))
-                size = min(file.size, most(file.held, self._times))
+                file = opened.counted(shares.begin(name).advance)
+                size = file.most(self._times)
                 if size < file.size:  # a hole has no end, and nothing in it
-                    found.append(Found(size, file.size - size))
+                    self._lose(name, size, file.size - size)
                 whole = file.slice(0, size)
                 start = whole.read_at(0, min(size, len(CONTAINER_MAGIC)))
                 self.unknown |= bool(start.strip(b"\0")) and start != CONTAINER_MAGIC
@@ -417,8 +412,7 @@ class _Files:
             self.gap(error, name)
         for each in found:
             if not each.sure:
-                text = f"{each.size} bytes at {each.at} are damaged, and their contents are unknown"
-                self.gap(errors.MetadataError(text), name)
+                self._lose(name, each.at, each.size)
             if each.header is not None:
                 self.containers += 1
                 self._take(Place(name, each.at, each.size, ()), each.header)
@@ -488,7 +482,7 @@ class _WrappedKeys:
         yield from self._opened
         for text in self._texts:
             try:
-                self._keys.unwrap_unvouched(parse_parameters(text, repeatable=("w",)))
+                self._keys.unwrap_unvouched(text)
             except errors.KeyServiceError:
                 raise
             except errors.DescriptorError:
@@ -529,7 +523,7 @@ def _windows(storage: Storage, name: str) -> Iterator[bytes]:
     """What is left of a metadata file, in pieces that share their ends, so that what is sought stands in one whole."""
     try:
         with storage.open(name) as file:
-            size = min(file.size, most(file.held))
+            size = file.most()
             for at in range(0, size, _WINDOW):
                 yield file.read(at, min(_WINDOW + _LONGEST, size - at))
     except (errors.StreamxfError, OSError) as error:
@@ -593,10 +587,12 @@ def _listed(remains: bytes) -> set[str] | None:
         index = Index.parse(root, slices(parts), len(parts), hashed=is_signed(Sections(root, keys).key_lines()))
     except errors.StreamxfError:
         return None
-    if index.rank is not None or not all(map(OWN_FILE.fullmatch, index.files)):
+    if index.rank is not None or not all(map(writer_of, index.files)):
         return None
     return set(index.files)
 
 
 def writer_of(name: str) -> str:
-    return name.removesuffix(".distcp").rpartition("_")[2]
+    """The writer id in the name of a data file of streamxf's writers; "" for others."""
+    match = made_by_saves(name) if name.endswith(".distcp") else None
+    return match.groupdict().get("writer", "") if match is not None else ""

@@ -16,13 +16,11 @@ from streamxf.checkpoint.elements import Array
 from streamxf.format.tiling import check_tiles
 from streamxf.lazy import torch
 from streamxf.pipeline import run_jobs
-from streamxf.reading import Box, Chunk, Item, ItemPart, ObjectItem, Progress, TensorItem
-from streamxf.stream.reader import read_all
+from streamxf.reading import Box, Chunk, Item, ItemPart, ObjectItem, Progress, StreamReader, TensorItem
 from streamxf.tools.damage import Damage, doubt_of
 from streamxf.tools.diff.difference import same_bits
 from streamxf.tools.nesting import nested
 from streamxf.tools.salvage.damaged import Copy, DamagedCheckpoint
-from streamxf.torchsave.objects import dtype_of
 from streamxf.wording import ACCESS, listed, many, some
 
 if TYPE_CHECKING:
@@ -233,15 +231,16 @@ class Filler:
                 shard.copy_(made)
             return
         for shard, (part, places) in zip(shards, found, strict=True):
-            check_dtype(shard, dtype_of(item.dtype))
+            made = as_torch(part, item.dtype)
+            check_dtype(shard, made.dtype)
             for cuts in places:
-                shard[cuts].copy_(as_torch(part, item.dtype)[cuts])
+                shard[cuts].copy_(made[cuts])
 
     def _object(self, item: ObjectItem) -> bytes:
         return self._agreed(item, None, lambda copy, _: self._bytes(copy, "the object"), bytes.__eq__)
 
     def _bytes(self, copy: Copy, what: str) -> bytes:
-        data = read_all(self._checkpoint.stream(copy))
+        data = StreamReader(self._checkpoint.stream(copy)).read()
         self._budget.spend(len(data), what)
         return data
 
@@ -436,9 +435,7 @@ class Filler:
 
 
 def memory_for(box: Box, *, zero: bool = False) -> Array:
-    """A new array for a part of a tensor, as `Box.array`. Raises Opaque if only torch can make it, MetadataError if no
-    array has that shape, and MemoryError.
-    """
+    """As `Box.array`; raises Opaque if only torch can make it, MetadataError if no array has that shape."""
     if not box.item.fits_numpy:
         raise Opaque
     try:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from streamxf.errors import ForeignError, StreamxfError, UnsupportedError, is_exhausted
 from streamxf.pipeline import Pipeline
-from streamxf.reading import Box, BoxReader, Progress, Share, TensorItem, boxes_of
+from streamxf.reading import Box, BoxReader, Progress, Share, TensorItem
 from streamxf.tools.damage import CALLERS, Damage
 from streamxf.tools.fleet import Fleet, Items, by_tensors, is_of_machine
 
@@ -467,7 +467,7 @@ def _count_boxes(reader: BoxReader, counted: Items, found: dict[str, _Result], p
                 found[name] = whole.pop(name).result()
             progress.advance(box.size)
 
-    named, wanted = tee((name, box) for name, (item,) in counted.items() for box in boxes_of(item, BOX_BYTES))
+    named, wanted = tee((name, box) for name, (item,) in counted.items() for box in Box.of(item, BOX_BYTES))
     with Pipeline[_Part]() as pipeline:
         for (name, box), elements in zip(named, reader.read_boxes(box for _, box in wanted), strict=True):
             count = partial(_counted, name, box, elements)

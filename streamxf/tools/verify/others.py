@@ -15,8 +15,8 @@ from streamxf.formats import huggingface, torchfile
 from streamxf.formats.contents import PLAIN, SUFFIXES, Format
 from streamxf.formats.opening import format_of, no_checkpoint, open_layout
 from streamxf.places import Storage
-from streamxf.reading import Access, BareBlocks, Item, StoredFile, StreamReader, TensorItem
-from streamxf.stream.container import StoredStream, read_header
+from streamxf.reading import Access, BareBlocks, Item, StoredFile, StoredStream, StreamReader, TensorItem
+from streamxf.stream.container import read_header
 from streamxf.stream.plain import PlainParts
 from streamxf.tools.verify.reading import AnyCheck, BlockChecks, Plan, Verification, pieces_of
 from streamxf.tools.verify.report import OF_SAFETENSORS, Findings, Notes
@@ -131,9 +131,7 @@ def _check_plain(file: StoredFile, access: Access, findings: Findings) -> None:
 
 
 def _check_safetensors(file: StoredFile, access: Access, findings: Findings) -> None:
-    """Check each rule of the header, and that every byte can be read. Raises OSError and StreamxfError if it cannot be
-    read, or has a dtype that torch does not know.
-    """
+    """Check the header, and that all bytes can be read; raises OSError, StreamxfError for a dtype not known here."""
     try:
         shard = huggingface.read_file(file, file.name)
     except errors.ContainerError as error:
@@ -186,7 +184,7 @@ _CHECKS = {Format.PLAIN: _check_plain, Format.TORCH: _check_torch, Format.SAFETE
 
 
 def _crc32_of(file: StoredFile, begin: int, size: int) -> int:
-    return reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces_of(file.slice(begin, size)), 0)
+    return reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces_of(file, begin, size), 0)
 
 
 def _let_python_open(stream: Any) -> None:

@@ -12,26 +12,36 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from streamxf import errors
-from streamxf.checkpoint.bare import BareHeader
-from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.errors import is_damage, shorten
 from streamxf.format.bare import alignment
 from streamxf.format.container import Block, ContainerParser
-from streamxf.format.header import Kind
 from streamxf.pipeline import Pipeline
 from streamxf.places import Storage
-from streamxf.reading import Access, Metadata, ObjectItem, Place, Progress, Share, StoredFile, TensorItem
-from streamxf.storage.reading import Counted, FileSlice, PositionalFile
-from streamxf.stream.container import StoredStream
-from streamxf.stream.reader import MemoryBlocks, StreamReader
-from streamxf.stream.scan import Scan, walk
+from streamxf.reading import (
+    Access,
+    ItemOpener,
+    ItemPart,
+    Kind,
+    Metadata,
+    ObjectItem,
+    Place,
+    Progress,
+    Scan,
+    Share,
+    StoredFile,
+    StoredStream,
+    StreamReader,
+    TensorItem,
+)
+from streamxf.stream.scan import walk
 from streamxf.tools.fleet import TASK_BYTES, Fleet, Terms, worker_name
 from streamxf.tools.verify.report import KEYED, TRANSFORMED, UNBOUND, WITHOUT_CRC, Findings, Notes, opaque
-from streamxf.torchsave.objects import check_records, find_framed
+from streamxf.torchsave.objects import find_framed
 from streamxf.wording import many, some
 
 _STEP = 2**20
 _REMOTE_STEP = 8 * 2**20  # bytes that fsspec fetches at a time; by itself it would hold up to 100 MiB for each file
+_AT_ONCE = 32  # streams that are kept until their blocks were checked, of 128 KiB at most, if they are in memory
 _CHECK_HERE = 128 * 1024  # bytes of a stream that is checked sooner than a worker is told to
 
 
@@ -76,20 +86,19 @@ class Verification:
             with self.noting_unread(), errors.located(file=place.label(name)):
                 file = stack.enter_context(place.open(name, step=_REMOTE_STEP))
             share = share or Share.announced(self.progress, file.size)
-            held = file.held if held is None else held
-            yield StoredFile(label, file.size, file.raw, GuardedAccess(self, file.access, held, share))
+            yield StoredFile(label, file.size, file.raw, GuardedAccess(self, file.counted(share.advance), held))
         share.finish()
 
 
-class GuardedAccess(Counted):
+class GuardedAccess:
     """Reads by position that raise no errors but Python's and streamxf's, as long as the call goes on. What may be read
     is bounded by the bytes `held` in storage: holes have no end.
     """
 
-    def __init__(self, call: Verification, access: PositionalFile, held: int, share: Share) -> None:
-        super().__init__(access, share.advance)
-        self._call = call
-        self._budget = call.access.budget(held)
+    def __init__(self, call: Verification, file: StoredFile, held: int | None) -> None:
+        self._call, self._access = call, file.access
+        self.parallel, self.expect = self._access.parallel, self._access.expect
+        self._budget = call.access.budget(file.held if held is None else held)
 
     def read_into(self, position: int, out: memoryview) -> int:
         """Raises OSError, ForeignError; PolicyError if too much of it is holes, AbortedError once the call failed."""
@@ -97,15 +106,16 @@ class GuardedAccess(Counted):
             raise errors.AbortedError("another check has failed")
         self._budget.spend(len(out), "reading the file")
         with self._call.noting_unread():
-            return super().read_into(position, out)
+            return self._access.read_into(position, out)
 
 
-def pieces_of(source: FileSlice) -> Iterator[bytes]:
+def pieces_of(file: StoredFile, begin: int, size: int) -> Iterator[bytes]:
     """A part of a file, piece by piece and in order, which workers read where several threads can."""
-    source.expect((0, source.length))
+    source = file.slice(begin, size)
+    source.expect((0, size))
     with Pipeline[bytes]() as pipeline:
-        for at in range(0, source.length, _STEP):
-            read = partial(source.read_at, at, min(_STEP, source.length - at))
+        for at in range(0, size, _STEP):
+            read = partial(source.read_at, at, min(_STEP, size - at))
             yield from pipeline.submit(read, _STEP) if source.parallel else [read()]
         yield from pipeline.results()
 
@@ -124,7 +134,7 @@ class BlockChecks(Pipeline[Callable[[], None]]):
         for error in stream.errors:
             notes.error(error)
         if blocks is None and stream.header is not None:
-            _check_along_heads(source, notes)
+            _check_along_heads(stream, notes)
         elif blocks is not None:
             blocks.expect((0, blocks.count))
             small = blocks.count == 1 and max(source.length, blocks.size) <= _CHECK_HERE
@@ -152,11 +162,11 @@ def _check(notes: Notes, index: int, decode: Callable[[None], None]) -> Callable
     return partial(notes.outcome, index, None)
 
 
-def _check_along_heads(source: FileSlice, notes: Notes) -> None:
+def _check_along_heads(stream: StoredStream, notes: Notes) -> None:
     """Go from block to block by the lengths in their heads, because there is no table to find them by."""
     index = 0
     try:
-        for event in walk(source, ContainerParser(lenient=True)):
+        for event in walk(stream.source, ContainerParser(lenient=True)):
             if isinstance(event, Block):
                 notes.outcome(event.index, event.error)
                 index = event.index + 1
@@ -249,7 +259,7 @@ class FileCheck(AnyCheck):
         self._items = items
         self._size = size
         self.share: Share = Share.announced(call.progress, size)
-        self._checks = BlockChecks()
+        self._checks, self._later = BlockChecks(), list[Callable[[], None]]()
 
     def run(self) -> None:
         """Make the check; damage goes to the findings."""
@@ -311,15 +321,11 @@ class FileCheck(AnyCheck):
         for run in [only] if only is not None else self._runs(file.held):
             self._opener.budget = self.call.access.budget(run.held)
             items = self._items if only is not None else self._items[run.begin : run.end]
-            later = [
-                (wanted, notes)
-                for wanted in self._in_place(items, run, file)
-                if (notes := self._check_stored(file, wanted)) is not None
-            ]
-            self._checks.note()
-            for wanted, notes in later:
-                if not notes.damaged:
-                    self._check_content(file, wanted, notes)
+            for wanted in self._in_place(items, run, file):
+                self._check_stored(file, wanted)
+                if len(self._later) == _AT_ONCE:
+                    self._check_later()
+            self._check_later()
 
     def _in_place(self, items: Sequence[ItemPart], run: ItemRun, file: StoredFile) -> Iterator[ItemPart]:
         """Those of the items that can be checked; what lies between them is noted."""
@@ -330,11 +336,9 @@ class FileCheck(AnyCheck):
                 # otherwise little metadata could have the same bytes read without end
                 self._lose(wanted, "the metadata places the item over another one; it was not checked")
                 continue
+            if is_stock and wanted.kind is Kind.TENSOR and place.at - at >= 8:  # the length and header of safetensors
+                at = min(place.at, at + 8 + int.from_bytes(file.read(at, 8), "little"))
             raw = wanted.chunk is not None and wanted.chunk.raw
-            if (
-                is_stock and wanted.kind is Kind.TENSOR and place.at - at >= BareHeader.LENGTH
-            ):  # a header of safetensors
-                at = min(place.at, at + BareHeader.LENGTH + int.from_bytes(file.read(at, BareHeader.LENGTH), "little"))
             if place.at - at >= (alignment(place.size) if raw else 1):
                 self.findings.damage(
                     errors.ContainerError(f"nothing accounts for the {place.at - at} bytes from {at} on")
@@ -359,8 +363,8 @@ class FileCheck(AnyCheck):
 
     # -- one item: on the way through the file, and once its blocks were found intact ----------------
 
-    def _check_stored(self, file: StoredFile, wanted: ItemPart) -> Notes | None:
-        """Check the container of an item that begins in the file. Returns its notes if its content is yet to check."""
+    def _check_stored(self, file: StoredFile, wanted: ItemPart) -> None:
+        """Check the container of an item that begins in the file; its content later, if there is more to check."""
         notes, place, skipped = self._notes(wanted), wanted.place, self.findings.skipped
         length = min(place.size, file.size - place.at)
         if length < place.size:
@@ -373,36 +377,44 @@ class FileCheck(AnyCheck):
                 skipped[UNBOUND] += header.identity is None
                 is_decoded = self._checks.add(stream, notes)
                 has_elements = header.chain == header.block_chain and wanted.kind is not Kind.FRAMED
-                return notes if is_decoded and not has_elements else None
-            if stream.errors or place.crcs is not None:
+                if not is_decoded or has_elements:
+                    return
+            elif stream.errors or place.crcs is not None:
                 self._checks.add(stream, notes)
             elif wanted.kind is Kind.TENSOR:  # as stock DCP stores in safetensors' format
-                deque(pieces_of(stream.source), 0)
+                deque(pieces_of(file, place.at, length), 0)
                 skipped[UNBOUND] += 1
                 skipped[WITHOUT_CRC] += 1
-            return None if wanted.kind is Kind.TENSOR else notes
+            if wanted.kind is not Kind.TENSOR or stream.header is not None:
+                self._later.append(partial(self._check_content, wanted, notes, stream))
         except (errors.StreamxfError, OSError) as error:
             notes.error(error)
-            return None
 
-    def _check_content(self, file: StoredFile, wanted: ItemPart, notes: Notes) -> None:
-        """Check that an item holds what the metadata says."""
+    def _check_later(self) -> None:
+        self._checks.note()
+        for check in self._later:
+            check()
+        self._later.clear()
+
+    def _check_content(self, wanted: ItemPart, notes: Notes, stored: StoredStream) -> None:
+        """Check that an item whose blocks were found intact holds what the metadata says."""
+        if notes.damaged or stored.blocks is None:
+            return
         item, chunk, opener, skipped = wanted.item, wanted.chunk, self._opener, self.findings.skipped
+        objects = self.call.access.objects
         try:
-            blocks = opener.blocks(file.slice(wanted.place.at, wanted.place.size), wanted)
-            stream, header = StreamReader(blocks), blocks.header
-            transformed = header is None or header.chain != header.block_chain
-            skipped[TRANSFORMED] += isinstance(blocks, MemoryBlocks) and transformed
-            if header is None and wanted.place.crcs is None:
+            blocks = opener.content(stored.blocks, wanted)
+            stream = StreamReader(blocks)
+            skipped[TRANSFORMED] += blocks is not stored.blocks
+            if blocks.header is None and wanted.place.crcs is None:
                 skipped[UNBOUND] += 1
-                skipped[WITHOUT_CRC] += check_records(stream, blocks.size) is None
+                skipped[WITHOUT_CRC] += objects.check_records(stream, blocks.size) is None
             if chunk is None or not isinstance(item, TensorItem):
                 return
             try:
                 find_framed(stream, blocks.size, item.dtype, chunk.shape)
             except errors.UnsupportedError:  # only torch can tell what it is, and whoever defines its class
                 assert opener.budget is not None
-                objects = self.call.access.objects
                 stream.seek(0)
                 if unknown := objects.unknown_in(stream, blocks.size, wanted.place.size):
                     skipped[opaque(some(unknown))] += 1

@@ -11,13 +11,12 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from time import perf_counter, time
+from time import perf_counter
 from typing import Any, Unpack
 
 from streamxf import errors
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.metadata import unfinished
-from streamxf.checkpoint.publish import HOUR, under_way
 from streamxf.engine import side_by_side
 from streamxf.errors import located
 from streamxf.format.limits import TRAILER_BYTES
@@ -303,9 +302,9 @@ def _is_under_way(storage: Storage, data: Mapping[str, int | None]) -> bool:
     """Whether a process writes data, held the folder in the last hour, as removals do, or has just made a file."""
     young = [LOCK, *(name for name, size in data.items() if size == 0)]
     with suppress(FileNotFoundError):  # the folder was removed
-        if any(at is not None and abs(time() - at) < HOUR for at in storage.written(young).values()):
+        if storage.was_written_lately(young):
             return True
-    return under_way(storage, data)
+    return storage.is_in_use(data)
 
 
 def _ends_of(storage: Storage, path: str = "") -> tuple[int, bytes, bytes]:
@@ -403,7 +402,7 @@ def _check_head(call: Verification, findings: Findings) -> bool:
             return False
         digest = hashlib.sha256()
         try:
-            for piece in pieces_of(file.slice(0, trailer.head_size)):
+            for piece in pieces_of(file, 0, trailer.head_size):
                 digest.update(piece)
             if digest.digest() != trailer.head_digest:
                 raise errors.MetadataError(

@@ -8,13 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamxf.checkpoint.reading import boxes_of
+from streamxf.checkpoint.reading import Box
 from streamxf.formats.contents import Format
-from streamxf.tools.convert import plan
 from streamxf.tools.convert.plan import NewFile, Stretch, fresh, pieces
 from tests.formats.samples import tensor_item
 from tests.tools.elements import Memory, elements_of
 
+boxes_of = Box.of
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.complex128, torch.float8_e4m3fn]
 
 
@@ -60,7 +60,7 @@ def test_every_byte_is_where_it_belongs(cuts, shapes, limit, data):
             runs.append(Stretch(len(wanted), tensor_item(source, str(number)), order))
             wanted += as_bytes(tensors[str(number)].permute(order))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "boxes_of", lambda item, _=0: boxes_of(item, limit))
+        patch.setattr(Box, "of", lambda item, _=0: boxes_of(item, limit))
         for around in (tensor_item(source, "rest"), as_bytes(rest)):
             file = NewFile("x", runs, around)
             assert written(source, file) == wanted
@@ -91,7 +91,7 @@ def test_each_record_has_its_crc_as_zip_archives_have():
     source = Memory({**tensors, "rng": [torch.arange(5)], "note": "text"})
     file = torch_file(source)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "boxes_of", lambda item, _=0: boxes_of(item, 1000))
+        patch.setattr(Box, "of", lambda item, _=0: boxes_of(item, 1000))
         first, again = written(source, file), written(source, file)
     assert first == again
     with zipfile.ZipFile(io.BytesIO(first)) as archive:

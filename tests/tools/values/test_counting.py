@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf import engine
-from streamxf.checkpoint.reading import Box, boxes_of
+from streamxf.checkpoint.reading import Box
 from streamxf.errors import BlockError, CodecError, KeyMissingError
 from streamxf.tools.values import statistics
 from streamxf.tools.values.statistics import Statistics, ValueCounter
@@ -139,7 +139,7 @@ def test_small_tensors_are_not_read_far_ahead(monkeypatch: pytest.MonkeyPatch):
         nonlocal taken
         for item in source.stored.values():
             taken += 1
-            yield from boxes_of(item)  # type: ignore[arg-type]
+            yield from Box.of(item)  # type: ignore[arg-type]
 
     for number, array in enumerate(source.read_boxes(boxes())):
         assert array == number

@@ -19,7 +19,7 @@ import streamxf
 from streamxf import Checksum
 from streamxf.errors import MetadataError
 from streamxf.tools.verify.reading import GuardedAccess
-from streamxf.torchsave.objects import check_records
+from streamxf.torchsave.objects import Objects
 from tests.altered import flipped
 from tests.dcp.helpers import data_files, index_of, rewrite_index, rewrite_pickle, save, sections_of
 from tests.dcp.shards import save_as_ranks
@@ -183,7 +183,7 @@ def test_records_that_lie_over_one_another() -> None:
         struct.pack_into("<3I", data, at + 16, zlib.crc32(data[begin:directory]), size, size)
         at += 46 + name + extra + note
     with pytest.raises(MetadataError, match="overlap"):
-        check_records(io.BytesIO(data), len(data))
+        Objects.check_records(io.BytesIO(data), len(data))
 
 
 @pytest.mark.parametrize("with_metadata", [True, False])

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
 
 import streamxf
 from streamxf import Checksum, Encrypt, FloatZip, errors
-from streamxf.torchsave.objects import check_records
+from streamxf.torchsave.objects import Objects
 from tests.altered import flip, without_crcs
 from tests.dcp.helpers import KEY, OTHER_KEY, error_of, full_chain, load, rewrite_index, rewrite_pickle, save
 from tests.dcp.shards import save_as_ranks
@@ -189,7 +189,7 @@ def test_records_of_something_else(tmp_path: Path) -> None:
 
     for data in (b"", b"PK", bytes(500)):
         with pytest.raises(errors.MetadataError, match="not as torch"):
-            check_records(io.BytesIO(data), len(data))
+            Objects.check_records(io.BytesIO(data), len(data))
 
 
 # -- elsewhere -------------------------------------------------------------------------------------

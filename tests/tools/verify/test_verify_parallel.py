@@ -127,7 +127,10 @@ def test_pieces_that_nobody_wants_any_more_are_waited_for(monkeypatch: pytest.Mo
     wait = engine.Job.wait
 
     class Source:
-        length, parallel = 5 * reading._STEP, True
+        parallel = True
+
+        def slice(self, at: int, size: int) -> "Source":
+            return self
 
         def expect(self, *spans: tuple[int, int]) -> None: ...
 
@@ -143,7 +146,7 @@ def test_pieces_that_nobody_wants_any_more_are_waited_for(monkeypatch: pytest.Mo
         wait(job)
 
     monkeypatch.setattr(engine.Job, "wait", waited)
-    pieces = pieces_of(Source())  # type: ignore[arg-type]
+    pieces = pieces_of(Source(), 0, 5 * reading._STEP)  # type: ignore[arg-type]
     try:
         assert next(pieces) == b"piece"
         assert begun.wait(SECONDS)
