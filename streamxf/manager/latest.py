@@ -9,18 +9,8 @@ from typing import Any, Literal
 
 from streamxf.errors import DAMAGE, ContainerError, NoCheckpointError, ParameterError, StreamxfError, escaped, is_damage
 from streamxf.formats.opening import contents_of, open_source
-from streamxf.manager.choice import (
-    Choice,
-    Verify,
-    by_metric,
-    check_copied,
-    check_later,
-    check_ranks,
-    check_verify,
-    damage_in,
-    damage_of,
-    newest,
-)
+from streamxf.manager import choice as choosing
+from streamxf.manager.choice import Choice, Verify, check_verify, damage_of
 from streamxf.manager.listing import Run, check_folder, of_other_formats, read_named, run_of
 from streamxf.manager.record import Record, is_alike
 from streamxf.notes import COMMIT, REMOVED, SAVING
@@ -115,12 +105,12 @@ def latest_in(run: Run, verify: Verify, *, best: tuple[str, str] | None = None, 
     run.storage.forget_listings()
     state = read_named(run)
     complete = state.complete
-    ranked = complete[::-1] if best is None else by_metric(complete[::-1], *best)
-    choice = newest(run, state, ranked, verify, thorough=True, ranks=ranks, ranked=best is not None)
+    ranked = complete[::-1] if best is None else choosing.by_metric(complete[::-1], *best)
+    choice = choosing.newest(run, state, ranked, verify, thorough=True, ranks=ranks, ranked=best is not None)
     if (chosen := choice.record) is not None:
         choice.run_id = run.settle_id([each for each in complete if each.series == chosen.series])
         if best is None:
-            check_later(run, state, choice)
+            choosing.check_later(run, state, choice)
         for each in state.lost if best is None else ():  # `check_later` looks at those of the same series
             if each.order > chosen.order and each.series != chosen.series and is_alike(each.name, chosen.name):
                 _log.warning("%s is chosen, though %s may have been saved later: %s", chosen.name, each.name, each.note)
@@ -129,7 +119,7 @@ def latest_in(run: Run, verify: Verify, *, best: tuple[str, str] | None = None, 
     if not complete and choice.record is None:
         begun = {each.name for each in state.records}
         # one may be of a first save that was killed, without a manager
-        check_copied(run, begun.intersection(state.bare), least=2)
+        choosing.check_copied(run, begun.intersection(state.bare), least=2)
     return choice
 
 
@@ -157,7 +147,7 @@ def is_complete(path: Location, *, ranks: int | None = None, storage_options: Ma
             run = Run.at(folder)
             record = run.record(name)
             return record is not None and record.complete and damage_of(run, record, "none", ranks=ranks) is None
-        check_ranks(names, ranks)
+        choosing.check_ranks(names, ranks)
         with open_source(storage, listing=True) as source:
             if not contents_of(source).incomplete:
                 return True
@@ -179,5 +169,5 @@ def _of_other_formats(run: Run, records: Collection[Record], verify: Verify) -> 
             if report is None or report.ok:
                 choice.record = record
                 break
-            choice.skipped[record.name] = damage_in(report, place)
+            choice.skipped[record.name] = choosing.damage_in(report, place)
     return choice

@@ -228,7 +228,7 @@ class CheckpointManager:
             )
         _check_name(name, self._storage)
         _check_recorded("keep", self._keep.to_json(), {})
-        self._make_writer(_named(name, 0))  # so that arguments which do not fit are refused now
+        self._writers = {0: self._make_writer(_named(name, 0))}  # of each group; now, to refuse what does not fit
         self._make_reader(self._storage)
         self.stopping = False
         if mode == "process" and not (dist.is_available() and dist.is_initialized()):
@@ -237,7 +237,6 @@ class CheckpointManager:
         self._groups: list[Any] = [
             gloo_group(process_group) if self._agreement.size > 1 else None for _ in range(in_flight if mode else 1)
         ]
-        self._writers: dict[int, FileSystemWriter] = {}
         self._saving: deque[_Saving] = deque()
         self._finished = 0
         series = series_of(_named(name, 0))

@@ -27,9 +27,14 @@ ELSEWHERE = (errors.KeyServiceError, errors.ForeignError, errors.ReplacedError)
 
 
 class Authority:
-    """Without keys everything counts. With keys, or `Encrypt` in the chain, only what they authenticate does: as a
-    reader would, with the job's keys; by its signature, where the job can only write and sign; and where it can only
-    write, only what this process has published itself. If it is `unverified`, everything counts all the same.
+    """What counts of what lies there, by what the job has:
+
+    - neither keys nor `Encrypt` in the chain, or is `unverified`: everything.
+    - keys that read: what they authenticate, as for a reader.
+    - keys that only write, and a signer: what that has signed.
+    - keys that only write: what this process has published itself.
+
+    Attributes and arguments:
 
     - `access`: of the job's readers; `encryption`, of its writers, vouches for notes.
     - `strict`: whether what is not authenticated does not count.

@@ -79,14 +79,7 @@ def test_a_passphrase(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         keys.read_key(tmp_path / "a.key")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["file:a.key"],
-        ["a.pub", "--kind", "signing"],
-        ["a.key", "--kind", "rsa"],
-    ],
-)
+@pytest.mark.parametrize("arguments", [["file:a.key"], ["a.pub", "--kind", "signing"], ["a.key", "--kind", "rsa"]])
 def test_what_keygen_cannot_do(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]):
     monkeypatch.chdir(tmp_path)
     done = run("keygen", *arguments)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf.errors import KeyMissingError, ParameterError, UnsupportedError, WrongKeyError
-from streamxf.keys import Key, PrivateKey, SigningKey
+from streamxf.keys import Key, PrivateKey, SigningKey, find_key, write_key
 from streamxf.keys.file import DEFAULT_COST, PassphraseCost, normalise, open_protected, protect_key, read_line
 from streamxf.keys.key import encode_b64url
 from streamxf.keys.location import format_key
@@ -44,12 +44,19 @@ def test_what_was_protected_once_opens_for_ever():
 
 
 def test_where_argon2id_is_missing(monkeypatch):
-    monkeypatch.setattr(
-        argon2, "Argon2id", fails_with(UnsupportedAlgorithm, "This version of OpenSSL does not support argon2id")
-    )
+    monkeypatch.setattr(argon2, "Argon2id", fails_with(UnsupportedAlgorithm, "this OpenSSL does not support argon2id"))
     for use in (lambda: protect_key(KEY, "correct horse"), lambda: open_protected(LINE, "correct horse")):
         with pytest.raises(UnsupportedError, match="no Argon2id"):
             use()
+
+
+def test_a_passphrase_is_asked_for_where_one_protects_the_key(monkeypatch, tmp_path):
+    write_key(tmp_path / "key", KEY, "correct horse")
+    monkeypatch.setenv("LINE", LINE)
+    for location in (f"file:{tmp_path}/key", "env:LINE"):
+        assert find_key(location, lambda: "correct horse") == KEY
+    with pytest.raises(KeyMissingError, match="is not set"):
+        find_key("env:NOT_SET", fails_with(AssertionError))
 
 
 def test_wrong_and_missing_passphrases():

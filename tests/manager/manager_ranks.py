@@ -224,7 +224,7 @@ def folders_of_their_own(folder: Path) -> Any:
         with CheckpointManager(run) as manager, ExitStack() as patches:
             if case == "two hosts":  # with one path, as each of them shows it
                 patches.enter_context(mock.patch("socket.gethostname", return_value=f"node{rank}"))
-                patches.enter_context(mock.patch.object(agreement, "machine", return_value=f"node{rank}"))
+                patches.enter_context(mock.patch.object(agreement.Mount, "machine", return_value=f"node{rank}"))
             for call in (lambda: manager.save(1, state_at(1)), lambda: manager.begin(2)):
                 try:
                     call()
