@@ -173,8 +173,8 @@ class Run:
         """A folder as it is now, or with these `files`, where they have just been listed."""
         if self.storage.is_link(name):
             where, base = run_of(self.storage.child(name))
-            return Folder(name, where.child(base), where.files(base), self.authority, True)
-        listed = self.storage.files(name) if files is None else files
+            return Folder(name, where.child(base), where.files_below(base), self.authority, True)
+        listed = self.storage.files_below(name) if files is None else files
         return Folder(name, self.storage.child(name), listed, self.authority)
 
     def is_still(self, record: Record, folder: Folder) -> bool:

@@ -90,7 +90,7 @@ def remove_entry(storage: Storage, *paths: str) -> None:
 def files_of_many(storage: Storage, names: Collection[str]) -> Listing:
     """What gives the files of each of these folders. In an object store, those of many are listed at once."""
     if storage.near or len(names) <= ONE_BY_ONE:
-        return storage.files
+        return storage.files_below
     found: dict[str, dict[str, StorageEntry]] = {}
     for entry in storage.below():
         folder, _, file = entry.name.partition("/")
@@ -108,7 +108,7 @@ def _remove_batch(
         if storage.is_link(name):
             done[name] = OSError(errno.ELOOP, "this is a link, which cannot be removed from here", storage.label(name))
         elif not storage.abilities.flat:  # which a listing does not enter
-            there = storage.files(name)
+            there = storage.files_below(name)
             wanted[name] = [[path for path in group if path in there] for group in groups]
         else:
             wanted[name] = groups

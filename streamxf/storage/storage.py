@@ -355,7 +355,7 @@ class Storage(ABC):
             if is_folder and len(inside) <= DEEPEST:
                 inside.append((f"{name}/", iter(self.entries(f"{path}/{name}".lstrip("/")))))
 
-    def files(self, path: str = "", most: int = MOST) -> dict[str, StorageEntry]:
+    def files_below(self, path: str = "", most: int = MOST) -> dict[str, StorageEntry]:
         """The regular files below a folder, by their paths from there, without its lock. A link is left out and not
         entered; a link, or what is not there, has none. Of more than `most`, some are left out, with a warning.
         """

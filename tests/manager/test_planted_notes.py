@@ -65,7 +65,7 @@ def test_a_commit_record_that_cannot_be_read_is_none(tmp_path: Path, planted: by
     (tmp_path / "step-1").mkdir()
     (tmp_path / "step-1" / ".streamxf-commit").write_bytes(planted)
     run = open_storage(tmp_path)
-    folder = Folder("step-1", run.child("step-1"), run.files("step-1"), Authority(Access()))
+    folder = Folder("step-1", run.child("step-1"), run.files_below("step-1"), Authority(Access()))
     with pytest.raises(MetadataError, match="the commit record cannot be read"):
         folder.committed()
 

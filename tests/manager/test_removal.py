@@ -76,7 +76,7 @@ def test_what_was_not_asked_for_stays(run: Path) -> None:
 
 def test_the_lock_that_the_caller_holds_goes_too(run: Path) -> None:
     made(run, "step-1", [LOCK])
-    assert LOCK not in open_storage(run).files("step-1")
+    assert LOCK not in open_storage(run).files_below("step-1")
     assert removal.remove_tree(open_storage(run), "step-1", FILES[:1], FILES[1:]) == []
     assert below(run) == set()
 
@@ -92,7 +92,7 @@ def test_names_that_lead_elsewhere(run: Path, name: str) -> None:
             removal.remove_tree(storage, name, FILES, [])
         if name != "step-1/extra":
             with pytest.raises(ParameterError, match="not a name"):
-                storage.files(name or "..")
+                storage.files_below(name or "..")
             with pytest.raises(ParameterError, match="not a name"):
                 removal.remove_entry(storage, name)
     assert below(run.parent) == before
@@ -130,7 +130,7 @@ def test_links_are_not_followed(run: Path, tmp_path: Path) -> None:
     (run / "step-3" / "extra").symlink_to(victim / "extra")
     (run / "step-3" / "more").symlink_to(victim)
     storage = open_storage(run)
-    assert storage.files("step-2") == storage.files("step-3") == {}
+    assert storage.files_below("step-2") == storage.files_below("step-3") == {}
     assert removal.remove_tree(storage, "step-2", FILES, []) == []
     assert not os.path.lexists(run / "step-2")
     assert sorted(removal.remove_tree(storage, "step-3", FILES, [])) == ["extra", "more"]
@@ -145,8 +145,8 @@ def test_what_is_no_file(run: Path) -> None:
     os.mkfifo(step / "pipe")
     (step / "folder").mkdir()
     (run / "file").write_bytes(b"")
-    assert set(open_storage(run).files("step-1")) == set(FILES)
-    assert open_storage(run).files("file") == open_storage(run).files("nothing") == {}
+    assert set(open_storage(run).files_below("step-1")) == set(FILES)
+    assert open_storage(run).files_below("file") == open_storage(run).files_below("nothing") == {}
     removal.remove_entry(open_storage(run), "step-1/folder")
     assert (step / "folder").is_dir()
     assert removal.remove_tree(open_storage(run), "step-1", FILES, ["folder"]) == ["pipe"]
@@ -164,7 +164,7 @@ def test_a_maze_of_links_is_not_walked(run: Path) -> None:
         (step / "a").mkdir() if level == 0 else None
         for way in ("left", "right"):
             (step / "a" / f"{way}{level}").symlink_to(step / "a")
-    assert set(open_storage(run).files("step-1")) == set(FILES)
+    assert set(open_storage(run).files_below("step-1")) == set(FILES)
     assert len(removal.remove_tree(open_storage(run), "step-1", FILES, [])) == 60
 
 
@@ -174,13 +174,13 @@ def test_a_deep_folder_is_not_walked_to_its_end(run: Path) -> None:
         place /= "d"
     place.mkdir(parents=True)
     (place / "file").touch()
-    assert set(open_storage(run).files("step-1")) == set(FILES)
+    assert set(open_storage(run).files_below("step-1")) == set(FILES)
     assert removal.remove_tree(open_storage(run), "step-1", FILES, [])
 
 
 def test_no_more_files_than_wanted(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     made(run, "step-1", [f"many{number}" for number in range(50)])
-    assert len(open_storage(run).files("step-1", 20)) <= 20
+    assert len(open_storage(run).files_below("step-1", 20)) <= 20
     assert "more than 20" in caplog.text
 
 
@@ -353,12 +353,12 @@ def check_literal(open_run: Callable[[str], Storage]) -> None:
         assert set(storage.folders()) == set(steps)
         assert set(storage.child("step-1*").names()) == {".metadata", "__0_0.distcp"}
         for step in ("step-1*", "step-[1]"):
-            found = storage.files(step)
+            found = storage.files_below(step)
             assert {path: facts.size for path, facts in found.items()} == dict.fromkeys(FILES, 4)
             assert removal.remove_tree(storage, step, FILES[:1], FILES[1:]) == []
-            assert storage.files(step) == {}
+            assert storage.files_below(step) == {}
             assert removal.remove_tree(storage, step, FILES[:1], FILES[1:]) == []
-        with_files = [step for step in storage.folders() if storage.files(step)]
+        with_files = [step for step in storage.folders() if storage.files_below(step)]
         assert set(with_files) == {"step-1", "step-100"}  # SeaweedFS keeps empty folders
         removal.remove_entry(storage, "step-100/extra/rng.pt")
         removal.remove_entry(storage, "step-100/extra/rng.pt")
@@ -374,7 +374,7 @@ def check_literal(open_run: Callable[[str], Storage]) -> None:
         found = storage.filesystem.find(storage.path, detail=True).values()
         assert not [each for each in found if each["type"] == "file"]
     for name in ("exp1", "exp2"):
-        assert all(set(runs[name].files(step)) == set(FILES) for step in steps)
+        assert all(set(runs[name].files_below(step)) == set(FILES) for step in steps)
         with pytest.raises(ParameterError):
             removal.remove_tree(runs[name], "step-1?versionId=7", FILES, [])
 
@@ -404,8 +404,8 @@ def test_on_a_server_with_links(tmp_path: Path) -> None:
     (run / "step-2").symlink_to(victim)
     (run / "step-1" / "more").symlink_to(victim)
     storage = storage_over(Linked(), str(run), "run")
-    assert storage.files("step-2") == {}
-    assert set(storage.files("step-1")) == set(FILES)
+    assert storage.files_below("step-2") == {}
+    assert set(storage.files_below("step-1")) == set(FILES)
     with pytest.raises(OSError, match="link"):
         removal.remove_tree(storage, "step-2", FILES, [])
     with pytest.raises(OSError, match="this is a link"):
@@ -451,4 +451,4 @@ def test_more_than_a_batch_on_s3(endpoint: str) -> None:
         with pytest.raises(PermissionError, match="AccessDenied"):
             removal.remove_tree(storage, "step-1", [], ["mine"])
     assert sent == ["delete_objects"]
-    assert set(storage.files("step-1")) == {"mine"}
+    assert set(storage.files_below("step-1")) == {"mine"}
