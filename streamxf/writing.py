@@ -5,5 +5,6 @@ from streamxf.checkpoint.saving import Save
 from streamxf.checkpoint.sources import Content
 from streamxf.format.run import RunFacts
 from streamxf.stream.encoder import Load, MemorySource
+from streamxf.torchsave.writing import torch_file
 
-__all__ = ["Content", "Load", "MemorySource", "ResumableSave", "RunFacts", "Save"]
+__all__ = ["Content", "Load", "MemorySource", "ResumableSave", "RunFacts", "Save", "torch_file"]

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from types import SimpleNamespace
-from typing import IO, Any, Literal, Self
+from typing import IO, Any, ClassVar, Literal, Self
 from weakref import finalize
 
 from streamxf.buffers import Writable
@@ -155,6 +155,7 @@ class Save:
     - `failures`: of its files; after the first the others stop.
     """
 
+    BLOCK_SIZE: ClassVar[int] = 1 << DEFAULT_BLOCK_LOG2  # bytes, by default
     storage: Storage
     extensions: Extensions
     block_log2: int
@@ -185,7 +186,7 @@ class Save:
         recipients: KeysLike = None,
         signer: SignerLike | None = None,
         overwrite: bool = False,
-        block_size: int = 1 << DEFAULT_BLOCK_LOG2,
+        block_size: int = BLOCK_SIZE,
         storage_options: Mapping[str, Any] | None = None,
         *,
         stock: Stock = "auto",
@@ -195,7 +196,7 @@ class Save:
         """A save of the arguments of public functions, of which `renew` makes those that write. Raises what is wrong
         with them, and FileExistsError, with the advice `cure`, if there is a checkpoint that may not be replaced.
         """
-        made = chain_of(chain, recipients, signer, was_encrypted)
+        made = cls.chain_of(chain, recipients, signer, was_encrypted)
         storage = open_storage(path, storage_options)
         storage.check_fresh()
         save = cls(storage, Extensions((), made), block_log2_of(block_size), True, overwrite, stock)
@@ -207,6 +208,34 @@ class Save:
                 raise FileExistsError(errno.EEXIST, f"there is a checkpoint already; {cure}", storage.label())
             storage.check_may_replace(4)
         return save
+
+    @staticmethod
+    def chain_of(chain: ChainLike | None, recipients: KeysLike, signer: Any, was_encrypted: bool) -> Chain:
+        """The chain to write with; by default that of writers, and `Encrypt` if there are keys for it. The keys belong
+        to the word ``encrypt`` of a chain in text form.
+        """
+        if recipients is None and signer is not None:
+            raise ParameterError("signer= signs encrypted data: also give the keys of those who may read (recipients)")
+        if chain is None:
+            if recipients is not None:
+                return Chain([*Chain.parse(DEFAULT_CHAIN), Encrypt(recipients, signer=signer)])
+            if was_encrypted:
+                raise ParameterError(
+                    "the source is encrypted, and the default chain does not encrypt: give the keys of those who may "
+                    "read the copy (recipients), or a chain without encrypt to write it unencrypted"
+                )
+            return Chain.parse(DEFAULT_CHAIN)
+        if not isinstance(chain, str):
+            if recipients is not None:
+                raise ParameterError("recipients= goes with a chain in text form; put Encrypt(...) into this one")
+            return Chain.of(chain)
+        words = [word.strip() for word in chain.split("+")] if chain.strip() else []
+        if _ENCRYPT in words and recipients is None:
+            raise KeyMissingError("the chain encrypts: give the keys of those who may read (recipients)")
+        if recipients is not None and _ENCRYPT not in words:
+            raise ParameterError("recipients were given, and the chain does not encrypt: add '+encrypt' to it")
+        own = [Chain([Encrypt(recipients, signer=signer)]) if word == _ENCRYPT else Chain.parse(word) for word in words]
+        return Chain((codec for each in own for codec in each), raw=any(each.raw for each in own))
 
     def renew(self) -> Self:
         """Another save to the same place, with an id and data key of its own."""
@@ -335,31 +364,3 @@ def check_stock(stock: Stock) -> Stock:
     if not isinstance(stock, bool) and stock != "auto":
         raise ParameterError(f"stock={stock!r:.40}: it is True, False or 'auto'")
     return stock
-
-
-def chain_of(chain: ChainLike | None, recipients: KeysLike, signer: SignerLike | None, was_encrypted: bool) -> Chain:
-    """The chain to write with; by default that of writers, and `Encrypt` if there are keys for it. The keys belong to
-    the word ``encrypt`` of a chain in text form.
-    """
-    if recipients is None and signer is not None:
-        raise ParameterError("signer= signs encrypted data: also give the keys of those who may read (recipients)")
-    if chain is None:
-        if recipients is not None:
-            return Chain([*Chain.parse(DEFAULT_CHAIN), Encrypt(recipients, signer=signer)])
-        if was_encrypted:
-            raise ParameterError(
-                "the source is encrypted, and the default chain does not encrypt: give the keys of those who may read "
-                "the copy (recipients), or a chain without encrypt to write it unencrypted"
-            )
-        return Chain.parse(DEFAULT_CHAIN)
-    if not isinstance(chain, str):
-        if recipients is not None:
-            raise ParameterError("recipients= goes with a chain in text form; put Encrypt(...) into this one")
-        return Chain.of(chain)
-    words = [word.strip() for word in chain.split("+")] if chain.strip() else []
-    if _ENCRYPT in words and recipients is None:
-        raise KeyMissingError("the chain encrypts: give the keys of those who may read (recipients)")
-    if recipients is not None and _ENCRYPT not in words:
-        raise ParameterError("recipients were given, and the chain does not encrypt: add '+encrypt' to it")
-    own = [Chain([Encrypt(recipients, signer=signer)]) if word == _ENCRYPT else Chain.parse(word) for word in words]
-    return Chain((codec for each in own for codec in each), raw=any(each.raw for each in own))

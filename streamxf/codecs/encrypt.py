@@ -83,7 +83,7 @@ class Encrypt(Uncopied, Codec):
 
     def __init__(self, recipients: KeysLike, *, signer: SignerLike | None = None) -> None:
         vars(self).update(recipients=(), signer=None)  # for tracebacks that show what variables hold
-        providers = as_recipients(recipients)
+        providers = self.recipients_of(recipients)
         by = as_signing_key(signer) if signer is not None else None
         accepted = isinstance(recipients, KeyRing) and recipients.allow_unsigned
         if by is None and not accepted and not any(key.vouches for key in providers):
@@ -93,6 +93,16 @@ class Encrypt(Uncopied, Codec):
                 stacklevel=2,
             )
         vars(self).update(vars(self._made(providers, by)))
+
+    @staticmethod
+    def recipients_of(keys: KeysLike) -> tuple[KeyProvider, ...]:
+        """Those for which data keys are wrapped. Raises ParameterError unless they are 1 to 16, usable, each once."""
+        if isinstance(keys, KeyRing) and keys.trust:
+            raise ParameterError("this KeyRing has trust=, which is for reading; pass only its keys: Encrypt([*ring])")
+        ring = keys if isinstance(keys, KeyRing) else KeyRing(as_providers(keys, "recipients") or None)
+        if not 1 <= len(ring) <= MAX_RECIPIENTS:
+            raise ParameterError(f"Encrypt takes a key of 32 bytes, or 1 to {MAX_RECIPIENTS} keys, not {len(ring)}")
+        return tuple(ring)
 
     @classmethod
     def _made(cls, recipients: tuple[KeyProvider, ...], signer: Any, session: _WrappedKey | None = None) -> Self:
@@ -243,16 +253,6 @@ class _Absent(KeyProvider):
 
     def __repr__(self) -> str:
         return f"{self.noun} {self.id}"
-
-
-def as_recipients(keys: KeysLike) -> tuple[KeyProvider, ...]:
-    """The keys for which data keys are wrapped. Raises ParameterError unless they are 1 to 16, each once and usable."""
-    if isinstance(keys, KeyRing) and keys.trust:
-        raise ParameterError("this KeyRing has trust=, which is for reading; pass only its keys: Encrypt([*ring])")
-    providers = tuple(keys) if isinstance(keys, KeyRing) else tuple(KeyRing(as_providers(keys, "recipients") or None))
-    if not 1 <= len(providers) <= MAX_RECIPIENTS:
-        raise ParameterError(f"Encrypt takes a key of 32 bytes, or 1 to {MAX_RECIPIENTS} keys, not {len(providers)}")
-    return providers
 
 
 def _nonce(info: BlockInfo) -> bytes:

@@ -8,7 +8,7 @@ may use and the signers that it trusts. `read_key` and `write_key` keep keys in 
 from streamxf.keys.aws import AwsKms
 from streamxf.keys.file import read_environment, read_key, read_text, write_key
 from streamxf.keys.key import Key, KeyProvider, public_id
-from streamxf.keys.location import KeyLike, SignerLike, find_key, find_provider, key_schemes
+from streamxf.keys.location import KeyLike, SignerLike, as_signing_key, find_key, find_provider, key_schemes
 from streamxf.keys.pair import PrivateKey, PublicKey, SigningKey, VerifyKey
 from streamxf.keys.ring import KeyRing, KeysLike, TrustLike
 
@@ -25,6 +25,7 @@ __all__ = [
     "SigningKey",
     "TrustLike",
     "VerifyKey",
+    "as_signing_key",
     "find_key",
     "find_provider",
     "key_schemes",

@@ -185,18 +185,6 @@ def find_key(location: Location, passphrase: Callable[[], str] | None = None) ->
     return found
 
 
-def anchored(key: Any) -> Any:
-    """What means the same in every working folder: of a relative location of a file, and of a path object, an absolute
-    one; all else as it is. ``~`` is the home of whoever opens it.
-    """
-    if not isinstance(key, str | os.PathLike):
-        return key
-    text = key if isinstance(key, str) else f"file:{os.fsdecode(key)}"
-    scheme, _, path = text.partition(":")
-    is_path = scheme == "file" and path and not path.startswith(("/", "~", f"{SECRET}:", f"{PROTECTED}:"))
-    return f"file:{os.path.join(os.getcwd(), path)}" if is_path else text
-
-
 def _followed(key: Any) -> Any:
     return find_key(key) if isinstance(key, str | os.PathLike) else key
 

@@ -18,7 +18,7 @@ from streamxf.engine import ForkLock
 from streamxf.errors import AuthenticationError, KeyServiceError, ParameterError, PolicyError, WrongKeyError
 from streamxf.keys.envelope import DEK_BYTES, DataKey, Envelope, Vouchers, ask, breach
 from streamxf.keys.key import KeyProvider, Uncopied
-from streamxf.keys.location import KeyLike, Location, anchored, as_provider, as_verify_key, several
+from streamxf.keys.location import PROTECTED, SECRET, KeyLike, Location, as_provider, as_verify_key, several
 from streamxf.keys.pair import SigningKey, VerifyKey
 
 KeysLike = Union["KeyRing", KeyLike, Iterable[KeyLike], None]
@@ -65,7 +65,7 @@ class KeyRing(Uncopied):
         if not isinstance(allow_unsigned, bool):
             raise ParameterError(f"allow_unsigned= is True or False, not {type(allow_unsigned).__name__}")
         keys = [*keys] if isinstance(keys, Iterator) else keys
-        providers, given = as_providers(keys), several(keys, "keys", anchored)
+        providers, given = as_providers(keys), several(keys, "keys", self.anchored)
         held = (each for each in given if not isinstance(each, str) and not getattr(each, "portable", False))
         self.locations = () if any(True for _ in held) else given
         """What another process can open the same keys by; empty if one was given that lies in memory."""
@@ -97,6 +97,18 @@ class KeyRing(Uncopied):
                 raise ParameterError("keys= is a KeyRing: pass trust= and allow_unsigned= to that")
             return keys
         return cls(keys, trust=trust, allow_unsigned=allow_unsigned)
+
+    @staticmethod
+    def anchored(key: Any) -> Any:
+        """What means the same in every working folder: of a relative location of a file, and of a path object, an
+        absolute one; all else as it is. ``~`` is the home of whoever opens it.
+        """
+        if not isinstance(key, str | os.PathLike):
+            return key
+        text = key if isinstance(key, str) else f"file:{os.fsdecode(key)}"
+        scheme, _, path = text.partition(":")
+        is_path = scheme == "file" and path and not path.startswith(("/", "~", f"{SECRET}:", f"{PROTECTED}:"))
+        return f"file:{os.path.join(os.getcwd(), path)}" if is_path else text
 
     def open(self, wrapped: str, vouchers: str, digest: bytes) -> DataKey:
         """Unwrap a data key, and check that someone vouches for the contents.

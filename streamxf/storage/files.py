@@ -185,7 +185,7 @@ def held_at(path: str) -> int:
 
 
 def resolve_target(path: str | os.PathLike[str]) -> Path:
-    """Where something at `path` is replaced: what a link leads to; as `Storage.resolved`."""
+    """Where what is at `path` is replaced: whoever made a link to nothing would choose where a new file comes to be."""
     if os.path.islink(path) and not os.path.exists(path):
         raise FileExistsError(errno.EEXIST, TO_NOTHING, os.fspath(path))
     return Path(os.path.realpath(path))  # absolute, so that the folder may change meanwhile

@@ -288,9 +288,7 @@ class Storage(ABC):
         return self.location(name)
 
     def resolved(self, *, to_replace: bool = False) -> Storage:
-        """The same place by its `real` path, where links may lead to it; FileExistsError for one that is `to_replace`,
-        if a link leads nowhere: whoever made that would choose where a new file comes to be.
-        """
+        """The same place by its `real` path; FileExistsError if it is `to_replace`, and a link leads nowhere."""
         return self
 
     def _at(self, location: str, path: str) -> Storage:
@@ -519,9 +517,7 @@ class Storage(ABC):
             self.write(path, data, over=over)
 
     def stamp(self, name: str) -> str | None:
-        """What identifies the file that is there now, for `put`, "" if there is none; None where the storage cannot put
-        on a condition.
-        """
+        """What identifies the file that is there now, for `put`: "" if there is none. None if there are no stamps."""
         return None
 
     def make_folder(self, path: str = "", *, durable: bool = True) -> list[Path]:

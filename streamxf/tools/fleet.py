@@ -26,8 +26,6 @@ from typing import Any, Self
 
 from streamxf import errors
 from streamxf.chain import Chain
-from streamxf.checkpoint.saving import chain_of
-from streamxf.keys.location import anchored, several
 from streamxf.places import Storage
 from streamxf.reading import Access, BoxReader, KeyRing, Progress, Share, TensorItem
 from streamxf.tools.damage import CALLERS
@@ -49,9 +47,9 @@ class Fleet:
     """Hands tasks to `executor`; a context manager, which waits for all results. Left by an exception, it cancels what
     has not begun. `missed` says of each task that this process does why.
 
-    Workers read `storages` with `access`. Those that write are to save as `to` does, and call `chain`
-    for its chain, which `chain_of` made of `given`. Raises ParameterError if something cannot be sent to workers, or a
-    key must not be.
+    Workers read `storages` with `access`. Those that write are to save as `to` does, and call `chain` for its chain,
+    which `Save.chain_of` made of `given`. Raises ParameterError if something cannot be sent to workers, or a key must
+    not be.
     """
 
     def __init__(
@@ -70,15 +68,17 @@ class Fleet:
         near = self._near = here or isinstance(executor, ProcessPoolExecutor)
         if not near and not all(key.portable for key in access.keys):
             trust, unsigned = access.keys.trust or None, access.keys.allow_unsigned
-            named = _named(access.keys.locations, "keys")
+            named = _sendable(access.keys.locations, "keys")
             self._terms = partial(_with, replace(access, keys=KeyRing()), named, trust, unsigned)
         made, storages = (Chain(), storages) if to is None else (to.extensions.chain, [*storages, to.storage])
         self.chain: Callable[[], Chain] = partial(Chain.of, made)
         secrets = () if made.encryption is None else (*made.encryption.recipients, made.encryption.signer)
         if not near and not all(key is None or getattr(key, "portable", False) for key in secrets):
             text, recipients, signer = given
-            by = None if signer is None else _named(signer, "signer")[0]
-            self.chain = partial(chain_of, text, _named(recipients, "recipients"), by, len(access.keys) > 0)
+            named = _sendable(KeyRing.of(recipients).locations, "recipients")
+            there = [KeyRing.anchored(signer)] if isinstance(signer, str | os.PathLike) else ()
+            by = None if signer is None else _sendable(there, "signer")[0]
+            self.chain = partial(to.chain_of, text, named, by, len(access.keys) > 0)
         sent: list[tuple[str, Any]] = [("path", each) for each in storages]
         sent += [("keys", access.keys if near else None), ("codecs", self._terms), ("chain", self.chain)]
         for name, value in sent if not here else ():
@@ -196,15 +196,14 @@ def _with(access: Access, keys: Any, trust: Any, allow_unsigned: bool) -> Access
     return replace(access, keys=KeyRing(keys, trust=trust, allow_unsigned=allow_unsigned))
 
 
-def _named(keys: Any, name: str) -> tuple[Any, ...]:
-    """Keys that can be sent anywhere: locations, and those that hold nothing secret."""
-    found = () if keys == () else several(keys, name, lambda key: key)
-    if not found or not all(isinstance(key, str | os.PathLike) or getattr(key, "portable", False) for key in found):
+def _sendable(keys: Sequence[Any], name: str) -> Sequence[Any]:
+    """Locations of keys, and keys that hold nothing secret, as `KeyRing.locations`: there are some unless one does."""
+    if not keys:
         raise errors.ParameterError(
             f"{name}= has a key in memory, which is not sent to workers that may be on other hosts. Name a location "
             "that each of them can open: 'file:/run/secrets/checkpoint.key', 'env:CHECKPOINT_KEY', 'aws-kms:ARN'"
         )
-    return tuple(map(anchored, found))
+    return keys
 
 
 def _made(call: Callable[..., Any], args: tuple[Any, ...]) -> Any:

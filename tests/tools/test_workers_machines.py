@@ -16,10 +16,10 @@ import pytest
 import torch
 
 import streamxf
-from streamxf import Key
 from streamxf.errors import KeyMissingError, UnknownCodecError
+from streamxf.keys import Key, KeyRing
 from streamxf.keys.file import write_key
-from streamxf.keys.location import anchored, format_key
+from streamxf.keys.location import format_key
 from streamxf.stream.container import ChainOpener
 from streamxf.tools import fleet
 from tests.altered import flip
@@ -117,10 +117,10 @@ def test_relative_locations_of_keys_are_those_of_the_client(
 
 def test_which_locations_are_anchored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert anchored("file:../a.key") == f"file:{tmp_path}/../a.key"  # whose first part may be a link
-    assert anchored(Path("a.key")) == f"file:{tmp_path}/a.key"
+    assert KeyRing.anchored("file:../a.key") == f"file:{tmp_path}/../a.key"  # whose first part may be a link
+    assert KeyRing.anchored(Path("a.key")) == f"file:{tmp_path}/a.key"
     for location in ("file:/a.key", "file:~/a.key", "file:", "env:A", "aws-kms:arn:a", "file://host/a", KEY):
-        assert anchored(location) == location
+        assert KeyRing.anchored(location) == location
 
 
 @pytest.mark.parametrize("stale", ["recipient", "signer"])

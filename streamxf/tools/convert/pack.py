@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import zlib
 from collections.abc import Callable, Mapping
@@ -15,8 +16,7 @@ from typing import Any, Unpack
 
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.errors import ChecksumError, MetadataError, ParameterError, UnsupportedError, located
-from streamxf.format.items import ITEMSIZES, check_name, elements_size
-from streamxf.format.limits import DEFAULT_BLOCK_LOG2
+from streamxf.format.items import check_name
 from streamxf.formats.opening import is_checkpoint
 from streamxf.notes import check_uncommitted, known_run
 from streamxf.places import GLOBAL, Location, Storage, is_run_file, is_url, made_by_saves, open_storage
@@ -61,7 +61,7 @@ def transcode(
     signer: SignerLike | None = None,
     storage_options: Mapping[str, Any] | None = None,
     target_options: Mapping[str, Any] | None = None,
-    block_size: int = 1 << DEFAULT_BLOCK_LOG2,
+    block_size: int = Save.BLOCK_SIZE,
     file_size: int = FILE_SIZE,
     progress: Progress | None = None,
     executor: Executor | None = None,
@@ -193,15 +193,15 @@ def _stored(checkpoint: Checkpoint, wanted: ItemPart) -> Content:
     """An object as it is stored, or a shard: its elements, where these are all that there is of it."""
     item, chunk, name = wanted.item, wanted.chunk, wanted.item.name
     file = checkpoint.label(wanted.place.file)
-    dtype, shape = item.dtype if isinstance(item, TensorItem) else "", chunk.shape if chunk is not None else ()
     checkpoint.budget.spend_once((name, chunk and chunk.offset), wanted.place.size, "the item", file=file, item=name)
     blocks = checkpoint.blocks(item, chunk)
-    if wanted.kind is Kind.FRAMED and dtype in ITEMSIZES:
+    if wanted.kind is Kind.FRAMED and chunk is not None and isinstance(item, TensorItem):
         # refused is what only torch can make
         with suppress(UnsupportedError), located(file=file, item=name), checkpoint.storage.doubting():
-            found = find_framed(StreamReader(blocks), blocks.size, dtype, shape)
+            size = item.itemsize * math.prod(chunk.shape)
+            found = find_framed(StreamReader(blocks), blocks.size, item.dtype, chunk.shape)
             if found.tensor.is_row_major:
-                reads = RangeSource(checkpoint, blocks, file, name, found.start, elements_size(dtype, shape), found.crc)
+                reads = RangeSource(checkpoint, blocks, file, name, found.start, size, found.crc)
                 return Content(reads, Kind.TENSOR)
     return Content(RangeSource(checkpoint, blocks, file, name), wanted.kind)
 
@@ -216,7 +216,7 @@ def pack(
     signer: SignerLike | None = None,
     storage_options: Mapping[str, Any] | None = None,
     target_options: Mapping[str, Any] | None = None,
-    block_size: int = 1 << DEFAULT_BLOCK_LOG2,
+    block_size: int = Save.BLOCK_SIZE,
     file_size: int = FILE_SIZE,
     progress: Progress | None = None,
     executor: Executor | None = None,
@@ -290,7 +290,7 @@ def _packed(whole: PackedReader, wanted: ItemPart) -> Content:
     if chunk is None or not isinstance(item, TensorItem):
         return Content(MemorySource(memoryview(saved(whole.load_object(item.name)))), Kind.OBJECT)
     elements = whole.elements(item, chunk)
-    size = elements_size(item.dtype, chunk.shape)
+    size = item.itemsize * math.prod(chunk.shape)
     reads = RangeSource(whole, elements.blocks, whole.label(chunk.place.file), item.name, elements.origin, size)
     return Content(reads, Kind.TENSOR)
 

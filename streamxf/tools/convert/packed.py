@@ -23,7 +23,6 @@ from typing import Any, NamedTuple, Self
 
 from streamxf import errors
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.format.items import beyond_limits, elements_size
 from streamxf.formats import huggingface, torchfile
 from streamxf.formats.contents import FOLDERS, SUFFIXES, Contents, FileReader, Format, Shard, whole_tensor
 from streamxf.formats.opening import LOOKED_FOR, format_of, kind_of, open_layout, open_source
@@ -384,7 +383,7 @@ def _refused(main: FileReader) -> dict[str, str]:
     refused: dict[str, str] = {}
     for name, item in main.stored.items():
         if isinstance(item, TensorItem):
-            refused |= {name: text} if (text := beyond_limits(item.shape)) else {}
+            refused |= {name: text} if (text := item.beyond_limits) else {}
         else:
             try:
                 value = main.load_object(name)
@@ -446,7 +445,7 @@ class _Packing:
         labels = {
             name: f"{path}/{name}"
             for name, item in found.items.items()
-            if isinstance(item, TensorItem) and (name in own or not (item.size or beyond_limits(item.shape)))
+            if isinstance(item, TensorItem) and (name in own or not (item.size or item.beyond_limits))
         }
         items = {label: replace(found.items[name], name=label, path=(label,)) for name, label in labels.items()}
         strides = {labels[name]: strides for name, strides in found.strides.items() if name in labels}
@@ -486,7 +485,7 @@ def _placed(shard: Shard, joined: Collection[str]) -> list[Placed]:
     have gaps between them. Those that are `joined` are slices.
     """
     every = (item for item in shard.items.values() if isinstance(item, TensorItem) and item.size)
-    tensors = [item for item in every if not beyond_limits(item.shape)]
+    tensors = [item for item in every if not item.beyond_limits]
     found: list[Placed] = []
     stop = 0
     for item in sorted(tensors, key=lambda item: (item.chunks[0].place.at, -item.size)):
@@ -503,7 +502,8 @@ def _placed(shard: Shard, joined: Collection[str]) -> list[Placed]:
 def _gaps(tensors: Iterable[Placed], size: int) -> Gaps:
     """The bytes around tensors in a file of `size` bytes."""
     gaps, at = [], 0
-    for start, stop in (*((each.start, each.start + elements_size(*each[2:4])) for each in tensors), (size, size)):
+    placed = ((each.start, TensorItem(each.name, each.dtype, each.shape, ()).size) for each in tensors)
+    for start, stop in (*((start, start + length) for start, length in placed), (size, size)):
         if start > at:
             gaps.append((at, start))
         at = stop

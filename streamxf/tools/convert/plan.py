@@ -24,8 +24,8 @@ from streamxf.formats.huggingface import DTYPES, INDEX, TWO_IN_ONE, is_text
 from streamxf.reading import Box, BoxReader, Item, Path, TensorItem
 from streamxf.tools.convert.packed import ITEM, PackedFile, PackManifest, Placed, is_kept, rest_of
 from streamxf.tools.nesting import nested, restore_optimizers, say_lost
-from streamxf.torchsave.writing import torch_file
 from streamxf.wording import many, some
+from streamxf.writing import torch_file
 
 _WINDOW = 2**20  # bytes that are read at once of the item whose parts are all over the file
 

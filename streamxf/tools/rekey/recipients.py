@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from streamxf.errors import PolicyError, UnsupportedError
-from streamxf.keys import KeyProvider, SigningKey, VerifyKey
+from streamxf.keys import KeyProvider, SigningKey, VerifyKey, as_signing_key
 from streamxf.keys.envelope import Envelope, Vouchers
-from streamxf.keys.location import as_signing_key
 from streamxf.reading import KeyRing, SignerLike
 
 Key = tuple[str, str]  # the kind and id of one

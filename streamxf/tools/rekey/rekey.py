@@ -8,16 +8,15 @@ the index alone, since writer and number tie a container to its item; and with `
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Unpack
 
 from streamxf.buffers import collector_paused
-from streamxf.codecs.encrypt import as_recipients
+from streamxf.codecs.encrypt import Encrypt
 from streamxf.errors import KeyMissingError, KeyServiceError, ParameterError, PolicyError, StreamxfError, escaped
-from streamxf.keys import KeyLike, KeyProvider, SigningKey
-from streamxf.keys.key import is_key_id
-from streamxf.keys.location import as_provider
+from streamxf.keys import KeyProvider, SigningKey
 from streamxf.places import Location, open_storage
 from streamxf.reading import Access, AccessOptions, Item, KeyRing, KeysLike, Path, SignerLike
 from streamxf.tools.rekey.holders import Holder, MetadataFile, each, holders_at, metadata_of, notes_at, replace_each
@@ -107,7 +106,7 @@ def rekey(
     OSError
         If it cannot be written. Then the old file is still there.
     """
-    chosen = as_recipients(recipients)
+    chosen = Encrypt.recipients_of(recipients)
     access, terms = _terms(options, signer, vouch)
     own = _own(chosen, access.keys, terms.signer)
     terms = replace(terms, trust=(*terms.trust, *own.trust))
@@ -149,7 +148,7 @@ def add_recipient(
 
     `keys` open it; the other arguments, what is returned and what is raised are as in `rekey`.
     """
-    chosen = as_recipients(recipients)
+    chosen = Encrypt.recipients_of(recipients)
     access, terms = _terms(options, signer, vouch)
 
     def change(file: Holder) -> KeySet:
@@ -161,7 +160,7 @@ def add_recipient(
 
 
 def remove_recipient(
-    path: Location, *, recipient: KeyLike, storage_options: StorageOptions = None, **options: Unpack[AccessOptions]
+    path: Location, *, recipient: KeysLike, storage_options: StorageOptions = None, **options: Unpack[AccessOptions]
 ) -> tuple[str, ...]:
     """Remove a recipient's wrapped data keys and voucher; those of the others stay.
 
@@ -172,9 +171,12 @@ def remove_recipient(
     is no such recipient, or no other.
     """
     known = isinstance(recipient, str) and ":" not in recipient
-    if known and not is_key_id(str(recipient)):  # which may be a key, and is not shown
+    if known and not re.fullmatch("[0-9a-f]{16}", str(recipient)):  # which may be a key, and is not shown
         raise ParameterError("a recipient's id has 16 hexadecimal digits; a key has a location, such as file:PATH")
-    key_id = recipient if known else as_provider(recipient).id
+    keys = () if known else Encrypt.recipients_of(recipient)
+    if len(keys) > 1:
+        raise ParameterError("recipient= is one key, or its id; call this again for each of several")
+    key_id = keys[0].id if keys else recipient
     access, _ = _terms(options)
     there = _listed(path, storage_options, access)
     if key_id not in [one.id for one in (*there.whole, *there.part)]:
