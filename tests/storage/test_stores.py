@@ -21,7 +21,6 @@ import streamxf
 from streamxf import Retention
 from streamxf.errors import ContainerError, ForeignError, NoCheckpointError, ParameterError, UnsupportedError
 from streamxf.manager.latest import is_complete
-from streamxf.manager.removal import files_of
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage, StorageEntry
 from streamxf.testing import FILES, ConformanceError, check_storage
@@ -474,7 +473,7 @@ def test_a_listing_without_an_end(saved: Path, monkeypatch: pytest.MonkeyPatch) 
             act(storage)
     with pytest.raises(ForeignError, match="more than 1,000 names"):
         storage.remove_all()
-    assert len([*files_of(storage.parent()[0], "step", 1000)]) == 1000
+    assert len(Storage.files(storage.parent()[0], "step", 1000)) == 1000
 
 
 @pytest.mark.timeout(60)
