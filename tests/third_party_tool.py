@@ -1,4 +1,4 @@
-"""A tool that somebody else could have written, of what docs/api.md has for everybody: the mean of several checkpoints.
+"""A tool that somebody else could have written, of what docs/api.md has for everybody: audits, and writes a mean.
 
 Usage: third_party_tool.py KEY MEAN CHECKPOINT...
 """
@@ -22,22 +22,29 @@ def average(key: str, to: str, places: Sequence[str]) -> int:
     with ExitStack() as stack:
         readers = [stack.enter_context(Checkpoint(place, keys=key, framework="numpy")) for place in places]
         writer = stack.enter_context(CheckpointWriter(to, "floatzip+encrypt", recipients=key))
+        found = [audited(reader) for reader in readers]
         for name, item in readers[0].stored.items():
-            for place, reader in zip(places, readers, strict=True):
-                if name not in reader.stored or shape_of(reader, name) != shape_of(readers[0], name):
-                    raise ParameterError(f"{place} has no {name} of the same shape")
+            if any(each.get(name) != found[0][name] for each in found):
+                raise ParameterError(f"{name} is not alike in all: {[each.get(name) for each in found]}")
             if isinstance(item, TensorItem) and item.dtype == "float32":
                 writer.add(name, means_of(readers, name), dtype=item.dtype, shape=item.shape)
                 count += 1
             else:
                 writer[name] = readers[0][name].read()
-    put_small(open_storage(to), "average.json", json.dumps({"of": list(places)}).encode())
+    put_small(open_storage(to), "average.json", json.dumps({"of": list(places), "items": found[0]}).encode())
     return count
 
 
-def shape_of(reader: BoxReader, name: str) -> tuple[int, ...] | None:
-    item = reader.stored[name]
-    return item.shape if isinstance(item, TensorItem) else None
+def audited(reader: BoxReader) -> dict[str, str]:
+    """What each item is; all of it is read."""
+    found = {}
+    for name, item in reader.stored.items():
+        if isinstance(item, TensorItem):
+            read = sum(array.nbytes for array in reader.read_boxes(Box.of(item)))
+            found[name] = f"{item.dtype} {[*item.shape]}, {read} of {item.size} bytes"
+        else:
+            found[name] = str(type(reader.load_object(name)))
+    return found
 
 
 def means_of(readers: Sequence[BoxReader], name: str) -> Iterator[bytes]:

@@ -24,7 +24,7 @@ from streamxf.dcp.metadata import FOUND, LazyTensor, torch_chunks
 from streamxf.dcp.plans import flattened_entries, is_caching, is_flattened, is_usable, kept_plans
 from streamxf.dcp.targets import ObjectPlaces, box_of, chunks_here
 from streamxf.errors import MetadataError
-from streamxf.format.extra import nesting_of
+from streamxf.format.extra import Nesting
 from streamxf.format.items import Item, TensorItem
 from streamxf.format.tiling import check_apart, check_tiles
 from streamxf.torch_private import ShardedTensor
@@ -111,7 +111,7 @@ class SavePlanner(DefaultSavePlanner):
 
     def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
         """As torch's planner does it, which does not keep how the state is nested."""
-        self._nesting = nesting_of(state_dict, is_flattened) if is_caching(self) else None
+        self._nesting = Nesting.recorded(state_dict, is_flattened) if is_caching(self) else None
         super().set_up_planner(state_dict, storage_meta, is_coordinator)
 
     def create_local_plan(self) -> SavePlan:

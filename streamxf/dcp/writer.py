@@ -35,7 +35,7 @@ from streamxf.dcp.saver import check_parent, settle_in
 from streamxf.dcp.staged import check_sent, copied, make_objects
 from streamxf.engine import finalize_apart
 from streamxf.errors import AbortedError, ChainError, ParameterError, UnsupportedError, escaped, notes_of, text_of
-from streamxf.format.extra import Nesting, nesting_of
+from streamxf.format.extra import Nesting
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.format.names import GLOBAL, metadata_name
 from streamxf.format.run import RunFacts
@@ -193,7 +193,7 @@ class ChainWriterMixin(StorageMixin):
             warnings.warn(f"{text}. Pass overwrite=False to refuse that", stacklevel=3)
         save.enter(links=self.run_facts is None)  # in a run's folder nobody names links, and others may make some
         state = torch_private.state_of_the_save() if plan.planner_data is not None else None
-        nesting = nesting_of(state, planning.is_flattened)
+        nesting = Nesting.recorded(state, planning.is_flattened)
         planning.check_keys(state)
         for text in planning.texts_about(state, self._for_torch and rank_here() == 0):
             self._warn(text)

@@ -89,17 +89,6 @@ UNRECORDED: Any = {NESTING: {"unknown": [[]]}}
 """The member of `extra` where nobody recorded anything, as stock DCP does not."""
 
 
-def nesting_of(state: Any, is_flattened: Callable[[list[Any]], bool]) -> dict[str, list[Any]]:
-    """The record of what DCP flattens on one rank; empty where names and paths say all. `is_flattened` says whether DCP
-    makes items of a list's elements, and not an object of the whole.
-    """
-    found: dict[str, list[Any]] = {}
-    for kind, entry in _visit((), state, is_flattened) if isinstance(state, Mapping) else ():
-        with suppress(MetadataError):  # of a key that UTF-8 does not have
-            found.setdefault(kind, []).append(to_json(entry))
-    return found if len(json.dumps(found)) <= _MOST_NESTING else dict(UNRECORDED[NESTING])
-
-
 def _visit(path: Path, value: Any, is_flattened: Callable[[list[Any]], bool]) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         keys = value.keys()  # other questions a TensorDict answers in its own way
@@ -139,9 +128,20 @@ class Nesting:
         self.empty, self.integers, self.unknown = map(self._paths, ("empty", "integers", "unknown"))
         self.keys = [(path, key) for path, key in map(_key, self._entries("keys")) if path]
 
+    @staticmethod
+    def recorded(state: Any, is_flattened: Callable[[list[Any]], bool]) -> dict[str, list[Any]]:
+        """The record of what DCP flattens on one rank; empty where names and paths say all. `is_flattened` says whether
+        DCP makes items of a list's elements, and not an object of the whole.
+        """
+        found: dict[str, list[Any]] = {}
+        for kind, entry in _visit((), state, is_flattened) if isinstance(state, Mapping) else ():
+            with suppress(MetadataError):  # of a key that UTF-8 does not have
+                found.setdefault(kind, []).append(to_json(entry))
+        return found if len(json.dumps(found)) <= _MOST_NESTING else dict(UNRECORDED[NESTING])
+
     @classmethod
     def merged(cls, records: Iterable[Mapping[str, list[Any]]]) -> Self:
-        """That of all ranks, each of which has what `nesting_of` gave."""
+        """That of all ranks, each of which has `recorded` its own."""
         found: dict[str, dict[str, Any]] = {}
         for record in records:
             for kind, entries in record.items():

@@ -11,7 +11,7 @@ from zlib import crc32
 
 from streamxf.buffers import collector_paused
 from streamxf.errors import ContainerError, NoCheckpointError, StreamxfError, UnsupportedError, shorten
-from streamxf.format.extra import nesting_of
+from streamxf.format.extra import Nesting
 from streamxf.formats.contents import Shard, whole_tensor
 from streamxf.reading import MAX_EXPANSION, Item, ObjectItem, Path, Place, StoredFile
 from streamxf.torchsave.archive import NotSavedByTorch
@@ -59,7 +59,7 @@ def read(file: StoredFile, name: str) -> Shard:
         records = dict.fromkeys(value.record for _, value in flat.values() if isinstance(value, StoredTensor))
         begins = {record: archive.find(record)[0] for record in records}
         whole: dict[int, bool] = {}
-        nesting = nesting_of(root, lambda value: not _is_whole(value, whole))
+        nesting = Nesting.recorded(root, lambda value: not _is_whole(value, whole))
         return replace(_described(flat, begins, archive.find(_PICKLE)[0], name), nesting=nesting)
     except RecursionError:
         raise _too_deep() from None

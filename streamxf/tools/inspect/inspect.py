@@ -24,9 +24,8 @@ from streamxf.formats.contents import Contents, Format
 from streamxf.formats.opening import contents_of, open_source
 from streamxf.keys.envelope import Envelope, Vouchers
 from streamxf.places import Location, Storage, open_storage
-from streamxf.reading import Access, AccessOptions, Item, KeyRing, ObjectItem, Progress, TensorItem
+from streamxf.reading import Access, AccessOptions, Item, KeyRing, ObjectItem, Progress, StoredStream, TensorItem
 from streamxf.registry import CodecRegistry
-from streamxf.stream.container import BlockReader
 from streamxf.stream.plain import PlainParts
 from streamxf.stream.plain import open as open_plain
 from streamxf.tools.fleet import Fleet
@@ -472,10 +471,11 @@ class PlainSummary:
         """Read what the file says; with keys it has to be true. Raises as `streamxf.open`."""
         with storage.open(random=True) as file, located(file=storage.label()):
             parts = PlainParts.of(file.slice(0, file.size))
-            blocks = BlockReader(parts.container, parts.header, None)
+            (stream := StoredStream(parts.container, parts.header).examine(None)).check()
             if len(keys):
                 file.raw.seek(0)
                 open_plain(file.raw, keys=keys).close()  # checks all that there is, except for most blocks
+        blocks: Any = stream.blocks  # there are some where no error is
         recipients = Envelope.parse(parts.wrapped).recipients if parts.wrapped else ()
         signature = Vouchers.parse(parts.vouchers).signature if parts.vouchers else None
         notes = [_UNPROVED] if parts.wrapped and not len(keys) else []
