@@ -473,7 +473,7 @@ def test_a_listing_without_an_end(saved: Path, monkeypatch: pytest.MonkeyPatch) 
             act(storage)
     with pytest.raises(ForeignError, match="more than 1,000 names"):
         storage.remove_all()
-    assert len(Storage.files(storage.parent()[0], "step", 1000)) == 1000
+    assert len(storage.parent()[0].files_below("step", 1000)) == 1000
 
 
 @pytest.mark.timeout(60)
