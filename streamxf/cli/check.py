@@ -29,8 +29,8 @@ def verify(
 ) -> int:
     """Read every byte of checkpoints or files, and report damage.
 
-    A file that streamxf.open wrote is checked like a checkpoint. Of a torch.save file, the checksums of its records are
-    compared; a .safetensors file has none, so only its header is checked. A Hugging Face folder is checked shard by
+    A file that streamxf.open wrote is checked like a checkpoint. In a torch.save file, the checksums of the records are
+    checked; a .safetensors file has none, so only its header is checked. A Hugging Face folder is checked shard by
     shard. In any other folder, such as a Trainer's checkpoint or a run, each checkpoint and file is checked.
 
     Without keys, verify finds accidental damage, but not deliberate changes.
@@ -55,8 +55,8 @@ def verify(
 def salvage(
     path: str = options.PATH,
     target: str = options.TARGET,
-    partial: bool = options.flag("Include tensors with damaged shards: these are zero."),
-    rank: int | None = options.value("N", "Whose metadata to use, if each rank has its own.", min=0),
+    partial: bool = options.flag("Include tensors with damaged shards, filled with zeros."),
+    rank: int | None = options.value("N", "Rank whose metadata to use, if each rank has its own.", min=0),
     merge_ranks: bool = options.flag("Confirm that all ranks' metadata files belong to one save."),
     without_metadata: bool = options.flag(
         "Find items in the data files if the metadata is unusable. You confirm that no data file is missing or was "
@@ -66,7 +66,7 @@ def salvage(
         "ID",
         "With --without-metadata: the 32 digits in the names of the save's files, if there are files of several saves.",
     ),
-    fresh: bool = options.flag("Take for damage what looks like it, on a mount that may show what is old, too."),
+    fresh: bool = options.flag("Treat apparent damage as damage, even on a mount that may show stale contents."),
     *,
     written: options.Group,
     access: options.Group,
@@ -77,7 +77,7 @@ def salvage(
 
     Each item is checked as in a load, so the new checkpoint contains only intact items. One or two of them are in
     memory at a time. The damaged checkpoint is read twice and not changed. The exit code is 1 if anything is lost,
-    and 2 if all that is missing could only not be read: see why, and salvage again, or see --fresh.
+    and 2 if nothing is, but something could not be read: see why, and salvage again, or see --fresh.
 
     Examples:
     streamxf salvage /checkpoints/step-1000 /checkpoints/step-1000-salvaged
@@ -131,10 +131,10 @@ def clean(
     """Remove leftovers of failed and killed saves from a checkpoint's folder.
 
     It lists these files, and asks first. The checkpoint's own files stay, and so do files that streamxf did not write.
-    The next save removes leftovers, too. If the checkpoint is incomplete, nothing is removed.
+    The next save also removes leftovers. If the checkpoint is incomplete, nothing is removed.
 
-    While a save to this folder is under way, as its lock shows, all leftovers stay; where there are no locks, those
-    younger than a day.
+    While a lock shows that a save to this folder is under way, all leftovers stay; where there are no locks, those
+    younger than a day stay.
 
     Examples:
     streamxf clean /checkpoints/step-1000 --dry-run
@@ -155,10 +155,10 @@ def clean(
 
 
 def codecs(*, out: show.Output) -> int:
-    """List the codecs and key providers that are installed, the packages that they come from, and whether they load.
+    """List the installed codecs and key providers, the packages that they come from, and whether they load.
 
-    Loading imports the packages of third parties in this process. The column "runs" says whether FloatZip uses its
-    compiled kernel, or NumPy, which is slower with the same results.
+    Loading imports third-party packages in this process. The column "runs" says whether FloatZip uses its compiled
+    kernel, or NumPy, which is slower with the same results.
 
     Examples:
     streamxf codecs
@@ -229,21 +229,21 @@ def _print_codecs(found: list[dict[str, Any]], keys: list[dict[str, Any]]) -> No
 def check(
     place: str = options.argument("PLACE", "Folder or URL where checkpoints are kept.", callback=options.existing),
     second: str | None = options.value(
-        "PATH", "The same place by another mount, or by the URL of what is mounted.", callback=options.existing
+        "PATH", "The same place through another mount, or the URL of what is mounted.", callback=options.existing
     ),
-    look: bool = options.flag("Show what is known of the place; try nothing, and write nothing."),
+    look: bool = options.flag("Show only what is known about the place; try and write nothing."),
     *,
     out: show.Output,
 ) -> int:
-    """Show what a place for checkpoints can do, and what streamxf does where it can do less than a disk.
+    """Show what a place for checkpoints can do, and what streamxf does if it can do less than a disk.
 
-    It tries that in a new folder there, streamxf-check-..., of up to 64 MiB, and removes it; remove one that a killed
-    check, or an interrupted one on FUSE, has left. Whether writes are stored when they return, what reads show and whom
-    locks keep out shows only with --second, which may take some minutes. Both must lead there by themselves: two
+    It tries this in a new folder there, streamxf-check-..., of up to 64 MiB, and removes the folder; remove one that a
+    killed check, or an interrupted one on FUSE, has left. Only --second, which may take some minutes, shows whether
+    writes are stored when they return, what reads see and whom locks keep out. Both paths must be independent: two
     mounts, or a mount and the URL of what is mounted.
 
-    The exit code is 1 if the place lacks what streamxf needs, or does less than it is known for. The last lines have
-    what to tell streamxf then.
+    The exit code is 1 if the place lacks what streamxf needs, or does less than it is known for. The last lines then
+    say what to tell streamxf.
 
     Examples:
     streamxf check /mnt/checkpoints

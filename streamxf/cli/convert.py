@@ -25,7 +25,7 @@ def pack(
 ) -> int:
     """Write a .safetensors or torch.save file, a folder or a stock DCP checkpoint as a checkpoint of streamxf.
 
-    An object of a class that is not known stays in the bytes of its file, and is named.
+    Objects of unknown classes are kept as bytes of their file, and named.
 
     All regular files of a folder are packed, including those in subfolders: tensors of any file as tensors, everything
     else as bytes; unpack writes the files again, byte for byte. A link to a file is packed as that file; anything else
@@ -50,19 +50,19 @@ def unpack(
     target: str = options.argument("TARGET", "The file or folder to write, or its URL."),
     format: Literal["safetensors", "torch", "huggingface", "dcp"] | None = options.value(
         "FORMAT",
-        "safetensors, torch, huggingface, or dcp, a checkpoint that torch's own reader loads. By default what TARGET "
-        "ends in (.safetensors; .pt, .pth, .bin, .ckpt), else what was packed if that was a file or a folder, else a "
+        "safetensors, torch, huggingface, or dcp, a checkpoint that torch's own reader loads. By default the format of "
+        "TARGET's suffix (.safetensors; .pt, .pth, .bin, .ckpt), else that of the packed file or folder, else a "
         "Hugging Face folder.",
     ),
     only: list[str] | None = options.ONLY,
     prefix: str = options.value("TEXT", "Only items with this prefix, which is removed from their names.", ""),
     shard_size: str = options.value("SIZE", "Bytes of tensors in one file of a Hugging Face folder.", "5GB"),
     model: bool = options.flag(
-        "Only the model's tensors, by the names that the module and from_pretrained know. PATH may be a checkpoint of "
-        "a Trainer, Lightning or torchtitan."
+        "Only the model's tensors, under the names that the module and from_pretrained use. PATH may be a checkpoint "
+        "of a Trainer, Lightning or torchtitan."
     ),
     skip_objects: bool = options.flag(
-        "Leave out non-tensor objects that the format has no place for, or that cannot be made here."
+        "Leave out non-tensor objects that the format cannot store, or that cannot be constructed here."
     ),
     overwrite: bool = options.flag("Replace an existing file or Hugging Face folder."),
     *,
@@ -113,8 +113,8 @@ def transcode(
 ) -> int:
     """Copy a DCP checkpoint through another chain.
 
-    Items are copied block by block, with all the checks of a load; only tensors that went through one of torch's
-    stream transforms are held in memory as a whole. Names, shards and objects stay as they are.
+    Items are copied block by block, with all the checks of a load; only tensors saved with one of torch's stream
+    transforms are held in memory as a whole. Names, shards and objects do not change.
 
     If the command fails or is killed, the same command resumes. With --in-place the old checkpoint loads until the new
     one does; both need space until then.
@@ -147,7 +147,7 @@ def stock(path: str = options.PATH, *, out: Output) -> int:
 def rename(
     path: str = options.PATH,
     names: list[str] = options.argument(
-        "OLD=NEW...", "A name and the new one; each '*' stands for the same text in both."
+        "OLD=NEW...", "The old name and the new one; each '*' stands for the same text in both."
     ),
     *,
     terms: options.Group,
@@ -155,11 +155,11 @@ def rename(
 ) -> int:
     """Rename items of a checkpoint, without touching its data.
 
-    Only metadata is rewritten, in one step. 'module.*=*' removes a prefix, '*=module.*' adds one. A whole name counts
-    before a pattern, the first pattern that fits before others.
+    Only metadata is rewritten, in one step. 'module.*=*' removes a prefix, '*=module.*' adds one. A full name takes
+    precedence over patterns, and the first matching pattern over later ones.
 
-    An encrypted checkpoint is opened with --key, given for each recipient that vouches for it; a signed one is signed
-    again with --signer.
+    An encrypted checkpoint needs --key for each recipient that vouches for it; a signed one needs --signer, to be
+    signed again.
 
     Examples:
     streamxf rename /checkpoints/step-1000 'model.module.*=model.*'
@@ -191,7 +191,7 @@ def keygen(
         "FILE", "The file for the public half of a pair; by default next to the secret one, with the suffix .pub."
     ),
     passphrase: bool = options.flag(
-        "Protect the file by a passphrase, which is asked for, or taken from STREAMXF_PASSPHRASE."
+        "Protect the file with a passphrase, typed when asked for, or taken from STREAMXF_PASSPHRASE."
     ),
     *,
     out: Output,
@@ -254,8 +254,8 @@ def rekey(
 ) -> int:
     """Change who can read a checkpoint or a file: the holders of exactly these keys.
 
-    Only a checkpoint's metadata is rewritten, in one step; data files keep their bytes. A file that streamxf.open wrote
-    is copied without being decrypted, and replaced in one step. Whoever could read before may have kept the data key.
+    Only a checkpoint's metadata is rewritten, in one step; data files do not change. A file that streamxf.open wrote is
+    copied without being decrypted, and replaced in one step. Former readers may have kept the data key.
 
     Examples:
     streamxf rekey /checkpoints/step-1000 --key file:old.key --recipient file:new.key
@@ -280,8 +280,8 @@ def recipients(
 ) -> int:
     """List who may read a checkpoint or a file, and add or remove recipients.
 
-    Without a key the list is not authenticated. Only wrapped keys are rewritten; whoever could read before may have
-    kept the data key.
+    Without a key the list is not authenticated. Only wrapped keys are rewritten; former readers may have kept the data
+    key.
 
     Examples:
     streamxf recipients /checkpoints/step-1000

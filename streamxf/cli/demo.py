@@ -56,8 +56,8 @@ def demo(runs: int = options.value("N", "Timed runs of each writer.", 5, min=1),
     """Save and load a real model, compare it in a second process, and damage it.
 
     The weights of all-MiniLM-L6-v2 are saved and loaded in fp32 and bf16, by stock DCP and through a chain. A second
-    process, which gets only path and key, compares the checkpoint with the model. Then one bit is flipped, and verify
-    must find it.
+    process, which gets only the path and the key, compares the checkpoint with the model. Then one bit is flipped, and
+    verify must find it.
 
     Examples:
     streamxf demo --runs 1

@@ -45,8 +45,8 @@ def _chosen(text: str | None) -> str | None:
 def inspect(
     path: str = options.PATH,
     tree: bool = options.flag("Group by module; equal layers share a line."),
-    depth: int | None = options.value("N", "Show the tree, to this number of levels of modules.", min=1),
-    top: int = options.value("N", "How many of the largest tensors to list.", 10, min=0),
+    depth: int | None = options.value("N", "Show the tree, down to this many levels of modules.", min=1),
+    top: int = options.value("N", "Number of largest tensors to list.", 10, min=0),
     items: bool = options.flag("List every item, in the checkpoint's own order."),
     html: str | None = options.value("FILE", "Write an HTML page: a treemap of sizes, and the ratio layer by layer."),
     values: bool = options.flag(
@@ -66,9 +66,9 @@ def inspect(
 
     PATH is a checkpoint of streamxf or of stock DCP, a .safetensors or torch.save file, a Hugging Face folder, or a
     file that streamxf.open wrote. Only metadata is read, and no keys are needed. With --values, all tensors are read,
-    too, and those that cannot be are named. A file that is missing or cut counts as damage.
+    too, and unreadable ones are named. A missing or truncated file counts as damage.
 
-    The ratio is stored bytes divided by bytes in memory, of tensors.
+    The ratio is the stored bytes of tensors divided by their bytes in memory.
 
     Exit codes: 0 success; 1 damaged, or --fail-on found something; 2 neither, but something could not be read, or the
     command could not start.
@@ -157,9 +157,9 @@ def diff(
     only: list[str] | None = options.ONLY,
     prefix_a: str = options.value("TEXT", "Only items of A with this prefix, which is removed from their names.", ""),
     prefix_b: str = options.value("TEXT", "The same for B.", ""),
-    top: int = options.value("N", "How many items of each kind to list; --json has all.", 20, min=0),
+    top: int = options.value("N", "Number of items of each kind to list; --json has all.", 20, min=0),
     values: bool = options.flag("Show statistics of B minus A: range, mean, standard deviation and distribution."),
-    plain_a: bool = options.flag("A is not encrypted: the keys are for B alone."),
+    plain_a: bool = options.flag("A is not encrypted; the keys are only for B."),
     plain_b: bool = options.flag("The same for B."),
     *,
     access: options.Group,
@@ -170,7 +170,7 @@ def diff(
     Tensors are the same if all their bits are. An element that became NaN, or is NaN with other bits, has no distance
     and is counted separately. A packed folder is compared with a folder, or with another packed one, file by file.
     Otherwise only tensors and objects are compared, so a checkpoint equals the file that it was packed from, unless
-    that has objects which `pack` keeps as bytes alone; the report lists anything not compared. An item that cannot be
+    that has objects that `pack` keeps only as bytes; the report lists anything not compared. An item that cannot be
     read is listed with the reason.
 
     Exit codes: 0 the same; 1 different; 2 no difference was found, but something could not be read, or the command
@@ -216,24 +216,24 @@ def diff(
 def cat(
     path: str = options.argument(
         "PATH",
-        "A file that streamxf.open wrote, - for the standard input, or with ITEM a checkpoint; or its URL.",
+        "A file that streamxf.open wrote, - for standard input, or, with ITEM, a checkpoint; or its URL.",
         callback=lambda path: path if path == "-" else options.existing(path),
     ),
     item: str | None = options.argument(
-        "ITEM", "An item of a checkpoint of DCP, or a part of a tensor, as in 'w[10:20, :, 3]'.", None
+        "ITEM", "An item of a DCP checkpoint, or a part of a tensor, as in 'w[10:20, :, 3]'.", None
     ),
-    text: bool = options.flag("Write a tensor's elements as text, a line for each row, and not as bytes."),
+    text: bool = options.flag("Write a tensor's elements as text, one line per row, instead of bytes."),
     *,
     access: options.Group,
 ) -> int:
-    """Decode a file that streamxf.open wrote, or an item of a checkpoint, to the standard output.
+    """Decode a file that streamxf.open wrote, or an item of a checkpoint, to standard output.
 
     Each block is checked before it is written. At a damaged block the command ends with exit code 1, and the output so
     far is intact.
 
-    Of a tensor, the elements are written, in row-major order; of a part of it, only the blocks that hold it are read.
-    Indices are those of Python, without steps backwards; quote them for the shell. An item whose own name ends in
-    brackets is found by it. An object is written as a file of torch.save.
+    The elements of a tensor are written in row-major order; for a part of it, only the blocks that hold it are read.
+    Indices are Python's, without negative steps; quote them for the shell. An item whose own name ends in brackets is
+    found by that name. An object is written as a torch.save file.
 
     Examples:
     streamxf cat weights.pt.sxf --key file:team.key > weights.pt

@@ -164,7 +164,7 @@ PATH = argument(
 )
 PATHS = argument(
     "PATH...",
-    "A checkpoint's folder or file, or its URL, as for other commands; of several, there is one report.",
+    "A checkpoint's folder or file, or its URL, as for other commands; several give one report.",
     callback=lambda paths: [*map(existing, paths)],
 )
 RUN = argument("RUN", "A training run's folder, with a folder for each checkpoint, or its URL.", callback=existing)
@@ -174,7 +174,7 @@ OVERWRITE = flag("Replace an existing checkpoint.")
 FILE_SIZE = value(
     "SIZE", "Size of one data file, before the chain: at most this much is repeated after an interruption.", "256MiB"
 )
-SAVE_IDS = value("ID", "The only acceptable save.")
+SAVE_IDS = value("ID", "Accept only the save with this id.")
 DRY_RUN = flag("Remove nothing; list what would be removed.", "--dry-run", "-n")
 YES = flag("Remove without asking.")
 VERIFY = value(
@@ -184,7 +184,7 @@ VERIFY = value(
     "sample",
 )
 Verify = Literal["none", "sample", "whole"]
-RUN_ID = value("ID", "Which run, if the folder has checkpoints of several; streamxf list --json shows the ids.")
+RUN_ID = value("ID", "The run, if the folder has checkpoints of several; streamxf list --json shows the ids.")
 
 
 Group = dict[str, Any]
@@ -198,7 +198,7 @@ _KEYS: dict[str, tuple[Any, Any]] = {
     "key": (
         Several,
         location(
-            "Location of a key: file:PATH, env:VARIABLE, aws-kms:ARN, that of an installed provider, or prompt. "
+            "Location of a key: file:PATH, env:VARIABLE, aws-kms:ARN, one of an installed provider, or prompt. "
             "Repeatable. Never the key itself, which other users could see.",
             "--key",
             "-k",
@@ -206,7 +206,7 @@ _KEYS: dict[str, tuple[Any, Any]] = {
         ),
     ),
     "trust": (Several, location("The public key of a trusted signer (file:..., env:...).")),
-    "allow_unsigned": (bool, flag("Accept checkpoints that a private key opens and nobody signed.")),
+    "allow_unsigned": (bool, flag("Accept unsigned checkpoints that a private key opens.")),
 }
 _PROTECTION: dict[str, tuple[Any, Any]] = {
     **_KEYS,
@@ -244,7 +244,7 @@ _GROUPS: dict[str, dict[str, tuple[Any, Any]]] = {
             str | None,
             value(
                 "CHAIN",
-                "Codecs to store with, such as floatzip, zstd:level=3+checksum or floatzip+encrypt; '' for none, raw "
+                "Codecs of the output, such as floatzip, zstd:level=3+checksum or floatzip+encrypt; '' for none, raw "
                 "for bare bytes that can be mapped into memory. By default floatzip, and with --recipient "
                 "floatzip+encrypt. streamxf codecs lists them.",
                 autocompletion=codecs_behind,

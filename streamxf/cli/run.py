@@ -251,7 +251,7 @@ def command_line(named: str | None = None) -> Any:
         rich_markup_mode="rich" if framed else None,
         context_settings={"help_option_names": ["--help", "-h"]} | ({} if framed else {"terminal_width": columns}),
         help="Inspect, check and convert checkpoints of PyTorch Distributed Checkpoint.",
-        epilog="Exit codes: 0 success; 1 damaged, different or failed; 2 it could not start, or compare.",
+        epilog="Exit codes: 0 success; 1 damaged, different or failed; 2 the command could not start or compare.",
     )
     app.callback()(_options)
     for panel, names in PANELS.items():

@@ -24,14 +24,14 @@ _RULES = {**dict.fromkeys(_COUNTED, options.count), "every": options.number, "st
 
 
 def list_(run: str = options.RUN, run_id: str | None = options.RUN_ID, *, out: show.Output) -> int:
-    """List the checkpoints of a training run, the oldest first.
+    """List the checkpoints of a training run, oldest first.
 
     Kinds: own checkpoints name this run and their folder; unclaimed ones name no run, since no CheckpointManager saved
     them; foreign ones name another run or folder, since they were copied or renamed, and are never resumed from
-    automatically; unfinished ones belong to a save in progress, or one that was killed; the metadata of damaged ones
-    cannot be read. No data is looked at: verify and latest tell whether that is there.
+    automatically; unfinished ones belong to a save that is in progress or was killed; the metadata of damaged ones
+    cannot be read. Data files are not examined: use verify or latest for that.
 
-    Checkpoints of other formats are listed only if there is no complete DCP checkpoint, as for latest.
+    As with latest, checkpoints of other formats are listed only if there is no complete DCP checkpoint.
 
     Examples:
     streamxf list /checkpoints/run-7
@@ -124,8 +124,8 @@ def latest(
 ) -> int:
     """Print the path of the newest checkpoint of a run that can be resumed from.
 
-    It tries complete checkpoints, the newest first, until one passes the check, and reports on stderr which it passed
-    over and why. The exit code is 1 if there is none.
+    It tries complete checkpoints, newest first, until one passes the check, and reports on stderr which it passed over
+    and why. The exit code is 1 if none passes.
 
     Examples:
     streamxf latest /checkpoints/run-7
@@ -186,7 +186,7 @@ def forget(
     ),
     max_size: int | None = options.value(
         "SIZE",
-        "Remove the oldest until the rest takes at most this, such as 2TB; the best go last, and permanent ones never.",
+        "Remove the oldest until the rest takes at most this, such as 2TB; the best go last, permanent ones never.",
         parser=options.size,
     ),
     max_age: float | None = options.value(
@@ -211,7 +211,7 @@ def forget(
 ) -> int:
     """Remove the checkpoints of a training run that no rule keeps.
 
-    It lists what goes and what stays, with reasons, and asks first. One rule is enough to keep a checkpoint. These
+    It lists what goes and what stays, with reasons, and asks first. One rule suffices to keep a checkpoint. These
     always stay: the newest; the newest that passes --verify; checkpoints that a CheckpointManager or streamxf.hold is
     reading; targets of links in the run's folder; checkpoints of other runs, or saved under another name; with keys,
     those that the keys do not verify. If no checkpoint passes the check, nothing is removed.
