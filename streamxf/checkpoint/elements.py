@@ -27,7 +27,6 @@ from streamxf.format.items import ITEMSIZES, contiguous_strides, elements_size
 from streamxf.lazy import numpy as np
 from streamxf.storage.reading import FileSlice
 from streamxf.stream.reader import BareBlocks, Blocks, MemoryBlocks, StreamReader
-from streamxf.torchsave.objects import find_framed
 from streamxf.torchsave.writing import frame_of, prefix_of
 
 if TYPE_CHECKING:
@@ -377,11 +376,11 @@ class StridedBlocks(Blocks):
 
 
 def framed_elements(blocks: Blocks, dtype: str, shape: tuple[int, ...]) -> Elements:
-    """The elements of a plain tensor's stream; row-major ones are read where they stand. Raises as `find_framed`."""
+    """The elements of a plain tensor's stream; row-major ones are read where they stand. Raises as `framed`."""
     if isinstance(blocks, BareBlocks) and blocks.crcs is not None and (start := _start_in_frame(blocks, dtype, shape)):
         return Elements(blocks, start, ITEMSIZES[dtype], shape)
     stream = StreamReader(blocks)
-    found = find_framed(stream, blocks.size, dtype, shape)
+    found = stream.framed(dtype, shape)
     itemsize = found.tensor.itemsize
     if not found.tensor.extent:
         return Elements(MemoryBlocks(memoryview(b"")), 0, itemsize, shape)

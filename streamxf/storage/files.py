@@ -11,7 +11,7 @@ import io
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
@@ -427,14 +427,3 @@ def sync_folder(folder: str | os.PathLike[str] | int) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def missing_folders(folder: str | os.PathLike[str]) -> list[Path]:
-    """Those of `folder` and the folders above it that are not there yet, the uppermost last."""
-    path = Path(os.path.realpath(folder))
-    return [place for place in (path, *path.parents) if not place.exists()]
-
-
-def sync_names_of(folders: Iterable[Path]) -> None:
-    for parent in dict.fromkeys(folder.parent for folder in folders):
-        sync_folder(parent)

@@ -280,10 +280,12 @@ class LocalStorage(Storage, raises_only_known=True):
 
     def make_folder(self, path: str = "", *, durable: bool = True) -> list[Path]:
         folder = self.path_of(path)
-        made = files.missing_folders(folder)
+        whole = Path(os.path.realpath(folder))
+        made = [place for place in (whole, *whole.parents) if not place.exists()]
         os.makedirs(folder, exist_ok=True)
         if durable:
-            files.sync_names_of([Path(os.path.realpath(folder)), *made])
+            for parent in dict.fromkeys(place.parent for place in (whole, *made)):
+                files.sync_folder(parent)
         return made
 
     def sync(self) -> None:

@@ -24,6 +24,7 @@ from streamxf.format.plain import SEAL_END_BYTES
 from streamxf.pipeline import Pipeline
 from streamxf.report import Meter
 from streamxf.storage.reading import FileSlice, Span
+from streamxf.torchsave.objects import Framed, find_framed
 
 _CACHED_BLOCKS = 2  # the first and the last: zip files, and so torch.load, go back and forth between them
 _READ_STEP = 64 * 2**20  # bytes; a whole number of blocks of any size
@@ -171,6 +172,10 @@ class StreamReader(CheckedReader):
         self._item, self._blocks, self._meter, self._doubting = item, blocks, meter, doubting
         self._block_size, self._position, self.size = blocks.block_size, 0, blocks.size
         self._moving, self._cached = ForkLock(), dict[int, memoryview]()
+
+    def framed(self, dtype: str, shape: tuple[int, ...]) -> Framed:
+        """Find the plain tensor in what ``torch.save`` wrote; raises as `find_framed`."""
+        return find_framed(self, self.size, dtype, shape)
 
     def seekable(self) -> bool:
         return True

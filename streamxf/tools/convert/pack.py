@@ -16,7 +16,6 @@ from typing import Any, Unpack
 
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.errors import ChecksumError, MetadataError, ParameterError, UnsupportedError, located
-from streamxf.format.items import check_name
 from streamxf.formats.opening import is_checkpoint
 from streamxf.notes import check_uncommitted, known_run
 from streamxf.places import GLOBAL, Location, Storage, is_run_file, is_url, made_by_saves, open_storage
@@ -42,10 +41,8 @@ from streamxf.reading import (
 from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Converted, check_same, convert, refuse_same
 from streamxf.tools.convert.packed import FileTree, PackedReader, open_packed
 from streamxf.tools.fleet import Fleet
-from streamxf.torchsave.objects import find_framed
-from streamxf.torchsave.writing import saved
 from streamxf.wording import some
-from streamxf.writing import Content, Load, MemorySource, RunFacts, Save
+from streamxf.writing import Content, Load, MemorySource, RunFacts, Save, torch_file
 
 Fill = Callable[[memoryview], None]
 
@@ -199,7 +196,7 @@ def _stored(checkpoint: Checkpoint, wanted: ItemPart) -> Content:
         # refused is what only torch can make
         with suppress(UnsupportedError), located(file=file, item=name), checkpoint.storage.doubting():
             size = item.itemsize * math.prod(chunk.shape)
-            found = find_framed(StreamReader(blocks), blocks.size, item.dtype, chunk.shape)
+            found = StreamReader(blocks).framed(item.dtype, chunk.shape)
             if found.tensor.is_row_major:
                 reads = RangeSource(checkpoint, blocks, file, name, found.start, size, found.crc)
                 return Content(reads, Kind.TENSOR)
@@ -273,8 +270,11 @@ def pack(
     before = tree.identity()
     with open_packed(tree, access.objects.max_expansion) as whole:
         if (nameless := whole.stored.get("")) is not None:
-            with located(file=whole.label(nameless.places[0].file)):
-                check_name("")
+            text = (
+                "an item has the empty name, as of a tensor under the key '' of a state dict: the format has no place "
+                "for it; give it a name, and save it again"
+            )
+            raise UnsupportedError(text, file=whole.label(nameless.places[0].file))
 
         def check() -> None:
             check_same(storage, before, FileTree.of(storage).identity())
@@ -288,7 +288,8 @@ def pack(
 def _packed(whole: PackedReader, wanted: ItemPart) -> Content:
     item, chunk = wanted.item, wanted.chunk
     if chunk is None or not isinstance(item, TensorItem):
-        return Content(MemorySource(memoryview(saved(whole.load_object(item.name)))), Kind.OBJECT)
+        parts: Any = torch_file(item.name, {}, {item.name: whole.load_object(item.name)})[0]  # no tensor is left out
+        return Content(MemorySource(memoryview(b"".join(parts))), Kind.OBJECT)
     elements = whole.elements(item, chunk)
     size = item.itemsize * math.prod(chunk.shape)
     reads = RangeSource(whole, elements.blocks, whole.label(chunk.place.file), item.name, elements.origin, size)

@@ -41,7 +41,6 @@ from streamxf.reading import (
     StreamReader,
     TensorItem,
 )
-from streamxf.torchsave.objects import find_framed
 from streamxf.wording import many, printable, some
 
 ITEM = "streamxf.source"
@@ -472,7 +471,7 @@ def _shards_in(file: StoredFile, path: str, stored: Iterable[tuple[TensorItem, C
     for item, chunk in stored:
         with suppress(errors.StreamxfError):
             blocks = BareBlocks(file.slice(chunk.place.at, chunk.place.size))
-            found = find_framed(StreamReader(blocks), blocks.size, item.dtype, chunk.shape)
+            found = StreamReader(blocks).framed(item.dtype, chunk.shape)
             if found.tensor.is_row_major:
                 name = item.name if chunk.shape == item.shape else f"{item.name}{list(chunk.offset)}"
                 at, size = chunk.place.at + found.start, found.tensor.extent

@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 from streamxf import errors
 from streamxf.buffers import write_all
 from streamxf.errors import located
-from streamxf.format.limits import PLAIN_MAGIC
-from streamxf.format.trailer import Sections
 from streamxf.keys.envelope import WRAPPED_KEY, Envelope, Vouchers
 from streamxf.notes import SAVES, check_uncommitted
 from streamxf.places import GLOBAL, Location, Storage, is_run_file, locked, metadata_among, open_storage, read_small
@@ -86,11 +84,11 @@ class MetadataFile:
         opened = tuple(data_keys[envelope.dek_id] for envelope in keys.envelopes)
         return Opened(keys, opened, opener, index.hashed or not index.items, index.save_id)
 
-    def pack(self, keys: KeySet | None, sections: Sections | None = None, metadata: Metadata | None = None) -> bytes:
+    def pack(self, keys: KeySet | None, sections: Any = None, metadata: Metadata | None = None) -> bytes:
         """The file with other keys, if any, and perhaps another index; MetadataError if readers would refuse it."""
         sections, lines = sections or self.sections, keys.lines if keys is not None else None
         head = [self._pickled(metadata or self.metadata, keys)] if sections.pickled else []
-        data = sections.packed(lines, *head)
+        data: bytes = sections.packed(lines, *head)
         made = Metadata.sections_in(StoredFile(self.label, len(data), io.BytesIO(data)))
         found = _key_set(made) if made is not None else None
         if found is not None and keys is not None:
@@ -118,7 +116,7 @@ class MetadataFile:
             except errors.ReplacedMeanwhile:
                 raise errors.MetadataError(_REPLACED) from None
 
-    def _sections(self) -> Sections:
+    def _sections(self) -> Any:
         try:
             self._storage.forget_listings()
             with self._storage.open(self.name) as file:
@@ -159,16 +157,16 @@ class NoteFile(MetadataFile):
         opener, data_key = access.keys.open_by(*keys.lines, keys.digest)
         return Opened(keys, (data_key,), opener, hashed=True)
 
-    def pack(self, keys: KeySet | None, sections: Sections | None = None, metadata: Metadata | None = None) -> bytes:
+    def pack(self, keys: KeySet | None, sections: Any = None, metadata: Metadata | None = None) -> bytes:
         assert keys is not None
-        data = self.sections.packed(keys.lines, b"")
+        data: bytes = self.sections.packed(keys.lines, b"")
         Note.parse(data)
         return data
 
     def check_uncommitted(self, access: Access) -> None:
         """No record tells the size of a note."""
 
-    def _sections(self) -> Sections:
+    def _sections(self) -> Any:
         return Note.parse(read_small(self._storage, self.name) or b"").sections
 
 
@@ -203,7 +201,7 @@ def metadata_of(storage: Storage) -> Iterator[MetadataFile]:
         del made  # what nobody has vouched for yet is in memory one at a time
 
 
-def _key_set(sections: Sections) -> KeySet | None:
+def _key_set(sections: Any) -> KeySet | None:
     if (lines := sections.key_lines()) is None:
         return None
     envelopes = {(first := Envelope.parse(lines[0])).dek_id: first}
@@ -277,7 +275,7 @@ def holders_at(
     is_plain = False
     if storage.near:
         with storage.open() as file:
-            is_plain = file.raw.read(len(PLAIN_MAGIC)) == PLAIN_MAGIC
+            is_plain = file.is_plain
     if not is_plain:
         raise errors.UnsupportedError(
             "this file is neither a checkpoint's folder nor a local file that streamxf.open wrote", file=storage.label()

@@ -36,7 +36,6 @@ from streamxf.reading import (
 from streamxf.stream.scan import walk
 from streamxf.tools.fleet import TASK_BYTES, Fleet, Terms, worker_name
 from streamxf.tools.verify.report import KEYED, TRANSFORMED, UNBOUND, WITHOUT_CRC, Findings, Notes, opaque
-from streamxf.torchsave.objects import find_framed
 from streamxf.wording import many, some
 
 _STEP = 2**20
@@ -412,7 +411,7 @@ class FileCheck(AnyCheck):
             if chunk is None or not isinstance(item, TensorItem):
                 return
             try:
-                find_framed(stream, blocks.size, item.dtype, chunk.shape)
+                stream.framed(item.dtype, chunk.shape)
             except errors.UnsupportedError:  # only torch can tell what it is, and whoever defines its class
                 assert opener.budget is not None
                 stream.seek(0)
