@@ -18,7 +18,7 @@ from streamxf.checkpoint.metadata import Metadata, merge_ranks, metadata_files, 
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.checkpoint.reading import Box, BoxReader, cut
 from streamxf.errors import ContainerError, ParameterError, UnsupportedError, located
-from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem, elements_size
+from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
 from streamxf.format.names import metadata_name
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.lazy import numpy as np
@@ -26,7 +26,6 @@ from streamxf.lazy import torch
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage
 from streamxf.stream.reader import Blocks, read_all
-from streamxf.torchsave.objects import dtype_of
 
 Framework = Literal["torch", "numpy"]
 
@@ -165,8 +164,7 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
         blocks = self.blocks(item, chunk)
         with located(file=self.label(chunk.place.file), item=item.name):
             made = wanted.elements(blocks)
-            size = elements_size(item.dtype, chunk.shape)
-            cost = chunk.place.size if size <= blocks.size else size  # blocks bound what they decode to
+            cost = chunk.place.size if wanted.planned <= blocks.size else wanted.planned  # blocks bound what they make
             self.budget.spend_once((item.name, chunk.offset), cost, "the tensor")
         self._last = wanted, made
         return made
@@ -234,7 +232,7 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
                     array = np.memmap(self._files[place.file].raw, kind, mode, place.at, chunk.shape)  # type: ignore[call-overload]
                 except ValueError as error:
                     raise ContainerError(f"the file cannot be mapped; it was cut just now: {error}") from None
-            return as_numpy(array, item) if self.framework == "numpy" else as_torch(array, item.dtype)
+            return as_numpy(array, item) if self.framework == "numpy" else Box(item, *chunk[:2]).as_torch(array)
 
     def part(self, items: Mapping[str, Item]) -> Callable[[Access], Checkpoint]:
         files = {place.file: self._of_file[place.file] for item in items.values() for place in item.places}
@@ -324,7 +322,8 @@ class TensorHandle:
             inside = [span[at : at + size] for span, at, size in zip(spans, offset, sizes, strict=True)]
             first = tuple(span[0] if span else 0 for span in inside)
             array = self._read(first, sizes, tuple(span.step if len(span) > 1 else 1 for span in inside))
-            made: Any = as_numpy(array, self._item) if self._framework == "numpy" else as_torch(array, self.dtype)
+            box = Box(self._item, first, sizes)
+            made: Any = as_numpy(array, self._item) if self._framework == "numpy" else box.as_torch(array)
             yield made[kept], last is None or offset[last] + sizes[last] == lengths[last]
 
     def read(self) -> torch.Tensor | Array:
@@ -432,12 +431,3 @@ def as_numpy(array: Array, item: TensorItem) -> Array:
         raise UnsupportedError(
             f"numpy has no {item.dtype}: install ml_dtypes, or read it with framework='torch'", item=item.name
         ) from None
-
-
-def as_torch(array: Array, dtype: str) -> torch.Tensor:
-    """A contiguous array's memory as a tensor of `dtype`."""
-    wanted = dtype_of(dtype)
-    flat = array.reshape(-1).view("u1")
-    if not flat.size:
-        return torch.empty(array.shape, dtype=wanted, device="cpu")
-    return torch.from_numpy(flat).view(wanted).view(array.shape)

@@ -38,54 +38,6 @@ _REPLACED = "the metadata was replaced while it was read: another save was publi
 _OF_ANY = (".metadata", ".distcp", *_OF_OTHERS)
 
 
-def unfinished(names: Collection[str]) -> str | None:
-    """What a folder without metadata is, if a conversion to it was interrupted or is at work; else None."""
-    if not (finished := sum(name.endswith(".distcp") and f"{name}{SLIP}" in names for name in names)):
-        return None
-    return (
-        "there is no checkpoint here yet: a pack, transcode or salvage to this folder was interrupted, or is at work. "
-        f"Finished so far: {many(finished, 'data file')}. Repeat it to resume from there and to "
-        "publish the checkpoint; to give it up, delete the folder"
-    )
-
-
-def resumable(leftovers: Collection[str]) -> list[str]:
-    """A line that says so if some leftovers are of an interrupted conversion. A published one leaves slips alone."""
-    finished = len({*leftovers} & {f"{name}{SLIP}" for name in leftovers})
-    if not finished:
-        return []
-    return [
-        f"interrupted: {finished:,} of the data files left over {'is' if finished == 1 else 'are'} finished by a "
-        "transcode, pack or salvage that was interrupted, or is at work; repeat it to resume from there"
-    ]
-
-
-def no_metadata(storage: Storage, names: Collection[str], rank: int | None = None) -> errors.MetadataError:
-    folder = storage.label()
-    if (text := unfinished(names)) is not None:
-        return errors.NoCheckpointError(text, file=folder)
-    ranks = rank_metadata_among(names)
-    if rank is not None and ranks:
-        return errors.MetadataError(
-            f"the folder has metadata of single ranks ({some(ranks, most=_SHOWN)}), and none of rank {rank}: such a "
-            "checkpoint is loaded by the ranks that saved it",
-            file=folder,
-        )
-    if any(name.endswith(".distcp") for name in names):
-        return errors.MetadataError(
-            "the folder has data files and no metadata at all. Either no save to it was ever published (a later save "
-            "removes these files), or its .metadata was lost: then restore a copy, or see "
-            "`streamxf salvage --without-metadata`",
-            file=folder,
-        )
-    text = "there is no checkpoint in the folder, or no such folder"
-    if below := _below(storage):
-        return errors.NoCheckpointError(inside_text(below), file=folder)
-    if others := sorted(name for name in names if name.endswith(_OF_OTHERS)):
-        text = f"the folder is not a checkpoint of DCP; it has files of other formats: {some(others)}"
-    return errors.NoCheckpointError(text, file=folder)
-
-
 def _below(storage: Storage) -> list[str]:
     """The folders in a folder that hold files of checkpoints, as in that of a run."""
     with suppress(OSError):
@@ -214,6 +166,44 @@ class Metadata:
         assert self.index is not None
         return pickled(self.index, wrapped, checkpoint_id)
 
+    @staticmethod
+    def unfinished(names: Collection[str]) -> str | None:
+        """What a folder without metadata is, if a conversion to it was interrupted or is at work; else None."""
+        if not (finished := sum(name.endswith(".distcp") and f"{name}{SLIP}" in names for name in names)):
+            return None
+        return (
+            "there is no checkpoint here yet: a pack, transcode or salvage to this folder was interrupted, or is at "
+            f"work. Finished so far: {many(finished, 'data file')}. Repeat it to resume from there and to publish the "
+            "checkpoint; to give it up, delete the folder"
+        )
+
+    @staticmethod
+    def absent(storage: Storage, names: Collection[str], rank: int | None = None) -> errors.MetadataError:
+        """The error where a folder with these `names` has no metadata, or none of that `rank`."""
+        folder = storage.label()
+        if (text := Metadata.unfinished(names)) is not None:
+            return errors.NoCheckpointError(text, file=folder)
+        ranks = rank_metadata_among(names)
+        if rank is not None and ranks:
+            return errors.MetadataError(
+                f"the folder has metadata of single ranks ({some(ranks, most=_SHOWN)}), and none of rank {rank}: such "
+                "a checkpoint is loaded by the ranks that saved it",
+                file=folder,
+            )
+        if any(name.endswith(".distcp") for name in names):
+            return errors.MetadataError(
+                "the folder has data files and no metadata at all. Either no save to it was ever published (a later "
+                "save removes these files), or its .metadata was lost: then restore a copy, or see "
+                "`streamxf salvage --without-metadata`",
+                file=folder,
+            )
+        text = "there is no checkpoint in the folder, or no such folder"
+        if below := _below(storage):
+            return errors.NoCheckpointError(inside_text(below), file=folder)
+        if others := sorted(name for name in names if name.endswith(_OF_OTHERS)):
+            text = f"the folder is not a checkpoint of DCP; it has files of other formats: {some(others)}"
+        return errors.NoCheckpointError(text, file=folder)
+
     def no_file(self, storage: Storage, path: str) -> errors.StreamxfError:
         """The error where a data file is missing: ReplacedError if that is since another save was published here."""
         storage.forget_listings()
@@ -329,7 +319,7 @@ def metadata_files(storage: Storage) -> list[str]:
             "this is a file, and a DCP checkpoint is a folder", file=storage.label()
         ) from None
     if not (found := metadata_among(names)):
-        raise storage.doubted(no_metadata(storage, names))
+        raise storage.doubted(Metadata.absent(storage, names))
     return found
 
 

@@ -96,9 +96,7 @@ class Note:
             )
 
     def said(self, make: Callable[[Any], T], access: Access | None = None) -> T:
-        """What it says, made of its content: where there are keys, once these have shown who wrote it. Raises
-        MetadataError if it does not have this form, and as `check`.
-        """
+        """What it says; with keys, once these have shown who wrote it. Raises MetadataError, and as `check`."""
         if access is not None and (len(access.keys) > 0 or access.refuses_plaintext):
             self.check(access)
         try:

@@ -16,8 +16,10 @@ from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, unsigned
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError, located
 from streamxf.format.items import ITEMSIZES, Chunk, Item, TensorItem
 from streamxf.lazy import numpy as np
+from streamxf.lazy import torch
 from streamxf.pipeline import Pipeline, run_jobs
 from streamxf.storage.storage import Storage
+from streamxf.torchsave.objects import dtype_of
 
 BOX_BYTES = 16 * 2**20
 _ARRAY_BYTES = 1024  # that an array counts for besides its elements: a checkpoint may have a million small tensors
@@ -49,6 +51,14 @@ class Box(NamedTuple):
         except (ValueError, OverflowError):  # for some shapes without elements, too
             what = f"{self.item.dtype} and shape {self.lengths}"
             raise UnsupportedError(f"numpy has no array of {what}", item=self.item.name) from None
+
+    def as_torch(self, array: Array) -> torch.Tensor:
+        """The memory of a contiguous array that has its elements, as a tensor."""
+        wanted = dtype_of(self.item.dtype)
+        flat = array.reshape(-1).view("u1")
+        if not flat.size:
+            return torch.empty(array.shape, dtype=wanted, device="cpu")
+        return torch.from_numpy(flat).view(wanted).view(array.shape)
 
     def shared(self, chunk: Chunk) -> tuple[Ints, Ints, Ints] | None:
         """What it shares with a chunk, if anything: its offset in the chunk, its lengths, and its offset in the box."""

@@ -211,9 +211,7 @@ class Save:
 
     @staticmethod
     def chain_of(chain: ChainLike | None, recipients: KeysLike, signer: Any, was_encrypted: bool) -> Chain:
-        """The chain to write with; by default that of writers, and `Encrypt` if there are keys for it. The keys belong
-        to the word ``encrypt`` of a chain in text form.
-        """
+        """The chain to write with, by default that of writers; `Encrypt` for keys, which go with ``encrypt`` in it."""
         if recipients is None and signer is not None:
             raise ParameterError("signer= signs encrypted data: also give the keys of those who may read (recipients)")
         if chain is None:

@@ -140,9 +140,7 @@ class Loader:
             shares.finish()
 
     def _empty(self, requests: Sequence[ReadItem]) -> Iterator[tuple[None, ItemPart]]:
-        """The chunks without elements of each tensor that is read whole: DCP never asks for them, and they may be
-        damaged. Without keys that is up to the ranks that have some.
-        """
+        """Chunks without elements, of tensors that are read whole, for ranks with keys: DCP never asks for them."""
         if self._metadata.keyless:
             return
         items, state = self._metadata.items, getattr(self._planner, "state_dict", None)

@@ -22,8 +22,8 @@ from streamxf.dcp.base import reset_names
 from streamxf.dcp.columns import Merged, PlannedItems, ReadItems, Shared, is_grid
 from streamxf.dcp.metadata import FOUND, LazyTensor, torch_chunks
 from streamxf.dcp.plans import flattened_entries, is_caching, is_flattened, is_usable, kept_plans
-from streamxf.dcp.targets import ObjectPlaces, box_of, chunks_here
-from streamxf.errors import MetadataError
+from streamxf.dcp.targets import ObjectPlaces, box_of, check_box, chunks_here, whole_size
+from streamxf.errors import MetadataError, UnsupportedError
 from streamxf.format.extra import Nesting
 from streamxf.format.items import Item, TensorItem
 from streamxf.format.tiling import check_apart, check_tiles
@@ -59,8 +59,25 @@ class LoadPlanner(DefaultLoadPlanner):
 
     def load_bytes(self, read_item: ReadItem, value: BytesIO) -> None:
         """As torch's planner does it, with the keys that the state dict has."""
-        name = read_item.dest_index.fqn
-        self._objects.put(self.mappings.get(name, (name,)), torch.load(value, weights_only=False))
+        self.put(read_item.dest_index.fqn, torch.load(value, weights_only=False))
+
+    def put(self, name: str, value: Any) -> None:
+        """Put an object where it belongs in the state dict."""
+        self._objects.put(self.mappings.get(name, (name,)), value)
+
+    def shards_for(self, item: TensorItem) -> list[tuple[tuple[int, ...], Tensor]]:
+        """What this rank has of the item's target, each with its offset; UnsupportedError if the item does not fit."""
+        target = self.state_dict[item.name]
+        try:
+            boxes = _boxes(target)
+        except ValueError:
+            text = f"the checkpoint has a tensor, the state dict a {type(target).__name__}"
+            raise UnsupportedError(text) from None
+        if item.shape != (size := whole_size(target)):
+            raise UnsupportedError(f"the checkpoint has a tensor of shape {item.shape}, the state dict one of {size}")
+        if isinstance(target, DTensor):
+            check_box(item.name, target, sum(size.numel() for _, size in boxes))
+        return [(tuple(at), self.lookup_tensor(MetadataIndex(item.name, at)).detach()) for at, _ in boxes]
 
     def create_local_plan(self) -> LoadPlan:
         """As torch's planner makes it; raises what that raises."""

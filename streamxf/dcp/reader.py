@@ -26,7 +26,7 @@ from streamxf.cached import cached_property
 from streamxf.chain import Chain
 from streamxf.checkpoint import metadata as stored_metadata
 from streamxf.checkpoint.access import Access, Names, Require, SaveIds
-from streamxf.checkpoint.metadata import no_metadata, read_metadata
+from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.opening import ItemOpener
 from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks, progress_on, reset_names
 from streamxf.dcp.extensions import Registry
@@ -259,7 +259,7 @@ def _why_missing(storage: Storage, rank: int | None) -> str:
         names = storage.names()
         if rank is None and rank_metadata_among(names):
             return "the folder has metadata of single ranks, which torch reads from 2.9 on"
-        return no_metadata(storage, names, rank).message
+        return stored_metadata.Metadata.absent(storage, names, rank).message
     except Exception as error:  # of whatever class; that the metadata is missing stays the news
         return f"there is none, and its folder cannot be listed ({type(error).__name__}: {error})"
 
@@ -326,9 +326,7 @@ def _explain(storage: Storage, save_id: str | None, path: str, error: Exception)
 
 
 def note_damage(storage: Storage, save_id: str | None, advice: str, error: BaseException) -> None:
-    """`suspect` the checkpoint if an error says that its data is damaged, and add what to do unless that is said; where
-    no note can be left, also how to do without.
-    """
+    """`suspect` the checkpoint of an error that says it is damaged, and add what to do, even without notes."""
     if not isinstance(error, errors.DAMAGE) or any(note.startswith("next:") for note in errors.notes_of(error)):
         return
     errors.add_note(error, advice)

@@ -265,9 +265,7 @@ class ItemRules:
             _refuse(part, numpy.flatnonzero(wrong), f"it has {what}")
 
     def _is_usual(self, part: IndexPart) -> bool:
-        """Whether all chunks are tensors' elements in containers, and extremes show that they are within their files.
-        That is what most are, and needs no look at single ones.
-        """
+        """Whether all chunks are elements in containers, and extremes show that they lie in their files, as most do."""
         if not (self.coded and not self.framed and part.chunks and self._itemsizes[part[DTYPE]].all()):
             return False
         files, kinds = part[FILE], part[KIND]

@@ -170,9 +170,7 @@ def put_over(filesystem: Any, path: str, data: bytes, stamp: str) -> None:
 
 
 def _heeded(filesystem: Any, path: str) -> dict[str, bool]:
-    """Which conditions the store heeds, by a draft of its own beside `path`: some stores take them, and do not look at
-    them, which no error shows. Empty if that cannot be tried.
-    """
+    """Which conditions the store heeds, by a draft beside `path`: some take and ignore them. Empty if unknown."""
     draft = draft_of(path)
     store = conditions_of(filesystem, draft)
     assert store is not None

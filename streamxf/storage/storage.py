@@ -391,9 +391,9 @@ class Storage(ABC):
         now = time.time()
         return {name for name, written in self.written(names).items() if written is not None and now - written >= age}
 
-    def was_written_lately(self, names: Collection[str]) -> bool:
-        """Whether one of these files was written to within an hour."""
-        written = self.written(names).values() if names else ()
+    def was_written_lately(self, names: Collection[str], *, or_held: bool = False) -> bool:
+        """Whether one of these files was written to within an hour, or, if asked, the folder `or_held` by a lock."""
+        written = self.written([*names, LOCK] if or_held else names).values() if names or or_held else ()
         return any(at is not None and abs(time.time() - at) < 3600 for at in written)
 
     def is_in_use(self, names: Iterable[str], *, lately: bool = True) -> bool:
@@ -521,9 +521,7 @@ class Storage(ABC):
         return None
 
     def make_folder(self, path: str = "", *, durable: bool = True) -> list[Path]:
-        """Make a folder and those above it, where a storage has any; `durable` if the disk must have their names.
-        Returns the local ones that were not there, the uppermost last.
-        """
+        """Make a folder and those above it, on disk if `durable`; returns the new local ones, the uppermost last."""
         return []
 
     def sync(self) -> None:  # noqa: B027 - it has

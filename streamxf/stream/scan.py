@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from streamxf.errors import ContainerError
-from streamxf.format.container import Block, ContainerParser, End, Event, Footer, NeedData, entry_size
+from streamxf.errors import BlockError, ContainerError, StreamxfError
+from streamxf.format.container import Block, ContainerParser, Footer, NeedData, entry_size
 from streamxf.format.header import Header, header_size
 from streamxf.format.limits import CONTAINER_MAGIC, FOOTER_BYTES, HEADER_FIXED_BYTES, MAX_HEADER, VERSION
 from streamxf.storage.reading import FileSlice
@@ -35,22 +35,22 @@ class Found(NamedTuple):
     sure: bool = False
 
 
-def walk(source: FileSlice, parser: ContainerParser, at: int = 0) -> Iterator[Event]:
-    """The events of the container that begins at `at`; raises as `parser` does, and what reading raises."""
+def _blocks(source: FileSlice, parser: ContainerParser, at: int = 0) -> Iterator[Block]:
+    """The blocks of the container that begins at `at`; raises as `parser` does, and what reading raises."""
     step = _FIRST_STEP
-    event: Event | None = None
-    while not isinstance(event, End):
+    while True:
         found = parser.next_event()
-        if not isinstance(found, NeedData):
-            event = found
-            yield event
-            continue
-        size = min(step, source.length - at)
-        if not size:
-            parser.finish()  # raises
-        parser.feed(source.read_at(at, size))
-        at += size
-        step = min(2 * step, _LAST_STEP)
+        if isinstance(found, NeedData):
+            size = min(step, source.length - at)
+            if not size:
+                parser.finish()  # raises
+            parser.feed(source.read_at(at, size))
+            at += size
+            step = min(2 * step, _LAST_STEP)
+        elif isinstance(found, Block):
+            yield found
+            if found.last:
+                return
 
 
 class Scan:
@@ -84,6 +84,15 @@ class Scan:
                 yield Found(at, end - at, header, sure)
             at = end
 
+    @staticmethod
+    def follow(source: FileSlice) -> Iterator[tuple[int, StreamxfError | None]]:
+        """The blocks of a container, by the lengths in their heads, and what is wrong with each; raises BlockError."""
+        try:
+            yield from ((block.index, block.error) for block in _blocks(source, ContainerParser(lenient=True)))
+        except ContainerError as error:
+            text = f"the positions of this block and of those after it are unknown: {error.message}"
+            raise BlockError(text) from error
+
     def _header(self, start: bytes) -> Header | None:
         try:
             header = Header.parse(start[: header_size(start[:HEADER_FIXED_BYTES])])
@@ -101,9 +110,9 @@ class Scan:
             return None
         parser = ContainerParser(lenient=True)
         try:
-            for event in walk(self._source, parser, at):
-                if isinstance(event, Block) and event.last:
-                    count = event.index + 1
+            for block in _blocks(self._source, parser, at):
+                if block.last:
+                    count = block.index + 1
                     end = at + parser.position + entry_size(header) * count + FOOTER_BYTES
                     footer = Footer.parse(self._source.read_at(end - FOOTER_BYTES, FOOTER_BYTES))
                     if footer.blocks(header) == count:

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Unpack
 
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.checkpoint.metadata import no_metadata, resumable
-from streamxf.checkpoint.publish import leftovers
 from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, PolicyError, UnsupportedError
 from streamxf.formats.opening import contents_of
 from streamxf.places import GLOBAL, Location, Storage, is_run_file, locked, made_by_saves, open_storage, rank_of
-from streamxf.reading import Access, AccessOptions, metadata_files
+from streamxf.reading import Access, AccessOptions, Metadata, metadata_files
+from streamxf.tools.damage import resumable
 from streamxf.wording import by_reason, listed, many, reason_of, size_text
 
 
@@ -109,7 +108,9 @@ def clean(
         before = _read(storage, access) if names else None
         named = _named_files(before) if before is not None else set()
         ranks = None if names == [GLOBAL] else {rank_of(name) for name in names}
-        found = [name for name in leftovers(files, named, None) if ranks is None or rank_of(name) in ranks]
+        made = filter(made_by_saves, files.keys() - named)
+        pairs = sorted((-1 if (rank := rank_of(name)) is None else rank, name) for name in made)
+        found = [name for _, name in pairs if ranks is None or rank_of(name) in ranks]
         kept = sorted(name for name in files.keys() - named - set(found) if not is_run_file(name))
         old = set() if storage.is_in_use(found, lately=alone) else storage.older_than(found, age)
         if old and not alone and before is not None and _read(storage, access).metadata != before.metadata:
@@ -178,7 +179,7 @@ def _metadata_files(storage: Storage) -> list[str]:
             raise UnsupportedError("this is a file, and not a checkpoint's folder", file=storage.label())
         return metadata_files(storage)
     except FileNotFoundError:
-        raise no_metadata(storage, ()) from None
+        raise Metadata.absent(storage, ()) from None
     except MetadataError as error:
         reason = "Nothing was removed"
         if not isinstance(error, NoCheckpointError):

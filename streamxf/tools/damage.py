@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from streamxf import errors
@@ -88,3 +88,14 @@ def doubt_of(storage: Storage, entries: Iterable[Damage]) -> Exception | None:
     """What is raised instead of telling of damage, where that may be what another host has replaced."""
     lost = [str(one) for one in entries if not one.unread]
     return storage.doubted(errors.ContainerError(lost[0], file=storage.label())) if lost and storage.is_late else None
+
+
+def resumable(leftovers: Collection[str]) -> list[str]:
+    """A line that says so if some leftovers are of an interrupted conversion. A published one leaves slips alone."""
+    finished = len({*leftovers} & {f"{name}.slip" for name in leftovers})
+    if not finished:
+        return []
+    return [
+        f"interrupted: {finished:,} of the data files left over {'is' if finished == 1 else 'are'} finished by a "
+        "transcode, pack or salvage that was interrupted, or is at work; repeat it to resume from there"
+    ]

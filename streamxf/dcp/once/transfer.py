@@ -182,9 +182,7 @@ class Transfer:
         return target
 
     def run(self, storage: Storage, meeting: Meeting, progress: Progress | None) -> None:
-        """Read, send and receive, until all targets are filled and committed. After an error no worker is at any, and
-        nothing arrives any more once the meeting has failed.
-        """
+        """Read, send and receive, until all targets are filled and committed; after an error no worker is at any."""
         self._meeting = meeting
         own = [part for unit in self._share.units if unit.owner == self._rank for part in unit.parts]
         stored = sum(map(self._stored, own))

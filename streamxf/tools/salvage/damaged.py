@@ -17,7 +17,6 @@ from typing import Any, Self
 
 from streamxf import errors
 from streamxf.cached import cached_property
-from streamxf.checkpoint.metadata import no_metadata, unfinished
 from streamxf.descriptor import ENCRYPT
 from streamxf.format.header import Header, Identity
 from streamxf.format.index import Index
@@ -316,9 +315,9 @@ def _nothing(
                 "hold. Restore .metadata from a copy",
                 file=path,
             )
-        return no_metadata(storage, names)
+        return Metadata.absent(storage, names)
     if failed is None:
-        if (text := unfinished(names)) is not None:
+        if (text := Metadata.unfinished(names)) is not None:
             return errors.NoCheckpointError(text, file=path)
         failed = errors.MetadataError("the checkpoint has no metadata", file=path)
     if isinstance(failed, errors.IdentityError | errors.KeyServiceError) or (

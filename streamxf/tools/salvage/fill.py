@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,8 +10,6 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from streamxf import errors
-from streamxf.checkpoint.checkpoint import as_torch
-from streamxf.checkpoint.elements import Array
 from streamxf.format.tiling import check_tiles
 from streamxf.lazy import torch
 from streamxf.pipeline import run_jobs
@@ -24,7 +21,9 @@ from streamxf.tools.salvage.damaged import Copy, DamagedCheckpoint
 from streamxf.wording import ACCESS, listed, many, some
 
 if TYPE_CHECKING:
-    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+    from numpy.typing import NDArray
+
+    from streamxf.dcp.planner import LoadPlanner
 
 
 T = TypeVar("T")
@@ -141,7 +140,7 @@ class Filler:
             if not isinstance(item, TensorItem):
                 return self._loaded(item)
             stored = self._tensor(item)
-            return self._made(item, stored) if isinstance(stored, dict) else as_torch(stored, item.dtype)
+            return self._made(item, stored) if isinstance(stored, dict) else Box(item, (), ()).as_torch(stored)
 
         loaded = self._each(self._checkpoint.stored, load)
         record = self._checkpoint.first.nesting
@@ -154,21 +153,19 @@ class Filler:
         from torch.distributed.checkpoint.stateful import Stateful
 
         from streamxf.dcp.planner import LoadPlanner
-        from streamxf.dcp.targets import ObjectPlaces
 
         plain = {name: item.state_dict() if isinstance(item, Stateful) else item for name, item in state_dict.items()}
         planner = LoadPlanner(allow_partial_load=True)
         planner.set_up_planner(plain, Metadata({}), True)
-        objects = ObjectPlaces(plain)
         items = self._checkpoint.stored
         missing = planner.state_dict.keys() - items.keys() - {entry.item for entry in self.damaged}
 
         def load(item: Item) -> None:
             if isinstance(item, TensorItem):
-                self._load_into(item, planner.state_dict[item.name], planner)
+                self._load_into(item, planner)
             else:
                 planner.state_dict[item.name] = self._loaded(item)
-                objects.put(planner.mappings[item.name], planner.state_dict[item.name])
+                planner.put(item.name, planner.state_dict[item.name])
 
         loaded = self._each([name for name in planner.state_dict if name in items], load)
         for name, value in list(state_dict.items()):
@@ -188,7 +185,7 @@ class Filler:
 
         return self._result({}, self._each(self._checkpoint.stored, read))
 
-    def read(self, wanted: ItemPart) -> Array | bytes | None:
+    def read(self, wanted: ItemPart) -> NDArray[Any] | bytes | None:
         """An item: a whole tensor's elements, an object's bytes, or an opaque shard's; None if it did not verify."""
         name, chunk = wanted.item.name, wanted.chunk
         if name in self.opaque and chunk is not None:
@@ -200,39 +197,28 @@ class Filler:
     def _loaded(self, item: ObjectItem) -> Any:
         return self._checkpoint.access.objects.load(self._object(item), item.place.size, "cpu")
 
-    def _load_into(self, item: TensorItem, target: Any, planner: DefaultLoadPlanner) -> None:
-        from torch.distributed.checkpoint.metadata import MetadataIndex
+    def _load_into(self, item: TensorItem, planner: LoadPlanner) -> None:
         from torch.distributed.tensor import DTensor
 
-        from streamxf.dcp.targets import check_box, check_dtype, check_kind, chunks_here, whole_size
+        from streamxf.dcp.targets import check_kind
 
+        target = planner.state_dict[item.name]
         if isinstance(target, DTensor) and target.device_mesh.get_coordinate() is None:
             raise Noted  # it lies on other ranks
-        try:
-            boxes = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in chunks_here(target)]
-        except ValueError:
-            raise errors.UnsupportedError(
-                f"the checkpoint has a tensor, the state dict a {type(target).__name__}"
-            ) from None
-        if item.shape != (size := whole_size(target)):
-            raise errors.UnsupportedError(
-                f"the checkpoint has a tensor of shape {item.shape}, the state dict one of {size}"
-            )
-        if isinstance(target, DTensor):
-            check_box(item.name, target, sum(math.prod(shape) for _, shape in boxes))
-        shards = [planner.lookup_tensor(MetadataIndex(item.name, torch.Size(at))).detach() for at, _ in boxes]
+        shards = planner.shards_for(item)
+        boxes = [(at, tuple(shard.shape)) for at, shard in shards]
         try:
             found = self._boxes(item, boxes)
         except Opaque:
             frames = self._frames(item)
-            for shard, box in zip(shards, boxes, strict=True):
+            for (_, shard), box in zip(shards, boxes, strict=True):
                 made = self._made(item, frames, box)
                 check_kind(shard, made)
                 shard.copy_(made)
             return
-        for shard, (part, places) in zip(shards, found, strict=True):
-            made = as_torch(part, item.dtype)
-            check_dtype(shard, made.dtype)
+        for (_, shard), (part, places) in zip(shards, found, strict=True):
+            made = Box(item, (), ()).as_torch(part)
+            check_kind(shard, made)
             for cuts in places:
                 shard[cuts].copy_(made[cuts])
 
@@ -244,7 +230,7 @@ class Filler:
         self._budget.spend(len(data), what)
         return data
 
-    def _tensor(self, item: TensorItem) -> Array | Frames:
+    def _tensor(self, item: TensorItem) -> NDArray[Any] | Frames:
         before = len(self.damaged)
         try:
             return self._whole(item)
@@ -293,13 +279,13 @@ class Filler:
         data = frames[chunk.offset]
         return self._checkpoint.access.objects.load_shard(io.BytesIO(data), len(data), item, chunk)
 
-    def _whole(self, item: TensorItem) -> Array:
+    def _whole(self, item: TensorItem) -> NDArray[Any]:
         ((whole, _),) = self._boxes(item, [((0,) * len(item.shape), item.shape)], self._budget.spend)
         return whole
 
     def _boxes(
         self, item: TensorItem, boxes: Sequence[tuple[Ints, Ints]], spend: Callable[..., None] | None = None
-    ) -> list[tuple[Array, list[Cuts]]]:
+    ) -> list[tuple[NDArray[Any], list[Cuts]]]:
         """Parts of a tensor, by their offsets and lengths, each with the places in it that verified; if `partial`, not
         all of them need to. `spend` is told of the memory that it takes.
         """
@@ -323,7 +309,7 @@ class Filler:
             spend(item.size, "the tensor", item=item.name)
         empty = [chunk for chunk in item.chunks if 0 in chunk.shape]  # which are read, too: they may be damaged
         good = [self._read(item, chunk, chunk.offset, memory_for(Box(item, *chunk[:2]))) for chunk in empty]
-        found: list[tuple[Array, list[Cuts]]] = []
+        found: list[tuple[NDArray[Any], list[Cuts]]] = []
         for wanted, parts in zip(boxes, shared, strict=True):
             box, places = memory_for(Box(item, *wanted), zero=in_part), []
             for chunk, (inside, size, at) in parts:
@@ -342,10 +328,10 @@ class Filler:
             self._in_part.append(item.name)
         return found
 
-    def _read(self, item: TensorItem, chunk: Chunk, offset: Ints, out: Array) -> bool:
+    def _read(self, item: TensorItem, chunk: Chunk, offset: Ints, out: NDArray[Any]) -> bool:
         """Fill `out` with a shard's part from `offset` on; False if it did not verify, and `out` holds anything."""
 
-        def read(copy: Copy, again: bool) -> Array:
+        def read(copy: Copy, again: bool) -> NDArray[Any]:
             into = memory_for(Box(item, offset, out.shape)) if again else out
             blocks = self._checkpoint.stream(copy)
             try:
@@ -434,7 +420,7 @@ class Filler:
         )
 
 
-def memory_for(box: Box, *, zero: bool = False) -> Array:
+def memory_for(box: Box, *, zero: bool = False) -> NDArray[Any]:
     """As `Box.array`; raises Opaque if only torch can make it, MetadataError if no array has that shape."""
     if not box.item.fits_numpy:
         raise Opaque

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from streamxf import errors
 from streamxf.errors import is_damage, shorten
 from streamxf.format.bare import alignment
-from streamxf.format.container import Block, ContainerParser
 from streamxf.pipeline import Pipeline
 from streamxf.places import Storage
 from streamxf.reading import (
@@ -33,7 +32,6 @@ from streamxf.reading import (
     StreamReader,
     TensorItem,
 )
-from streamxf.stream.scan import walk
 from streamxf.tools.fleet import TASK_BYTES, Fleet, Terms, worker_name
 from streamxf.tools.verify.report import KEYED, TRANSFORMED, UNBOUND, WITHOUT_CRC, Findings, Notes, opaque
 from streamxf.wording import many, some
@@ -163,19 +161,12 @@ def _check(notes: Notes, index: int, decode: Callable[[None], None]) -> Callable
 
 def _check_along_heads(stream: StoredStream, notes: Notes) -> None:
     """Go from block to block by the lengths in their heads, because there is no table to find them by."""
-    index = 0
+    index = -1
     try:
-        for event in walk(stream.source, ContainerParser(lenient=True)):
-            if isinstance(event, Block):
-                notes.outcome(event.index, event.error)
-                index = event.index + 1
-                if event.last:
-                    return
-    except errors.ContainerError as cause:
-        where = "the positions of this block and of those after it are unknown"
-        notes.error(errors.BlockError(f"{where}: {cause.message}"), index)
+        for index, error in Scan.follow(stream.source):
+            notes.outcome(index, error)
     except (errors.StreamxfError, OSError) as cause:
-        notes.error(cause, index)
+        notes.error(cause, index + 1)
 
 
 Plan = tuple[Sequence["AnyCheck"], Callable[[], tuple[Any, ...]]]

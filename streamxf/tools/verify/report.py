@@ -9,8 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from streamxf import errors
-from streamxf.checkpoint.metadata import resumable
-from streamxf.tools.damage import Damage
+from streamxf.tools.damage import Damage, resumable
 from streamxf.wording import ACCESS, OLD, listed, many, printable, size_text
 
 MAX_DAMAGED = 1000  # recorded for each file: a file full of zeros may hold a hundred thousand items

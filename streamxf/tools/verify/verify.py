@@ -16,11 +16,9 @@ from typing import Any, Unpack
 
 from streamxf import errors
 from streamxf.buffers import collector_paused
-from streamxf.checkpoint.metadata import unfinished
 from streamxf.engine import side_by_side
 from streamxf.errors import located
 from streamxf.format.limits import TRAILER_BYTES
-from streamxf.format.names import LOCK
 from streamxf.format.trailer import Trailer
 from streamxf.formats import huggingface
 from streamxf.formats.contents import Format
@@ -300,9 +298,9 @@ def _state_of(storage: Storage) -> object:
 
 def _is_under_way(storage: Storage, data: Mapping[str, int | None]) -> bool:
     """Whether a process writes data, held the folder in the last hour, as removals do, or has just made a file."""
-    young = [LOCK, *(name for name, size in data.items() if size == 0)]
+    young = [name for name, size in data.items() if size == 0]
     with suppress(FileNotFoundError):  # the folder was removed
-        if storage.was_written_lately(young):
+        if storage.was_written_lately(young, or_held=True):
             return True
     return storage.is_in_use(data)
 
@@ -323,7 +321,7 @@ def _plan_checkpoint(call: Verification, part: tuple[int, int]) -> Plan:
         listed = {**call.storage.names(unlisted), **listed}  # the listing may be older than they are
     data = {name: size for name, size in listed.items() if name.endswith(".distcp")}
     if not names:
-        reason = unfinished(listed) if data else "there is no checkpoint: the folder has no .metadata"
+        reason = Metadata.unfinished(listed) if data else "there is no checkpoint: the folder has no .metadata"
         if reason is None and _is_under_way(call.storage, data):
             reason = _UNDER_WAY
         if reason is not None:
