@@ -115,7 +115,7 @@ MUTANTS: dict[str, tuple[str, Make] | None] = {
     "name": ("streamxf.checkpoint.opening:ItemPart.check", expecting_what_is_there("name")),
     "number": ("streamxf.checkpoint.opening:ItemPart.check", expecting_what_is_there("number")),
     "offset": ("streamxf.checkpoint.opening:ItemPart.check", expecting_what_is_there("offset")),
-    "kind": ("streamxf.dcp.attach:_WantedByTorch.check", expecting_what_is_there("kind")),
+    "kind": ("streamxf.dcp.attach:_ItemPartByTorch.check", expecting_what_is_there("kind")),
     "writer": ("streamxf.checkpoint.opening:ItemPart.check", expecting_what_is_there("writer")),
     "chain": ("streamxf.checkpoint.opening:read_header", any_chain),
     "vouchers": ("streamxf.keys.envelope:Vouchers.check", nothing),

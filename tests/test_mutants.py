@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
@@ -63,6 +64,7 @@ def _result(folder: Path, mutant: str) -> tuple[int, dict[str, str], str]:
 
 def test_every_mutant_is_attacked() -> None:
     assert ATTACKS.keys() == MUTANTS.keys() - {"none"}
+    assert all(callable(resolve_name(mutant[0])) for mutant in MUTANTS.values() if mutant is not None)
 
 
 @pytest.mark.exhaustive

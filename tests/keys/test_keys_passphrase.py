@@ -53,8 +53,7 @@ def test_where_argon2id_is_missing(monkeypatch):
 def test_a_passphrase_is_asked_for_where_one_protects_the_key(monkeypatch, tmp_path):
     write_key(tmp_path / "key", KEY, "correct horse")
     monkeypatch.setenv("LINE", LINE)
-    for location in (f"file:{tmp_path}/key", "env:LINE"):
-        assert find_key(location, lambda: "correct horse") == KEY
+    assert [find_key(at, lambda: "correct horse") for at in (f"file:{tmp_path}/key", "env:LINE")] == [KEY, KEY]
     with pytest.raises(KeyMissingError, match="is not set"):
         find_key("env:NOT_SET", fails_with(AssertionError))
 
