@@ -18,9 +18,9 @@ from streamxf.buffers import write_all
 from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE, USAGE, with_options
 from streamxf.errors import ParameterError, PolicyError, UnsupportedError, located
-from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.lazy import torch
 from streamxf.places import open_storage
+from streamxf.reading import StoredFile
 from streamxf.wording import printable
 
 if TYPE_CHECKING:
@@ -299,7 +299,7 @@ def _index(text: str, item: str) -> Any:
 def _place(path: str) -> Any:
     if path == "-":
         stdin: Any = sys.stdin.buffer
-        _refuse_others(stdin.peek(len(PLAIN_MAGIC)))
+        _refuse_others(stdin.peek(len(StoredFile.PLAIN)))
         return stdin
     storage = open_storage(path)
     if storage.is_folder():
@@ -309,11 +309,11 @@ def _place(path: str) -> Any:
             file=path,
         )
     with storage.doubting(), storage.open() as file:
-        _refuse_others(file.read(0, min(file.size, len(PLAIN_MAGIC))))
+        _refuse_others(file.read(0, min(file.size, len(StoredFile.PLAIN))))
     return storage
 
 
 def _refuse_others(beginning: bytes) -> None:
     """Raise UnsupportedError for another format: nothing is damaged then."""
-    if beginning and not PLAIN_MAGIC.startswith(beginning[: len(PLAIN_MAGIC)]):
+    if beginning and not StoredFile.PLAIN.startswith(beginning[: len(StoredFile.PLAIN)]):
         raise UnsupportedError("this is not a file that streamxf.open wrote: it begins with other bytes")

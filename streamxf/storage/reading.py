@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, ExitStack
 from copy import copy
 from dataclasses import dataclass
 from time import perf_counter
-from typing import IO, Any, Protocol
+from typing import IO, Any, ClassVar, Protocol
 from weakref import WeakValueDictionary
 
 from typing_extensions import Buffer
@@ -240,6 +240,8 @@ class StoredFile:
     - `fetched`: the file in an object store, below `access`; None of any other file.
     """
 
+    PLAIN: ClassVar = PLAIN_MAGIC  # how a file begins that `streamxf.open` wrote
+
     name: str
     size: int
     raw: IO[bytes]
@@ -256,7 +258,7 @@ class StoredFile:
     @property
     def is_plain(self) -> bool:
         """Whether `streamxf.open` wrote it."""
-        return self.read(0, min(self.size, len(PLAIN_MAGIC))) == PLAIN_MAGIC
+        return self.read(0, min(self.size, len(self.PLAIN))) == self.PLAIN
 
     @property
     def held(self) -> int:

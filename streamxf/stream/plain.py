@@ -59,6 +59,12 @@ class PlainParts:
         check_signed(header, vouchers)
         return cls(header, whole.slice(start, stop), format_bytes, wrapped, vouchers)
 
+    @staticmethod
+    def stream_in(whole: FileSlice) -> StoredStream:
+        """The container alone, whatever is wrong with what is around it."""
+        start = plain.prefix_size(whole.read_at(0, min(plain.PREFIX_START_BYTES, whole.length)))
+        return StoredStream(container := whole.slice(start, whole.length), read_header(container))
+
     def digest(self) -> bytes:
         """D of the format: the digest that vouchers cover. Raises ContainerError if table or footer are damaged."""
         return plain.contents_digest(read_tail(self.container, self.header)[1].digest, self.format_bytes)
@@ -265,7 +271,7 @@ def read_file(
     """As `open`; the reader calls `finish` when closed. If `encrypted`, nothing else is read even without keys."""
     if isinstance(file, FileSlice) or file.seekable():
         parts = PlainParts.of(file if isinstance(file, FileSlice) else FileSlice(file, file.tell()))
-        _check_encrypted(parts.header, ring, encrypted)
+        _check_encrypted(parts.header.keyed, ring, encrypted)
         blocks = StoredStream(parts.container, parts.header).decoded(parts.chain(ring, registry))
         return StreamReader(blocks, finish, name, doubting=doubting)
     start = _read_exactly(file, plain.PREFIX_START_BYTES)
@@ -278,7 +284,7 @@ def read_file(
     def begin(header: Header) -> StreamCoder:
         headers.append(header)
         check_header(header, wrapped)
-        _check_encrypted(header, ring, encrypted)
+        _check_encrypted(header.keyed, ring, encrypted)
         data_key = ring.open_pipe(wrapped) if wrapped else None
         return _chain_of(header, registry, data_key).unseal(header)()
 
@@ -293,24 +299,17 @@ def read_file(
     return PipeReader(file, begin, end, finish, name)
 
 
-def _check_encrypted(header: Header, ring: KeyRing, encrypted: bool) -> None:
-    if header.keyed:
-        return
-    if encrypted:
-        raise unencrypted()
-    if len(ring):
+def _check_encrypted(keyed: bool, ring: KeyRing, encrypted: bool) -> None:
+    if encrypted and not keyed:
+        raise PolicyError(
+            "the file is not encrypted, and the chain in use encrypts, so it may stand where an encrypted one belongs; "
+            "if you know that it was not encrypted, read it without that chain"
+        )
+    if len(ring) and not keyed:
         raise PolicyError(
             "the file is not encrypted, and keys were given, so it may stand where an encrypted one belongs; leave the "
             "keys out if you know that it was not encrypted"
         )
-
-
-def unencrypted() -> PolicyError:
-    """The error of a job that encrypts its files, and finds another."""
-    return PolicyError(
-        "the file is not encrypted, and the chain in use encrypts, so it may stand where an encrypted one belongs; if "
-        "you know that it was not encrypted, read it without that chain"
-    )
 
 
 def _read_exactly(file: IO[bytes], size: int) -> bytes:
@@ -365,8 +364,7 @@ class ChainFiles:
             encrypts = self.chain.encryption is not None
             if begin == PLAIN_MAGIC:
                 return read_file(raw, self.keys, CodecRegistry(), finish, name, encrypted=encrypts)
-            if encrypts:
-                raise unencrypted()
+            _check_encrypted(False, self.keys, encrypts)
             if not begin.startswith(begins):
                 raise ContainerError("the file begins neither as with a chain nor as without one: it was damaged")
         return raw

@@ -242,7 +242,7 @@ def test_what_it_cannot_do_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "refused").exists()
 
     handler.save(tmp_path / "saved", ocp.args.StandardSave({"w": jnp.ones((2, 3))}))
-    for target, error in ({"w": jnp.ones((3, 2))}, "shape"), ({"v": jnp.ones(3)}, "has not: v"):
+    for target, error in ({"w": jnp.ones((3, 2))}, "shape"), ({"v": jnp.ones(3)}, "lacks: v"):
         with pytest.raises(ParameterError, match=error):
             handler.restore(tmp_path / "saved", ocp.args.StandardRestore(target))
     with pytest.raises(ParameterError, match="restore_args"):

@@ -10,13 +10,11 @@ from functools import reduce
 from typing import Any
 
 from streamxf import errors
-from streamxf.format.plain import PREFIX_START_BYTES, prefix_size
 from streamxf.formats import huggingface, torchfile
 from streamxf.formats.contents import PLAIN, SUFFIXES, Format
 from streamxf.formats.opening import format_of, no_checkpoint, open_layout
 from streamxf.places import Storage
 from streamxf.reading import Access, BareBlocks, Item, StoredFile, StoredStream, StreamReader, TensorItem
-from streamxf.stream.container import read_header
 from streamxf.stream.plain import PlainParts
 from streamxf.tools.verify.reading import AnyCheck, BlockChecks, Plan, Verification, pieces_of
 from streamxf.tools.verify.report import OF_SAFETENSORS, Findings, Notes
@@ -108,9 +106,7 @@ def _check_plain(file: StoredFile, access: Access, findings: Findings) -> None:
     except (errors.StreamxfError, OSError) as error:
         notes.error(error)
         with suppress(errors.StreamxfError, OSError), BlockChecks() as checks:  # as is noted already
-            start = prefix_size(file.read(0, min(PREFIX_START_BYTES, file.size)))
-            container = file.slice(start, file.size - start)
-            checks.add(StoredStream(container, read_header(container)), notes)
+            checks.add(PlainParts.stream_in(file.slice(0, file.size)), notes)
         return
     if access.require is not None and not parts.header.keyed:
         raise access.not_encrypted("the file")
