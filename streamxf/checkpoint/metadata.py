@@ -23,7 +23,7 @@ from streamxf.format.limits import MAX_METADATA, NO_RANK, TRAILER_BYTES
 from streamxf.format.names import SLIP, metadata_among, rank_metadata_among, rank_of
 from streamxf.format.table import ItemTable
 from streamxf.format.tiling import overlap
-from streamxf.format.trailer import Sections, Trailer
+from streamxf.format.trailer import Sections, Trailer, slices
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import DataKey, Envelope, Vouchers, is_signed
 from streamxf.keys.pair import VerifyKey
@@ -136,6 +136,16 @@ class Metadata:
         if trailer.size > end:
             tail = file.read(file.size - trailer.size, trailer.size - end) + tail
         return trailer.split(tail[-trailer.size :], read=file.read)
+
+    @staticmethod
+    def named_in(remains: bytes) -> Iterable[str]:
+        """The data files of all ranks in an index that can still be read, whatever its digest; none without."""
+        with suppress(errors.StreamxfError):
+            if trailer := Trailer.parse(remains[-TRAILER_BYTES:], len(remains)):
+                parts = trailer.split(remains[-trailer.size :], read=slices(remains), intact=False)
+                index = Index.parse(parts.root, parts.parts, parts.parts_size, hashed=is_signed(parts.key_lines()))
+                return index.files if index.rank is None else ()
+        return ()
 
     @classmethod
     def of(cls, sections: Sections, name: str, access: Access, *, listing: Mode = False) -> Self:

@@ -124,9 +124,7 @@ def decompress(frame: memoryview, size: int) -> bytes:
 
 
 def declared_size(frame: memoryview) -> int:
-    """The content size that a frame declares. Raises CodecError if it is not a frame, declares no size, or asks for a
-    dictionary or a larger window than the format allows.
-    """
+    """The content size that a frame declares; CodecError if it has none, or asks for more than the format allows."""
     if bytes(frame[:4]) != _FRAME_MAGIC:
         raise CodecError("not a zstd frame")
     try:

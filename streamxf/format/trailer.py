@@ -66,14 +66,14 @@ class Trailer:
             raise MetadataError("the metadata's trailer has impossible sizes: the file is damaged")
         return trailer
 
-    def split(self, tail: bytes, label: bytes = INDEX_LABEL, read: Read = _NOTHING) -> Sections:
+    def split(self, tail: bytes, label: bytes = INDEX_LABEL, read: Read = _NOTHING, intact: bool = True) -> Sections:
         """Root (or other contents vouched for under `label`) and keys out of the file's last `size` bytes; `read` as in
-        `Sections`. Raises MetadataError if their digest does not match, UnsupportedError if they are of another version
-        of the format, which all the same begins and ends with what is looked at here.
+        `Sections`. Raises MetadataError if they have to be `intact` and their digest does not match, UnsupportedError
+        if they are of another version of the format, which begins and ends all the same with what is looked at here.
         """
         view = memoryview(tail)
         signed = view[: self.root_size + self.keys_size + _SIGNED_BYTES]
-        if not hmac.compare_digest(hashlib.sha256(signed).digest(), self.digest):
+        if intact and not hmac.compare_digest(hashlib.sha256(signed).digest(), self.digest):
             raise MetadataError("the digest of the metadata does not match: the file is damaged")
         if fault := format_fault(self.format_bytes):
             raise UnsupportedError(f"the metadata {fault}")

@@ -14,7 +14,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -396,21 +396,8 @@ class Storage(ABC):
         written = self.written([*names, LOCK] if or_held else names).values() if names or or_held else ()
         return any(at is not None and abs(time.time() - at) < 3600 for at in written)
 
-    def is_in_use(self, names: Iterable[str], *, lately: bool = True) -> bool:
-        """Whether a process writes one of these files, by their locks; without locks, whether one did so `lately`."""
-        unlocked: list[str] = []
-        for name in names:
-            try:
-                with self.lock_file(name) or nullcontext() as file:
-                    unlocked += [name] if file is None else []
-            except BlockingIOError:
-                return True
-        return lately and self.was_written_lately(unlocked)
-
     def held(self, name: str, size: int | None) -> int:
-        """Bytes that the storage holds of a file of this folder, holes left out; `size` is what it says where it cannot
-        be asked. What cannot be asked at all counts for nothing.
-        """
+        """Bytes that the storage holds of a file of this folder, holes left out; `size` where it cannot be asked."""
         return size or 0
 
     def held_by(self, names: Iterable[str], listed: Mapping[str, int | None] | None = None) -> int:

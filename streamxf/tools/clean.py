@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Unpack
@@ -112,7 +112,7 @@ def clean(
         pairs = sorted((-1 if (rank := rank_of(name)) is None else rank, name) for name in made)
         found = [name for _, name in pairs if ranks is None or rank_of(name) in ranks]
         kept = sorted(name for name in files.keys() - named - set(found) if not is_run_file(name))
-        old = set() if storage.is_in_use(found, lately=alone) else storage.older_than(found, age)
+        old = set() if in_use(storage, found, lately=alone) else storage.older_than(found, age)
         if old and not alone and before is not None and _read(storage, access).metadata != before.metadata:
             raise MetadataError(
                 "the metadata was replaced meanwhile: another process saves to this folder. Nothing was removed; try "
@@ -134,6 +134,18 @@ def clean(
     if report.failed:
         warnings.warn(f"{many(len(report.failed), 'file')} could not be removed:\n{report}", stacklevel=2)
     return report
+
+
+def in_use(storage: Storage, names: Iterable[str], *, lately: bool = True) -> bool:
+    """Whether a process writes one of these files, by their locks; without locks, whether one did so `lately`."""
+    unlocked: list[str] = []
+    for name in names:
+        try:
+            with storage.lock_file(name) or nullcontext() as file:
+                unlocked += [name] if file is None else []
+        except BlockingIOError:
+            return True
+    return lately and storage.was_written_lately(unlocked)
 
 
 def _remove(storage: Storage, names: list[str]) -> tuple[dict[str, Exception], list[str]]:

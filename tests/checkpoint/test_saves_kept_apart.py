@@ -24,6 +24,7 @@ from streamxf.format.names import LOCK, is_run_file, made_by_saves, rank_of
 from streamxf.storage import disk, lock
 from streamxf.storage.disk import Mount
 from streamxf.storage.opening import open_storage, storage_over
+from streamxf.tools.clean import in_use
 from tests.failing import fails_with
 from tests.faults.forks import run_one
 from tests.polling import at_once
@@ -264,12 +265,12 @@ def test_a_child_that_outlives_a_killed_process_holds_no_lock(folder: Path) -> N
         child = int(process.stdout.readline())
         try:
             names = [name for name in storage.names() if name != LOCK]
-            assert [storage.is_in_use([name]) for name in names] == [True, True]
+            assert [in_use(storage, [name]) for name in names] == [True, True]
             process.kill()
             process.wait()
             with lock.locked(storage, patience=0.0) as alone:
                 assert alone
-            assert not storage.is_in_use(names)
+            assert not in_use(storage, names)
         finally:
             os.kill(child, signal.SIGKILL)
 

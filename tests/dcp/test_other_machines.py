@@ -203,12 +203,11 @@ def test_clean_beside_a_save_to_an_object_store(monkeypatch: pytest.MonkeyPatch)
 def test_clean_notices_a_save_that_was_published_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     url = "memory://meanwhile"
     dcp.save(state_of(0), storage_writer=streamxf.FsspecWriter(url), no_dist=True)
-    older_than = RemoteStorage.older_than
 
     def late(*arguments: Any) -> Any:
-        monkeypatch.setattr(RemoteStorage, "older_than", older_than)
+        monkeypatch.undo()
         dcp.save(state_of(1), storage_writer=streamxf.FsspecWriter(url), no_dist=True)
-        return older_than(*arguments)
+        return RemoteStorage.older_than(*arguments)
 
     fsspec.filesystem("memory").pipe_file(f"/meanwhile/{LEFT}", b"left")
     monkeypatch.setattr(RemoteStorage, "older_than", late)

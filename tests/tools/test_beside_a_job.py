@@ -28,6 +28,7 @@ from streamxf.storage import lock
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
+from streamxf.tools.clean import in_use
 from tests.altered import flip
 from tests.dcp.shards import rows, save_shards
 from tests.faults.forks import run_one
@@ -94,14 +95,14 @@ def test_a_save_by_dcp_is_locked_until_it_is_published(tmp_path: Path, monkeypat
     writer, put, locked = streamxf.FileSystemWriter(tmp_path), LocalStorage.put, list[bool]()
 
     def put_once_looked_at(storage: LocalStorage, path: str, *given: Any, **more: Any) -> None:
-        locked.append(storage.is_in_use([newest_data(tmp_path)], lately=False))
+        locked.append(in_use(storage, [newest_data(tmp_path)], lately=False))
         put(storage, path, *given, **more)
 
     monkeypatch.setattr(LocalStorage, "put", put_once_looked_at)
     for _ in range(2):
         dcp.save(STATE, storage_writer=writer)
     assert locked == [True, True]
-    assert not open_storage(tmp_path).is_in_use([newest_data(tmp_path)], lately=False)
+    assert not in_use(open_storage(tmp_path), [newest_data(tmp_path)], lately=False)
 
 
 def test_verify_calls_a_first_save_under_way_no_damage(tmp_path: Path) -> None:

@@ -19,10 +19,8 @@ from streamxf import errors
 from streamxf.cached import cached_property
 from streamxf.descriptor import ENCRYPT
 from streamxf.format.header import Header, Identity
-from streamxf.format.index import Index
-from streamxf.format.limits import CONTAINER_MAGIC, MAX_METADATA, TRAILER_BYTES
-from streamxf.format.trailer import Sections, Trailer, slices
-from streamxf.keys.envelope import WRAPPED_KEY, is_signed
+from streamxf.format.limits import CONTAINER_MAGIC, MAX_METADATA
+from streamxf.keys.envelope import WRAPPED_KEY
 from streamxf.places import GLOBAL, Storage, made_by_saves, metadata_among, rank_of
 from streamxf.reading import (
     Access,
@@ -537,13 +535,15 @@ def _one_save(present: Collection[str], remains: bytes, chosen: bool | Collectio
     together: its index lists them all. It is not believed for anything else, and no damage makes up a random id.
     """
     there = set(map(writer_of, present))
-    listed = _listed(remains)
-    named = listed if listed is not None else {name.decode("ascii") for name in _NAMED.findall(remains)}
+    listed = {*Metadata.named_in(remains)}
+    if not all(map(writer_of, listed)):
+        listed.clear()
+    named = listed or {name.decode("ascii") for name in _NAMED.findall(remains)}
     if chosen is not True:
         ids = set(chosen) if chosen else set()
         if unknown := sorted(ids - there):
             raise errors.ParameterError(f"without_metadata=: no data file here has the writer id {unknown[0]!r:.80}")
-    elif listed is not None and not listed.isdisjoint(present):
+    elif not listed.isdisjoint(present):
         ids = set(map(writer_of, listed))
     elif named == set(present) or len(there) <= 1:
         ids = there
@@ -572,23 +572,6 @@ def _metadata(storage: Storage) -> bytes:
         if errors.is_exhausted(error):
             raise
         return b""
-
-
-def _listed(remains: bytes) -> set[str] | None:
-    """The files that an index names which can still be read, though its digest may not match."""
-    try:
-        trailer = Trailer.parse(remains[-TRAILER_BYTES:], len(remains))
-        if trailer is None:
-            return None
-        begin, head = len(remains) - trailer.size, trailer.head_size
-        root, parts = memoryview(remains)[begin : begin + trailer.root_size], remains[head : head + trailer.parts_size]
-        keys = memoryview(remains)[begin + trailer.root_size :][: trailer.keys_size]
-        index = Index.parse(root, slices(parts), len(parts), hashed=is_signed(Sections(root, keys).key_lines()))
-    except errors.StreamxfError:
-        return None
-    if index.rank is not None or not all(map(writer_of, index.files)):
-        return None
-    return set(index.files)
 
 
 def writer_of(name: str) -> str:

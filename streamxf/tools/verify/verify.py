@@ -25,6 +25,7 @@ from streamxf.formats.contents import Format
 from streamxf.formats.opening import is_checkpoint, kind_of, parts_of
 from streamxf.places import GLOBAL, Location, Storage, made_by_saves, metadata_among, open_storage, rank_of
 from streamxf.reading import Access, AccessOptions, ItemPart, Metadata, Progress, Share, read_metadata
+from streamxf.tools.clean import in_use
 from streamxf.tools.damage import UNKNOWN_RANKS, doubt_of
 from streamxf.tools.fleet import Fleet
 from streamxf.tools.verify.others import plan_file, plan_folder
@@ -302,7 +303,7 @@ def _is_under_way(storage: Storage, data: Mapping[str, int | None]) -> bool:
     with suppress(FileNotFoundError):  # the folder was removed
         if storage.was_written_lately(young, or_held=True):
             return True
-    return storage.is_in_use(data)
+    return in_use(storage, data)
 
 
 def _ends_of(storage: Storage, path: str = "") -> tuple[int, bytes, bytes]:

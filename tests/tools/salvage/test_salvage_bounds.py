@@ -21,7 +21,7 @@ from streamxf.format import container
 from streamxf.format.limits import BLOCK_HEAD_BYTES
 from streamxf.format.table import ItemTable
 from streamxf.reading import Box, TensorItem
-from streamxf.storage.reading import FileSlice, access_to
+from streamxf.storage.reading import FileSlice
 from streamxf.stream import scan as scanning
 from streamxf.tools.salvage import damaged as finding
 from streamxf.tools.salvage.fill import memory_for
@@ -140,8 +140,7 @@ def test_a_block_of_no_bytes_hides_no_item(checkpoint: Path, steps: list[int]) -
 
 def _scanned(file: Path) -> list[scanning.Found]:
     with file.open("rb") as raw:
-        scan = scanning.Scan(FileSlice(access_to(raw), 0, file.stat().st_size), writer_of(file))
-        return [one for one in scan if one.header is not None]
+        return [one for one in scanning.Scan(FileSlice(raw), writer_of(file)) if one.header is not None]
 
 
 def test_files_that_may_be_left_of_metadata_are_read_one_by_one(
