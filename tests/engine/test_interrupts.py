@@ -67,12 +67,12 @@ def check(hits):
 """
 
 WRITES = """
-check(sum(interrupted(lambda: write(io.BytesIO())) for _ in range(250)))
+check(sum(interrupted(lambda: write(io.BytesIO())) for _ in range(120)))
 """
 
 READS = """
 hits = 0
-for _ in range(250):
+for _ in range(120):
     target = bytearray(len(data))
     with streamxf.open(io.BytesIO(stored.getvalue())) as file:
         if interrupted(lambda: file.readinto(target)):
@@ -103,7 +103,7 @@ def intact():
 try:
     save()
     hits = 0
-    for _ in range(120):
+    for _ in range(80):
         hits += interrupted(save)
         assert intact()
     check(hits)
