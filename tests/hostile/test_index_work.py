@@ -50,10 +50,7 @@ def looks(path: Path) -> None:
     str(verify(path))
 
 
-DEEP = b'{"":{"":{"":{"":{}}}}}'
-
-
-@pytest.mark.parametrize("value", [b"[]", DEEP, b"12345", b'"ab"', b'"' + b"-" * 40 + b'"'], ids=repr)
+@pytest.mark.parametrize("value", [b"[]", b'{"":{"":{"":{"":{}}}}}', b'"' + b"-" * 40 + b'"'], ids=repr)
 def test_a_root_takes_memory_in_proportion(tmp_path: Path, value: bytes) -> None:
     each = 1 + count_marks(value)
     most = (MIB // 3 + FREE_MARKS - 100) // each
