@@ -231,7 +231,7 @@ class PolicyError(StreamxfError):
 
 
 class NotAllowedError(PolicyError):
-    """An object needs classes or functions that are not allowed here; nothing was made of it."""
+    """An object needs classes or functions that are not allowed here; it was not constructed."""
 
 
 class UnsupportedError(StreamxfError):
@@ -239,11 +239,11 @@ class UnsupportedError(StreamxfError):
 
 
 class NotFetchedError(UnsupportedError):
-    """A pointer stands in place of the file, of which nothing is known."""
+    """There is a Git LFS pointer instead of the file, about which nothing is known."""
 
 
 class ObjectError(StreamxfError):
-    """An object cannot be made on this machine, or by the code of its class; its stored bytes are not to blame."""
+    """An object cannot be constructed here, or by the code of its class; its stored bytes are not to blame."""
 
 
 NOT_DAMAGE = (KeyMissingError, WrongKeyError, KeyServiceError, PolicyError, IdentityError, ReplacedError)
@@ -285,11 +285,11 @@ class ReplacedMeanwhile(Exception):
 
 
 class ForeignError(StreamxfError):
-    """An error of another package, say a storage's, that cannot be sent to other ranks; with its class and text."""
+    """An error of another package, such as a storage's, that cannot be sent to other ranks; with its class and text."""
 
 
 class StaleError(ForeignError):
-    """What looks like damage, in a place that may show what another host has replaced: it says nothing."""
+    """Apparent damage in a place that may show what another host has replaced: it proves nothing."""
 
 
 class NoSpaceError(StreamxfError, OSError):

@@ -10,14 +10,14 @@ from streamxf.errors import StreamxfError, escaped, notes_of, redacted, shorten,
 
 SHOWN = 20
 WIDTH = 1000
-MAKE_ROOM = "Make room (`streamxf forget` removes checkpoints by rules, `streamxf clean` what failed saves left)"
+MAKE_ROOM = "Make room (`streamxf forget` removes checkpoints by rules, `streamxf clean` leftovers of failed saves)"
 RESTORE_METADATA = "next: restore this file from a copy; if there is none, see `streamxf salvage --without-metadata`"
 OLD = "this mount may show old sizes or names of what another host replaced: wait, remount, or use the storage's URL"
-ACCESS = "see why not all could be read, and try again: nothing is known of the rest yet"
-SALVAGE_DATA = "next: `streamxf verify` lists all that is damaged, `streamxf salvage` saves the rest"
+ACCESS = "find out why some of it could not be read, and try again: nothing is known about that yet"
+SALVAGE_DATA = "next: `streamxf verify` lists all damage, `streamxf salvage` saves the rest"
 _ADVICE: dict[int | None, str] = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), f"the disk is too full. {MAKE_ROOM}"),
-    **dict.fromkeys((errno.EACCES, errno.EPERM), "check who may use it and its folders, or run this as their owner"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "check permissions of it and its folders, or run this as their owner"),
     errno.EROFS: "its file system is mounted read-only: have it mounted for writing",
 }
 
@@ -30,7 +30,7 @@ def many(number: int, noun: str) -> str:
 def inside_text(parts: Collection[str]) -> str:
     """Of a folder that was named instead of one of the checkpoints in it."""
     found = f"{many(len(parts), 'checkpoint')} in it: {some(parts)}. Name one of them"
-    return f"the folder is not a checkpoint, but has {found}; of a training run, `streamxf latest` prints the newest"
+    return f"the folder is not a checkpoint, but has {found}; for a training run, `streamxf latest` prints the newest"
 
 
 def size_text(number: int) -> str:

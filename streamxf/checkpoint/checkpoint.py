@@ -231,7 +231,7 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
                 try:
                     array = np.memmap(self._files[place.file].raw, kind, mode, place.at, chunk.shape)  # type: ignore[call-overload]
                 except ValueError as error:
-                    raise ContainerError(f"the file cannot be mapped; it was cut just now: {error}") from None
+                    raise ContainerError(f"the file cannot be mapped; it was truncated just now: {error}") from None
             return as_numpy(array, item) if self.framework == "numpy" else Box(item, *chunk[:2]).as_torch(array)
 
     def part(self, items: Mapping[str, Item]) -> Callable[[Access], Checkpoint]:

@@ -124,7 +124,7 @@ class Metadata:
     def sections_in(file: StoredFile, share: Sharer = None) -> Sections | None:
         """Root and keys of a metadata file, read from later; None if it has no trailer. Raises MetadataError."""
         if not file.size:
-            raise errors.MetadataError("the file is empty: it was cut, or never written; restore it")
+            raise errors.MetadataError("the file is empty: it was truncated, or never written; restore it")
         end = min(file.size, _TAIL)
         file.read_ahead(file.size - end, end)
         tail = file.read(file.size - end, end)

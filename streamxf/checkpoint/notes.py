@@ -53,7 +53,7 @@ class Note:
             raise errors.MetadataError(f"the note has {len(data)} bytes, {MAX_NOTE} are allowed")
         trailer = Trailer.parse(data, len(data))
         if trailer is None or trailer.size != len(data) or trailer.head_digest != hashlib.sha256().digest():
-            raise errors.MetadataError("this is not a note: it was cut, or something else was put in its place")
+            raise errors.MetadataError("this is not a note: it was truncated, or something else was put in its place")
         sections = trailer.split(data, NOTE_LABEL)
         lines = sections.key_lines()
         if lines is not None:

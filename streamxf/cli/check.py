@@ -283,7 +283,7 @@ def _print_place(found: PlaceReport) -> None:
     elif found.stronger:
         show.say(f"if it does that on every machine, tell streamxf: {_said(found, found.stronger)}")
     if names := ", ".join(name for name, value in found.seen.items() if value is None):
-        show.say(f"--second does not tell of {names}: it may be late, or only read. Give the URL of what is mounted")
+        show.say(f"--second does not tell of {names}: it may be late, or read-only. Give the URL of what is mounted")
 
 
 def _word(value: bool | str | None) -> str:

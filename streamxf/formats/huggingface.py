@@ -120,7 +120,7 @@ def _check_cover(tensors: dict[str, TensorItem], start: int, size: int) -> None:
             raise ContainerError(f"the tensor's bytes {what} those of {last}", item=shorten(name))
         at, last = begin + length, shorten(repr(name))
     if at > size:
-        raise ContainerError(f"the file has {size} bytes, its tensors end at {at}: it was cut")
+        raise ContainerError(f"the file has {size} bytes, its tensors end at {at}: it was truncated")
     if at < size:
         raise ContainerError(
             f"{size - at} bytes follow the last tensor: data was appended to the file, or its header is wrong"

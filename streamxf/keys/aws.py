@@ -140,13 +140,13 @@ class AwsKms(KeyProvider):
         except Exception as error:  # from botocore's parsers and urllib3, for odd answers and addresses
             failure = KeyServiceError(
                 f"AWS KMS could not {operation} with {self.arn}: {type(error).__name__}, from a setting of boto3 (an "
-                "endpoint without https://?) or an answer that is not from KMS"
+                "endpoint without https://?) or a response that is not from KMS"
             )
         else:
             found = answer.get(wanted) if isinstance(answer, dict) and answer.get("KeyId") == self.arn else None
             if found and isinstance(found, bytes):
                 return found
-            failure = KeyServiceError(f"AWS KMS was asked to {operation} with {self.arn}, and sent another answer")
+            failure = KeyServiceError(f"AWS KMS was asked to {operation} with {self.arn}, but sent a wrong response")
         # raised here, since botocore's exceptions hold the request, which has the data key
         raise failure
 

@@ -80,7 +80,7 @@ class DataKey(Uncopied):
         try:
             return DataKey(keywrap.aes_key_unwrap(derive(self.secret, b"streamxf/1 keys", 32), wrapped))
         except (keywrap.InvalidUnwrap, ValueError):
-            text = "the data key of another process is not wrapped under that of the one that published"
+            text = "the data key of another process is not wrapped under the publishing process's"
             raise WrongKeyError(text) from None
 
     def stream_keys(self, salt: bytes, header_digest: bytes) -> tuple[bytes, bytes]:
@@ -292,7 +292,7 @@ class Vouchers:
         except WrongKeyError:
             raise wrong_voucher(key) from None
         if answer is not None:  # False, say, from an author who took this for a predicate
-            raise breach(key, f"check_voucher returned {type(answer).__name__}; it returns nothing, or raises")
+            raise breach(key, f"check_voucher returned {type(answer).__name__}; it must return None, or raise")
 
     def signed_by(self, trust: Iterable[VerifyKey], digest: bytes) -> bool:
         """Whether one of `trust` signed; raises AuthenticationError for a wrong signature in the name of one."""

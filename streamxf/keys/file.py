@@ -145,11 +145,11 @@ def read_location(path: str, passphrase: str | None = None) -> location.AnyKey:
         raise KeyFileError("'file:' names no file; put its path after the colon, 'file:/run/secrets/key'")
     if path.startswith("//") and not path.startswith("///"):
         raise KeyFileError(
-            "'file://' with the name of a machine is not supported; put the path after a single colon, "
+            "'file://' with a host name is not supported; put the path after a single colon, "
             "'file:/run/secrets/key' or 'file:training.key'"
         )
     if path.startswith((f"{location.SECRET}:", f"{location.PROTECTED}:")):  # it must not appear in an error
-        raise KeyFileError("after 'file:' there is a key itself; put it into a file, and give that file's path")
+        raise KeyFileError("after 'file:' comes a key itself; put it into a file, and give that file's path")
     path, pinned = (path[:-17], path[-16:]) if _PIN.search(path) else (path, None)
     key = read_key(os.path.expanduser(path), passphrase)
     if pinned is not None and key.id != pinned:
@@ -189,7 +189,7 @@ def key_line(text: str) -> str:
     lines = [line.strip(" \t\r") for line in text.split("\n")]
     found = [line for line in lines if line and not line.startswith("#")]
     if len(found) != 1:
-        raise ParameterError(f"it has {len(found)} lines besides blank ones and comments (#); a key is one line")
+        raise ParameterError(f"it has {len(found)} lines apart from blank ones and comments (#); a key is one line")
     return found[0]
 
 

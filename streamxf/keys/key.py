@@ -216,7 +216,7 @@ class Secret(Uncopied):
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             f"a {type(self).__name__} cannot be pickled: it could end up on disk or in a log; pass it on as a secret "
-            "(a file, an environment variable) and make it there"
+            "(a file, an environment variable) and create it there"
         )
 
 

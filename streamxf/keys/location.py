@@ -58,7 +58,7 @@ def parse_key(text: str) -> AnyKey:
     check_kind(label, kind)
     material = try_decode(data)
     if material is None:
-        raise ParameterError("this key is damaged: the part behind its id is not base64url")
+        raise ParameterError("this key is damaged: the part after its id is not base64url")
     return make_key(label, kind, key_id, material)
 
 
@@ -149,8 +149,7 @@ def several(values: Any, name: str, make: Callable[[Any], T]) -> tuple[T, ...]:
             raise
     if not found:
         raise ParameterError(
-            f"{name}= is empty: an empty list would switch checks off without notice; if you want that, leave "
-            f"{name}= out"
+            f"{name}= is empty: an empty list would silently switch checks off; if you want that, leave {name}= out"
         )
     return tuple(found)
 

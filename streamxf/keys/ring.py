@@ -231,7 +231,7 @@ class KeyRing(Uncopied):
         if held := [key for key in self if not key.portable]:
             raise TypeError(
                 f"a KeyRing with a {type(held[0]).__name__} cannot be pickled: the key could end up on disk or in a "
-                "log; make a ring where it is needed"
+                "log; create the ring where it is needed"
             )
         return self._to_own_child()
 

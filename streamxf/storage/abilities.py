@@ -70,7 +70,7 @@ class Abilities:
         names = [each.name for each in fields(cls)]
         if not isinstance(said, Mapping) or (odd := sorted({*map(str, said)}.difference(names))):
             what = f"{said!r:.80}" if not isinstance(said, Mapping) else f"{odd[0]!r:.40}"
-            raise ParameterError(f"abilities= has {what}: it is a mapping from names among {', '.join(names)}")
+            raise ParameterError(f"abilities= has {what}: it is a mapping with names among {', '.join(names)}")
         for name, value in said.items():
             if name == "locks" and value in ("none", "machine", "hosts", None):
                 continue

@@ -190,8 +190,8 @@ def _heeded(filesystem: Any, path: str) -> dict[str, bool]:
             filesystem.rm_file(draft)
     if not all(found.values()):
         _log.warning(
-            "the store of %s does not heed the condition of a put: of two saves to one folder at the same moment one "
-            "may be lost. Give each job a folder of its own",
+            "the store of %s ignores the condition of a put: of two saves to one folder at the same moment, one may "
+            "be lost. Give each job its own folder",
             escaped(str(store.bucket)),
         )
     return found

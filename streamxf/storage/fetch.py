@@ -86,7 +86,7 @@ def start_request(filesystem: Any, request: Callable[[], Awaitable[T]]) -> Futur
     try:
         loop = filesystem.loop
     except RuntimeError as error:
-        raise AbortedError("what was opened before a fork cannot be read in a child process: open it there") from error
+        raise AbortedError("files opened before a fork cannot be read in a child process: open them there") from error
     if sys.is_finalizing() or asyncio._get_running_loop() is loop:
         raise AbortedError("the storage's own thread, and a process at its end, cannot wait for an answer")
     return asyncio.run_coroutine_threadsafe(_repeated(request), loop)
@@ -181,8 +181,8 @@ def part_of(data: bytes, start: int, stop: int, size: int | None, label: str) ->
         return data
     if size > AHEAD_BYTES:
         text = (
-            f"the server sends all {size:,} bytes of a file where a part is asked for: it knows no ranges of HTTP, or "
-            "something on the way removes them. Copy the checkpoint to a disk, or serve it by a server that does"
+            f"the server sends all {size:,} bytes of a file when asked for a part: it does not support HTTP ranges, or "
+            "something on the way removes them. Copy the checkpoint to a disk, or serve it from a server that does"
         )
         raise OSError(errno.EOPNOTSUPP, text, label)
     return data[start:stop]
@@ -195,7 +195,7 @@ def requests_in_threads(read: Callable[[int, int], bytes], label: str) -> Reques
 
 def _exactly(size: int, data: bytes, label: str) -> bytes:
     if len(data) != size:
-        raise ForeignError(f"the storage failed: {size} bytes were asked for, {len(data)} came", file=label)
+        raise ForeignError(f"the storage failed: {size} bytes were requested, {len(data)} arrived", file=label)
     return data
 
 
@@ -337,7 +337,7 @@ class _Turn:
 
     def call(self, method: Callable[..., Any], *given: Any, **more: Any) -> Any:
         if self._pid != os.getpid():
-            raise AbortedError("what was opened before a fork cannot be used in a child process: open it there")
+            raise AbortedError("storage opened before a fork cannot be used in a child process: open it there")
         if self._holder == threading.get_ident():
             raise AbortedError("the storage's client is in the middle of another call of this thread")
         with self.lock:

@@ -221,7 +221,7 @@ class GatheringFile:
             try:
                 self.flush()
             except OSError as error:
-                add_note(error, "what was written were small items, up to the one that is named")
+                add_note(error, "several small items were being written, up to the named one")
                 raise
         if len(view) < _GATHERED:
             self._pieces += view

@@ -329,7 +329,7 @@ class LocalStorage(Storage, raises_only_known=True):
         except OSError as error:
             if error.errno not in (errno.ELOOP, errno.ENOTDIR):
                 raise
-            text = "a link, or a file, was put in the place of this folder, and nothing was saved: find out by whom"
+            text = "this folder was replaced by a link or a file, and nothing was saved: find out by whom"
             raise AbortedError(text, file=self.label()) from error
         held = self._at(self._location, self.path, descriptor)
         held._close = close = weakref.finalize(held, os.close, descriptor)

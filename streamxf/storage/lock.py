@@ -63,7 +63,7 @@ def acquire(path: str, place: str | int, patience: float, links: bool) -> Callab
             folder = open_folder(place, links=links)
         except OSError as error:
             if not links and error.errno in (errno.ELOOP, errno.ENOTDIR):
-                text = "a link was put in the place of this folder, or a file: find out by whom"
+                text = "this folder was replaced by a link or a file: find out by whom"
                 raise AbortedError(text, file=path) from error
             if isinstance(error, PermissionError | FileNotFoundError | NotADirectoryError):
                 return None  # a writable folder need not be readable; if there is none, others say so
@@ -81,8 +81,8 @@ def acquire(path: str, place: str | int, patience: float, links: bool) -> Callab
             elif _holders.get(identity) == this_thread():
                 raise AbortedError(
                     f"this thread is itself publishing to {path}, or writing or cleaning up there, and would wait for "
-                    "itself: a handler that it runs, of a signal or of logs, saves there too. That save was not made; "
-                    "let the handler save into another folder, or ask for a save that is made later"
+                    "itself: a handler of signals or logs that it runs also saves there. That save was not made; let "
+                    "the handler save into another folder, or request a later save"
                 )
             still = free and is_still(file.fileno(), LOCK, folder)
             if kept := still and (place != path or is_still(folder, path, links=links)):

@@ -47,10 +47,10 @@ def _opened(path: Location, storage_options: Mapping[str, Any] | None) -> Storag
         return path
     options = {} if storage_options is None else storage_options
     if not isinstance(options, Mapping) or not all(isinstance(each, str) for each in options):
-        raise ParameterError("storage_options= is a mapping from names to what fsspec is given under them")
+        raise ParameterError("storage_options= is a mapping from names of fsspec's options to their values")
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not text or not isinstance(text, str) or "\0" in text:
-        raise ParameterError(f"{path!r:.80} is no path: it is text that is not empty, a Path, a URL or a Storage")
+        raise ParameterError(f"{path!r:.80} is no path: pass text that is not empty, a Path, a URL or a Storage")
     if not is_url(text) and not options:
         return LocalStorage(text)
     shown = redacted(text)

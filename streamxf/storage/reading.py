@@ -252,7 +252,7 @@ class StoredFile:
     def __post_init__(self) -> None:
         self.access = self.access or access_to(self.raw)
         if self.size in _POINTER_BYTES and self.read(0, _POINTER_HEAD).startswith(_POINTERS):
-            text = "a Git LFS pointer stands in place of the file: run `git lfs pull` in the repository"
+            text = "there is a Git LFS pointer instead of the file: run `git lfs pull` in the repository"
             raise NotFetchedError(text, file=self.name)
 
     @property
@@ -288,7 +288,7 @@ class StoredFile:
     def slice(self, at: int, size: int) -> FileSlice:
         if at + size > self.size:
             raise ContainerError(
-                f"{size} bytes at {at} reach beyond the end of the file, which has {self.size}: it was cut",
+                f"{size} bytes at {at} reach beyond the end of the file, which has {self.size}: it was truncated",
                 file=self.name,
             )
         start, ahead = self._ahead
@@ -464,7 +464,7 @@ class OpenFiles:
                 self._files.popitem()[1].stack.close()
 
 
-_REPLACED = "another file took its place while it was read, or it was removed: another process writes here. Start again"
+_REPLACED = "it was replaced or removed while it was read: another process writes here. Start again"
 
 
 def _stamp_of(file: StoredFile) -> tuple[int, ...]:

@@ -160,7 +160,7 @@ class RemoteStorage(Storage):
         """Refuse a path through a link, where there may be some."""
         for above in _above(path) if not self.abilities.flat else ():
             if self._kind(above) != "folder":
-                raise NotADirectoryError(errno.ENOTDIR, f"{above} is a link, or no folder", self.label(path))
+                raise NotADirectoryError(errno.ENOTDIR, f"{above} is a link, or not a folder", self.label(path))
 
     def _kind(self, path: str) -> Kind | None:
         """What is there by a listing, which follows no link at the end of the path."""
@@ -439,7 +439,7 @@ class WebStorage(RemoteStorage):
 
     def entries(self, path: str = "") -> Iterator[StorageEntry]:
         if self.info(path).kind != "folder":
-            raise NotADirectoryError(errno.ENOTDIR, "this is no page of links", self.label(path))
+            raise NotADirectoryError(errno.ENOTDIR, "this is not a page of links", self.label(path))
         names = self._links(path)
         files = [name for name in names if not name.endswith("/")]
         yield from (StorageEntry(name.rstrip("/"), "folder") for name in names if name.endswith("/"))
@@ -506,4 +506,4 @@ class WebStorage(RemoteStorage):
         return dict.fromkeys(paths, self._read_only())
 
     def _read_only(self) -> Exception:
-        return OSError(errno.EROFS, "over HTTP checkpoints are only read", self.label())
+        return OSError(errno.EROFS, "checkpoints are read-only over HTTP", self.label())

@@ -48,7 +48,7 @@ def small_names(storage: Storage, folder: str) -> dict[str, StorageEntry]:
             error.filename = storage.label(folder)
             raise
         if not isinstance(error, FileNotFoundError):
-            _tell(storage.label(folder), "it is no folder, or a link")
+            _tell(storage.label(folder), "it is not a folder, or is a link")
         return {}
     if more:
         _tell(f"what else is in {storage.label(folder)}", f"there are more than {MOST_NAMES} names")
@@ -110,8 +110,8 @@ def _received(storage: Storage, path: str, most: int, data: bytes | Exception) -
     if isinstance(data, Exception):
         if not isinstance(data, NotRegular | NotADirectoryError) and getattr(data, "errno", None) not in NOT_THERE:
             raise data
-        behind = "it lies behind a link, or in place of a folder there is something else"
-        _tell(storage.label(path), "it is no regular file" if isinstance(data, NotRegular) else behind)
+        behind = "it is behind a link, or behind something that is not a folder"
+        _tell(storage.label(path), "it is not a regular file" if isinstance(data, NotRegular) else behind)
         return None
     if len(data) > most:
         _tell(storage.label(path), f"it has more than {most} bytes")

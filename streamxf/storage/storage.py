@@ -151,8 +151,8 @@ class Storage(ABC):
         """
         if not self.abilities.keeps_older:
             raise UnsupportedError(
-                "there is a checkpoint, and this place is not known to store a file by the time that its writer goes "
-                "on (some mounts send it later, and remove the old one at once): a crash might leave neither. Save "
+                "there is a checkpoint, and this place is not known to store a file before its writer continues "
+                "(some mounts send it later, and remove the old one at once): a crash might leave neither. Save "
                 "into a new folder, or to an object store by its URL, such as s3://; if you know the place better, say "
                 "so: save to streamxf.open_storage(path, abilities={'stored': True, 'in_order': True})",
                 file=self.label(),
@@ -184,7 +184,7 @@ class Storage(ABC):
         if not (looks and self.is_late):
             return error
         text = error.message if isinstance(error, errors.StreamxfError) else errors.text_of(error)
-        made = errors.StaleError(f"{type(error).__name__}: {text.partition('. ')[0]}. That may be no damage: {OLD}")
+        made = errors.StaleError(f"{type(error).__name__}: {text.partition('. ')[0]}. That may not be damage: {OLD}")
         made.__cause__ = error
         return made.locate(**{name: getattr(error, name, None) for name in ("file", "item", "block")})
 
@@ -249,7 +249,7 @@ class Storage(ABC):
         raise self._read_only()
 
     def _read_only(self) -> Exception:
-        return UnsupportedError("this storage is only read", file=self.label())
+        return UnsupportedError("this storage is read-only", file=self.label())
 
     # -- where it is -------------------------------------------------------------------------------
 
@@ -366,7 +366,7 @@ class Storage(ABC):
                 raise
             return {}
         if more:
-            _log.warning("%s has more than %d files; the others are not looked at", escaped(self.label(path)), most)
+            _log.warning("%s has more than %d files; the others are ignored", escaped(self.label(path)), most)
         return found
 
     def _listed(self, path: str = "") -> Iterator[StorageEntry]:
@@ -601,5 +601,5 @@ def _links(location: str) -> tuple[str, str, str]:
     return (first, chained, rest) if chained and "://" in first else (location, "", "")
 
 
-STALE = "this URL leads through a cache, which may return what has been replaced since"
-NOT_REGULAR = "this is not a regular file, so no writer made it; it was not read"
+STALE = "this URL leads through a cache, which may return stale contents"
+NOT_REGULAR = "this is not a regular file, so no writer wrote it; it was not read"

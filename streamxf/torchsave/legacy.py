@@ -36,7 +36,7 @@ class Legacy(Archive):
 
     - `root`: as `read_outline` gives it.
 
-    Raises NotSavedByTorch if torch did not write it, or it was cut, and ContainerError if it is hardly stored.
+    Raises NotSavedByTorch if torch did not write it, or it was truncated, and ContainerError if it is hardly stored.
     """
 
     def __init__(self, file: StoredFile) -> None:
@@ -83,7 +83,7 @@ class Legacy(Archive):
             self._counts[name] = self.sizes[name] // itemsize_in(kinds[key])
             at += _COUNT + self.sizes[name]
         if at != size:
-            what = "it was cut" if at > size else "something was appended to it, or a storage is damaged"
+            what = "it was truncated" if at > size else "something was appended to it, or a storage is damaged"
             raise NotSavedByTorch(f"its pickle says that it has {at} bytes, and it has {size}: {what}")
 
     @property

@@ -357,7 +357,7 @@ class _StockUnpickler(Unpickler):
         if _MODULES.get(name) == module or (module, name) == (_SHARDED, "TensorProperties"):
             return Name(name, _CLASSES[name])
         if not self.read(1):  # a name is never the last thing in a pickle, and what is left of it means nothing
-            bad("it ends with a name, so it was cut")
+            bad("it ends with a name, so it was truncated")
         wanted = ascii(f"{module:.200}.{name:.200}")[1:-1]
         raise MetadataError(f"the metadata wants {wanted}, which does not belong there: refused, and nothing was run")
 

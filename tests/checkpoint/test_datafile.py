@@ -186,7 +186,7 @@ def test_small_items_that_are_written_together_are_not_blamed_for_each_other(
         for number in range(10):
             writer.add(str(number), ARRAY[0, :2000])
     what, where, _ = caught.value.__notes__
-    assert what == "what was written were small items, up to the one that is named"
+    assert what == "several small items were being written, up to the named one"
     assert where.startswith("while writing item 4 of file __0_0_")
 
 

@@ -203,7 +203,7 @@ def test_a_file_that_is_cut_while_it_is_mapped(raw: Path, monkeypatch: pytest.Mo
         return memmap(*arguments)
 
     monkeypatch.setattr(np, "memmap", cut_before)
-    with streamxf.Checkpoint(raw) as checkpoint, pytest.raises(errors.ContainerError, match="it was cut just now"):
+    with streamxf.Checkpoint(raw) as checkpoint, pytest.raises(errors.ContainerError, match="truncated just now"):
         checkpoint["weight"].mmap()  # type: ignore[union-attr]
 
 

@@ -64,7 +64,7 @@ def on(path: str, command: str) -> str:
 
 
 TO_RESTORE = ".metadata]; next: restore this file from a copy; if there is none, see `streamxf salvage"
-TO_VERIFY = "; next: `streamxf verify` lists all that is damaged, `streamxf salvage` saves the rest"
+TO_VERIFY = "; next: `streamxf verify` lists all damage, `streamxf salvage` saves the rest"
 CASES = [
     # nothing there
     *(Case(on("nothing", command), 2, "there is no file or folder 'nothing'") for command in READING),

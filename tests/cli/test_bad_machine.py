@@ -187,7 +187,7 @@ def test_without_permission(world: Path, without_rights: Runs):
     for command, done in zip(commands, found, strict=True):
         check(command, done, 2, "ermission denied")
         if "read only" in command:
-            assert "check who may use it and its folders, or run this as their owner" in done.err
+            assert "check permissions of it and its folders, or run this as their owner" in done.err
     assert fingerprint(world) == whole
 
 

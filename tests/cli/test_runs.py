@@ -467,7 +467,7 @@ def test_what_cannot_be_removed_is_named(run: Run, folder: Path, monkeypatch: py
 
     monkeypatch.setattr(local, "_unlink", refuse)
     done = run.exits(1, "forget", folder, "--keep", "last=3", "--yes")
-    assert "not removed: step-100: Permission denied; check who may use it and its folders" in done.out
+    assert "not removed: step-100: Permission denied; check permissions of it and its folders" in done.out
     monkeypatch.undo()
     assert run("forget", folder, "--keep", "last=3", "--yes").code == 0
     assert steps(folder) == [200, 300, 1000, 1100]

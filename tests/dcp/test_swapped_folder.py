@@ -169,7 +169,7 @@ def test_a_managers_save_names_the_link(tmp_path: Path) -> None:
             swap.arm(), swap._reached()
             return super().items()
 
-    with CheckpointManager(tmp_path) as manager, refused(AbortedError, "a link, or a file, was put in the place"):
+    with CheckpointManager(tmp_path) as manager, refused(AbortedError, "this folder was replaced by a link or a file"):
         manager.save(1, Swapping(state_of(1)))
     swap.check()
 

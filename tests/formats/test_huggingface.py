@@ -157,7 +157,7 @@ def device(folder: Path) -> None:
 BAD: dict[str, tuple[Callable[[Path], None], type[StreamxfError], str]] = {
     "a shard is missing": (lose_shard, ContainerError, "names this shard, and it is not there"),
     "a shard is a folder": (directory, MetadataError, "not a regular file"),
-    "a shard is cut": (cut, ContainerError, "it was cut"),
+    "a shard is cut": (cut, ContainerError, "it was truncated"),
     "a tensor is missing": (lambda folder: index(folder, {**PLACED, "d": ONE}), ContainerError, "no shard contains"),
     "a tensor is in another shard": (placing(ONE), ContainerError, "no shard contains"),
     "a tensor is in two shards": (double, ContainerError, "in this file and in"),

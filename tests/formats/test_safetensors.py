@@ -61,11 +61,11 @@ def file_of(header: Any, data: bytes = bytes(4), length: int | None = None) -> b
 
 
 BAD: dict[str, tuple[bytes, type[StreamxfError], str]] = {
-    "nothing": (b"", ContainerError, "has 0: it was cut"),
-    "a cut length": (b"\x02\0\0", ContainerError, "has 3: it was cut"),
-    "a cut header": (file_of({"a": tensor()})[:20], ContainerError, "it was cut"),
+    "nothing": (b"", ContainerError, "has 0: it was truncated"),
+    "a cut length": (b"\x02\0\0", ContainerError, "has 3: it was truncated"),
+    "a cut header": (file_of({"a": tensor()})[:20], ContainerError, "it was truncated"),
     "a huge header": (file_of(b"{}", length=BareHeader.MOST + 1), ContainerError, "the format allows"),
-    "a header longer than the file": (file_of(b"{}", length=10**6), ContainerError, "it was cut"),
+    "a header longer than the file": (file_of(b"{}", length=10**6), ContainerError, "it was truncated"),
     "no JSON": (file_of(b"{nonsense}"), ContainerError, "not JSON"),
     "no UTF-8": (file_of(b'{"\xff": 1}'), ContainerError, "not JSON"),
     "something behind the JSON": (file_of(b"{} {}"), ContainerError, "not JSON"),
@@ -102,7 +102,7 @@ BAD: dict[str, tuple[bytes, type[StreamxfError], str]] = {
     "a hole at the beginning": (file_of({"a": tensor(1, 4, (3,))}), ContainerError, "hole"),
     "an overlap": (file_of({"a": tensor(0, 3, (3,)), "b": tensor(2, 4, (2,))}), ContainerError, "overlap"),
     "two in one place": (file_of({"a": tensor(), "b": tensor()}), ContainerError, "overlap"),
-    "a cut file": (file_of({"a": tensor()}, bytes(3)), ContainerError, "it was cut"),
+    "a cut file": (file_of({"a": tensor()}, bytes(3)), ContainerError, "it was truncated"),
     "a continued file": (file_of({"a": tensor()}, bytes(5)), ContainerError, "follow the last tensor"),
 }
 

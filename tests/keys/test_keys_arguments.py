@@ -212,7 +212,7 @@ def test_a_key_in_the_place_of_a_path_is_not_shown():
     text = Path("a.key").read_text().strip().splitlines()[-1]
     assert text.startswith("streamxf-secret:")
     said = message(lambda: KeyRing(f"file:{text}"), KeyFileError)
-    assert "there is a key itself" in said
+    assert "comes a key itself" in said
     assert text.rpartition(":")[2] not in said
 
 

@@ -192,7 +192,7 @@ def test_an_answer_about_something_else(answer, answers: Answers, answered: AwsK
         lambda: answered.vouch(DIGEST),
         lambda: answered.check_voucher(b"x", DIGEST),
     ):
-        with pytest.raises(KeyServiceError, match="sent another answer"):
+        with pytest.raises(KeyServiceError, match="sent a wrong response"):
             use()
 
 

@@ -257,7 +257,7 @@ def test_a_folder_swapped_for_a_link_just_before_its_lock_is_taken(
 
         monkeypatch.setattr(lock_module, "_try_lock", tried)
     with (
-        pytest.raises(AbortedError, match="a link was put in the place of this folder"),
+        pytest.raises(AbortedError, match="this folder was replaced by a link"),
         locked(open_storage(run).child("step-1"), links=False),
     ):
         pytest.fail("it is locked")
@@ -283,7 +283,7 @@ def test_a_checkpoint_swapped_for_a_link_while_it_is_forgotten(tmp_path: Path, m
     before = victim.stat().st_mtime_ns
     report = streamxf.forget(tmp_path / "run", 1)
     assert report.removed == ()
-    assert "a link was put in the place" in report.failed["step-1"]
+    assert "this folder was replaced by a link" in report.failed["step-1"]
     assert victim.stat().st_mtime_ns == before
     assert below(victim) == {*FILES, "extra"}
     assert ".metadata" in below(tmp_path / "away")

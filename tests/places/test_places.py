@@ -171,7 +171,7 @@ def test_what_another_host_has_overwritten_is_not_damage(place: Place, tmp_path:
     with job("overwrites", place, tmp_path) as goes_on:
         code, errors = goes_on()
     if not place.second.abilities.keeps_older:
-        assert "this place is not known to store a file by the time" in errors
+        assert "this place is not known to store a file before its writer" in errors
         replace_by_larger(place.behind.child("step-2"))
         for look in (streamxf.latest, partial(streamxf.latest, verify="whole")):
             with suppress(StaleError):

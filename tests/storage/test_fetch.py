@@ -260,7 +260,7 @@ def test_what_the_server_has_decided_is_not(store: Store, failure: Exception) ->
 
 def test_answers_that_stay_short_are_an_error(store: Store) -> None:
     store.failures = [10] * 8
-    with pytest.raises(ForeignError, match="100 bytes were asked for, 10 came"):
+    with pytest.raises(ForeignError, match="100 bytes were requested, 10 arrived"):
         read(file_in(store), 100, 200)
 
 
@@ -307,7 +307,7 @@ def test_requests_of_a_user_s_storage_are_under_way_at_once() -> None:
 
 @pytest.mark.parametrize("size", [100, 0])
 def test_a_user_s_storage_that_answers_with_less_is_an_error(size: int) -> None:
-    with pytest.raises(ForeignError, match="bytes were asked for"):
+    with pytest.raises(ForeignError, match="bytes were requested"):
         read(waiting_file([], DATA[:size]), 0, 200)
 
 

@@ -64,9 +64,9 @@ def test_it_does_what_is_relied_on(tmp_path: Path, kind: type[SimpleHTTPRequestH
         storage = open_storage(url)
         check_storage(storage, FILES)
         for act in (lambda: storage.write("a", b""), lambda: storage.create("a"), lambda: storage.make_folder("a")):
-            with pytest.raises(OSError, match="only read"):
+            with pytest.raises(OSError, match="read-only"):
                 act()
-        assert "only read" in str(storage.remove(["plain"])["plain"])
+        assert "read-only" in str(storage.remove(["plain"])["plain"])
 
 
 @pytest.mark.parametrize("kind", [Ranges, WholeFiles, Fails, FailsToSend])
@@ -100,7 +100,7 @@ def test_large_files_are_not_sent_whole_for_each_part(run: Path, monkeypatch: py
             lambda: streamxf.salvage(newest, run / "salvaged", without_metadata=True),
             lambda: streamxf.diff(newest, f"{url}/step-1"),
         ):
-            with pytest.raises(OSError, match="knows no ranges of HTTP") as error:
+            with pytest.raises(OSError, match="does not support HTTP ranges") as error:
                 act()
             assert not is_damage(error.value)
             assert "STREAMXF_SKIP" not in str(notes_of(error.value))

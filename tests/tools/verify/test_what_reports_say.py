@@ -168,7 +168,7 @@ def test_who_may_not_read_is_not_told_to_restore(one: Path, monkeypatch: pytest.
         report = streamxf.verify(path, keys=KEY)
         assert not report.ok
         assert not report.damaged
-        assert str(report).endswith("see why not all could be read, and try again: nothing is known of the rest yet")
+        assert str(report).endswith("could not be read, and try again: nothing is known about that yet")
         assert str(report).startswith("NOT READ in ")
     with pytest.raises(PermissionError):
         streamxf.load_intact(one, keys=KEY)
