@@ -92,9 +92,7 @@ def _raw_blocks(data: bytes) -> bytes:
 
 
 def compress_to(data: bytes, least: int) -> bytes:
-    """A frame of `data`, of at least so many bytes: of what compresses better, the end is in it as it is. What cannot
-    get as long as that is stored as a whole.
-    """
+    """A frame of `data`, of at least so many bytes: the end of what compresses better is in it as it is, or all."""
     packed, rest = compressor(3).compress(data), 0
     while len(packed) < least:
         if (rest := rest + least - len(packed)) >= len(data):

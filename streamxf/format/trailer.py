@@ -78,7 +78,7 @@ class Trailer:
         if fault := format_fault(self.format_bytes):
             raise UnsupportedError(f"the metadata {fault}")
         keys = view[self.root_size : self.root_size + self.keys_size]
-        about = self.head_digest != _NO_PICKLE_DIGEST, self.head_size, self.parts_size
+        about = self.head_digest != _NO_PICKLE_DIGEST, self.head_size, self.parts_size, self.head_digest
         return Sections(view[: self.root_size], keys, label, self.format_bytes, *about, read)
 
 
@@ -98,6 +98,7 @@ class Sections:
     pickled: bool = False
     head_size: int = 0
     parts_size: int = 0
+    head_digest: bytes = field(default=b"", compare=False)
     read: Read = field(default=_NOTHING, compare=False)
 
     def parts(self, at: int, size: int) -> bytes:

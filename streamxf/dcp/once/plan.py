@@ -165,7 +165,7 @@ def _runs(shard: SharedChunk, unit: int, keyless: Collection[int]) -> Iterator[t
 
 
 def _groups(sizes: Mapping[Ranks, float]) -> dict[int, int]:
-    """The group of each rank, as one of its ranks: those that share most bytes first, sets that part anyway last."""
+    """The group of each rank, as one of its ranks: those that share most first, sets that part anyway last."""
     groups: dict[int, set[int]] = {}
     for ranks in sorted(sizes, key=lambda ranks: (len(ranks) > GROUP, -sizes[ranks] * (len(ranks) - 1))):
         most = GROUP if len(ranks) <= GROUP else -(-len(ranks) // -(-len(ranks) // GROUP))

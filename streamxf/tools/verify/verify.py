@@ -18,8 +18,6 @@ from streamxf import errors
 from streamxf.buffers import collector_paused
 from streamxf.engine import side_by_side
 from streamxf.errors import located
-from streamxf.format.limits import TRAILER_BYTES
-from streamxf.format.trailer import Trailer
 from streamxf.formats import huggingface
 from streamxf.formats.contents import Format
 from streamxf.formats.opening import is_checkpoint, kind_of, parts_of
@@ -396,14 +394,14 @@ def _check_head(call: Verification, findings: Findings) -> bool:
     """Compare the digest of what torch's readers read, and streamxf's do not; whether there is one."""
     with call.open(findings.file, share=Share(None, 0)) as file:
         findings.bytes_read += file.size
-        trailer = Trailer.parse(file.read(max(0, file.size - TRAILER_BYTES)), file.size)
-        if trailer is None:
+        sections = Metadata.sections_in(file)
+        if sections is None:
             return False
         digest = hashlib.sha256()
         try:
-            for piece in pieces_of(file, 0, trailer.head_size):
+            for piece in pieces_of(file, 0, sections.head_size):
                 digest.update(piece)
-            if digest.digest() != trailer.head_digest:
+            if digest.digest() != sections.head_digest:
                 raise errors.MetadataError(
                     "the digest of the head, which is for torch's own readers, does not match: it is damaged"
                 )
