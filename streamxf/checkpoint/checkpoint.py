@@ -16,8 +16,10 @@ from streamxf.checkpoint.access import Access, Codecs, Names, Require, SaveIds
 from streamxf.checkpoint.elements import Array, Elements, unsigned
 from streamxf.checkpoint.metadata import Metadata, merge_ranks, metadata_files, read_metadata
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
+from streamxf.checkpoint.pickled import is_extra
 from streamxf.checkpoint.reading import Box, BoxReader, cut
 from streamxf.errors import ContainerError, ParameterError, UnsupportedError, located
+from streamxf.format.extra import from_json
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
 from streamxf.format.names import metadata_name
 from streamxf.keys import KeysLike, TrustLike
@@ -128,6 +130,13 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
     def save_ids(self) -> tuple[str, ...]:
         """Which save it is, as ``writer.save_id`` gave it; one for each metadata file, and none for other writers'."""
         return tuple(each.index.save_id for each in self.metadata if each.index is not None)
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """What `CheckpointWriter` was given as `extra`, or a planner put into DCP's metadata; none of other writers'.
+        MetadataError if it cannot be read."""
+        found = {} if (index := self.metadata[0].index) is None else index.extra
+        return {name: from_json(value) for name, value in found.items() if is_extra(name)}
 
     @property
     def authenticated(self) -> bool:

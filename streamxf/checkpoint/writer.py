@@ -57,8 +57,8 @@ class CheckpointWriter:
     overwrite : bool
         Whether an existing checkpoint is replaced.
     extra : mapping, optional
-        Plain data stored with the items: `Checkpoint` has it in ``metadata[0].index.extra``, torch's readers as
-        attributes of DCP's metadata, so names must be Python identifiers.
+        Plain data stored with the items: `Checkpoint` has it in its `extra`, torch's readers as attributes of DCP's
+        metadata, so names must be Python identifiers.
     stock, block_size
         As in `FileSystemWriter`.
     progress : Progress, optional

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from streamxf.descriptor import RAW
 from streamxf.errors import MetadataError, UnsupportedError
 from streamxf.format.limits import MAX_NDIM, MAX_NUMBER, MAX_PATH, MAX_STEP, MAX_STEPS
+from streamxf.format.tiling import check_tiles
 
 _BY_SIZE = {
     1: "bool uint8 int8 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2",
@@ -230,6 +231,10 @@ class TensorItem:
     def check_limits(self) -> None:
         """Refuse to save it if it is; raises UnsupportedError."""
         check_limits(self.name, self.shape)
+
+    def check_tiles(self) -> None:
+        """Check that its chunks tile it. Raises MetadataError if they do not, or if that takes too long to find out."""
+        check_tiles(self.shape, [chunk[:2] for chunk in self.chunks])
 
     @property
     def places(self) -> tuple[Place, ...]:

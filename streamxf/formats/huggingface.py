@@ -17,7 +17,6 @@ from typing import Any
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.bare import BareHeader
 from streamxf.errors import ContainerError, MetadataError, UnsupportedError, located, shorten
-from streamxf.format.tiling import check_tiles
 from streamxf.formats import torchfile
 from streamxf.formats.contents import Contents, Format, Shard, sizes_of, whole_tensor
 from streamxf.places import Storage
@@ -261,7 +260,7 @@ def _joined(item: Any, chunks: list[Chunk]) -> TensorItem:
     chunks = [chunk for chunk in chunks if 0 not in chunk.shape] or chunks[:1]
     made: TensorItem = replace(item, shape=shape, chunks=tuple(chunks))
     try:
-        check_tiles(shape, [chunk[:2] for chunk in chunks])
+        made.check_tiles()
     except MetadataError as error:
         raise ContainerError(
             f"the slices of the tensor do not make one ({error.message}): a shard is missing, or does not belong here",

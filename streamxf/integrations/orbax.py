@@ -14,7 +14,6 @@ from streamxf.chain import Chain
 from streamxf.checkpoint.checkpoint import Checkpoint, ObjectHandle, TensorHandle
 from streamxf.checkpoint.writer import CheckpointWriter
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError
-from streamxf.format.extra import from_json
 from streamxf.places import GLOBAL, is_url, open_storage
 from streamxf.reading import Access, ChainLike, KeyRing, KeysLike, TensorItem
 from streamxf.wording import some
@@ -148,8 +147,7 @@ def _outline(node: Any, path: tuple[Any, ...] = ()) -> Any:
 
 
 def _whole(checkpoint: Checkpoint) -> Any:
-    index = checkpoint.metadata[0].index
-    if index is None or _TREE not in index.extra:
+    if _TREE not in (extra := checkpoint.extra):
         raise ParameterError("the checkpoint does not say of which tree its items are leaves: give a target")
 
     def read(node: Any) -> Any:
@@ -163,7 +161,7 @@ def _whole(checkpoint: Checkpoint) -> Any:
             raise MetadataError(f"the tree in the metadata has a leaf that is not in the checkpoint: {node!r:.80}")
         return checkpoint[node].read()
 
-    return read(from_json(index.extra[_TREE]))
+    return read(extra[_TREE])
 
 
 def _is_key(leaf: Any) -> bool:

@@ -131,7 +131,7 @@ def test_the_pickle_is_torchs_own_metadata(tmp_path: Path, chain: str) -> None:
     dcp.save(dict(state), storage_writer=saver, no_dist=True)
     found, expected = (dcp.FileSystemReader(tmp_path / name).read_metadata() for name in "ab")
     assert found.note == [1, -2.5, b"x", (None, {"k": "v"})]  # type: ignore[attr-defined]
-    del found.note  # type: ignore[attr-defined]
+    assert vars(found).pop("note") == Checkpoint(tmp_path / "a", keys=KEY if chain == "full" else None).extra["note"]
     assert found.storage_meta is not None
     assert (found.storage_meta.save_id, found.storage_meta.checkpoint_id) == (writer.save_id, str(tmp_path / "a"))
     assert entries_of(found) == entries_of(expected)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from streamxf import errors
-from streamxf.format.tiling import check_tiles
 from streamxf.lazy import torch
 from streamxf.pipeline import run_jobs
 from streamxf.reading import Box, Chunk, Item, ItemPart, ObjectItem, Progress, StreamReader, TensorItem
@@ -246,7 +245,7 @@ class Filler:
             with suppress(Noted):
                 found[chunk.offset] = self._frame(item, chunk)
         try:
-            check_tiles(item.shape, [chunk[:2] for chunk in item.chunks])
+            item.check_tiles()
         except errors.MetadataError:
             self.damaged.append(Damage.of(errors.MetadataError(_INCOMPLETE), item.name))
             raise Noted from None
@@ -295,9 +294,9 @@ class Filler:
         ]
         complete = True
         for (_, lengths), parts in zip(boxes, shared, strict=True):
-            chunks = item.chunks if lengths == item.shape else [(at, size) for _, (_, size, at) in parts]
+            chunks = [chunk._replace(offset=at, shape=size) for chunk, (_, size, at) in parts]
             try:
-                check_tiles(lengths, [chunk[:2] for chunk in chunks])
+                (item if lengths == item.shape else replace(item, shape=lengths, chunks=tuple(chunks))).check_tiles()
             except errors.MetadataError:
                 complete = False
                 self.damaged.append(Damage.of(errors.MetadataError(_INCOMPLETE), item.name))
