@@ -16,9 +16,10 @@ from streamxf.storage.reading import StoredFile
 from streamxf.stream.container import StoredStream
 from streamxf.stream.reader import BareBlocks, Blocks, MemoryBlocks, StreamReader
 from streamxf.stream.scan import Scan
+from streamxf.torchsave.legacy import TorchFile
 
 __all__ = ["Access", "AccessOptions", "Budget", "MAX_EXPANSION", "KeyRing", "KeysLike", "SignerLike", "TrustLike"]
 __all__ += ["Metadata", "metadata_files", "read_metadata", "Item", "TensorItem", "ObjectItem", "Chunk", "Path", "Place"]
 __all__ += ["Note", "Box", "BoxReader", "Elements", "ItemOpener", "ItemPart", "Kind", "Scan", "StoredStream"]
-__all__ += ["StreamReader", "Blocks", "BareBlocks", "MemoryBlocks", "StoredFile"]
+__all__ += ["StreamReader", "Blocks", "BareBlocks", "MemoryBlocks", "StoredFile", "TorchFile"]
 __all__ += ["ChainLike", "Progress", "Share", "Shares"]

@@ -133,8 +133,7 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
 
     @property
     def extra(self) -> dict[str, Any]:
-        """What `CheckpointWriter` was given as `extra`, or a planner put into DCP's metadata; none of other writers'.
-        MetadataError if it cannot be read."""
+        """What `CheckpointWriter` was given as `extra`, or a planner put into DCP's metadata. Raises MetadataError."""
         found = {} if (index := self.metadata[0].index) is None else index.extra
         return {name: from_json(value) for name, value in found.items() if is_extra(name)}
 

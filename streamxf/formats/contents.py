@@ -29,9 +29,8 @@ from streamxf.reading import (
     Place,
     StoredFile,
     TensorItem,
+    TorchFile,
 )
-from streamxf.torchsave.archive import NotSavedByTorch
-from streamxf.torchsave.legacy import open_archive
 from streamxf.wording import some
 
 T = TypeVar("T")
@@ -245,10 +244,10 @@ class FileReader(BoxReader):
     def _load(self, file: str) -> _Loaded:
         opened = self._files[file]
         try:
-            archive, _ = open_archive(opened)
-            return _Loaded(file, *self.access.objects.load_around(archive, opened.size, self.shards[file].records))
-        except NotSavedByTorch as error:  # it was altered since it was opened
-            raise errors.ContainerError(f"this is not an intact file of torch.save: {error}") from None
+            whole = TorchFile(opened)
+            return _Loaded(file, *self.access.objects.load_around(whole, opened.size, self.shards[file].records))
+        except errors.ContainerError as error:  # it was altered since it was opened
+            raise errors.ContainerError(f"this is not an intact file of torch.save: {error.message}") from None
         except (errors.PolicyError, errors.MetadataError, errors.ObjectError) as error:  # of all objects alike
             return _Loaded(file, error=error)
 

@@ -13,11 +13,7 @@ from streamxf.buffers import collector_paused
 from streamxf.errors import ContainerError, NoCheckpointError, StreamxfError, UnsupportedError, shorten
 from streamxf.format.extra import Nesting
 from streamxf.formats.contents import Shard, whole_tensor
-from streamxf.reading import MAX_EXPANSION, Item, ObjectItem, Path, Place, StoredFile
-from streamxf.torchsave.archive import NotSavedByTorch
-from streamxf.torchsave.calls import StorageRef, StoredTensor
-from streamxf.torchsave.legacy import open_archive
-from streamxf.torchsave.unpickler import Foreign
+from streamxf.reading import MAX_EXPANSION, Item, ObjectItem, Path, Place, StoredFile, TorchFile
 
 _PICKLE = "data.pkl"
 _PLACE = 64  # bytes, or characters, that an entry of a dict or a list counts for, besides its name
@@ -47,24 +43,25 @@ def read(file: StoredFile, name: str) -> Shard:
     NoCheckpointError if it is another kind of zip file.
     """
     try:
-        archive, outline = open_archive(file)
-        if "constants.pkl" in archive.sizes:
-            raise NotSavedByTorch("it has a record that torch.save does not write")
-        if not archive.little:
+        opened = TorchFile(file)
+        if "constants.pkl" in opened.sizes:
+            raise ContainerError("it has a record that torch.save does not write")
+        if not opened.little:
             raise UnsupportedError("the file was written on a big-endian machine")
-        if archive.pickled[:1] != b"\x80" and crc32(archive.pickled) == archive.find(_PICKLE)[1]:  # it is whole
+        if opened.pickled[:1] != b"\x80" and crc32(opened.pickled) == opened.find(_PICKLE)[1]:  # it is whole
             raise UnsupportedError(f"a file of torch.save, {OTHER_PROTOCOL}")
-        root = outline()
-        flat = _flattened(root, len(archive.pickled))
-        records = dict.fromkeys(value.record for _, value in flat.values() if isinstance(value, StoredTensor))
-        begins = {record: archive.find(record)[0] for record in records}
+        root = opened.outline()
+        flat = _flattened(root, len(opened.pickled))
+        records = dict.fromkeys(tensor.record for _, value in flat.values() if (tensor := TorchFile.tensor(value)))
+        begins = {record: opened.find(record)[0] for record in records}
         whole: dict[int, bool] = {}
         nesting = Nesting.recorded(root, lambda value: not _is_whole(value, whole))
-        return replace(_described(flat, begins, archive.find(_PICKLE)[0], name), nesting=nesting)
+        return replace(_described(flat, begins, opened.find(_PICKLE)[0], name), nesting=nesting)
     except RecursionError:
         raise _too_deep() from None
-    except NotSavedByTorch as error:
-        raise _another(file) or ContainerError(f"this is not an intact file of torch.save: {error}") from None
+    except ContainerError as error:
+        what = f"this is not an intact file of torch.save: {error.message}"
+        raise _another(file) or ContainerError(what) from None
 
 
 def _described(flat: Mapping[str, tuple[Path, Any]], begins: Mapping[str, int], pickled_at: int, file: str) -> Shard:
@@ -75,16 +72,16 @@ def _described(flat: Mapping[str, tuple[Path, Any]], begins: Mapping[str, int], 
     known: dict[int, tuple[int, bool]] = {}
     needed: set[str] = set()
     for name, (path, value) in flat.items():
-        if not isinstance(value, StoredTensor):
+        if (tensor := TorchFile.tensor(value)) is None:
             items[name] = ObjectItem(name, Place(file, pickled_at, 0, ()), path)
             weights[name], is_plain = _measured(value, known, needed)
             if is_plain:
                 objects[name] = value
             continue
-        if not value.is_row_major:
-            strides[name] = value.strides
-        at = begins[value.record] + (value.start if value.extent else 0)
-        items[name] = whole_tensor(name, value.dtype, value.shape, file, at, value.extent, path)
+        if not tensor.is_row_major:
+            strides[name] = tensor.strides
+        at = begins[tensor.record] + (tensor.start if tensor.extent else 0)
+        items[name] = whole_tensor(name, tensor.dtype, tensor.shape, file, at, tensor.extent, path)
     return Shard(items, strides, objects, weights, records=frozenset(needed))
 
 
@@ -93,10 +90,10 @@ def _measured(value: Any, known: dict[int, tuple[int, bool]], needed: set[str]) 
     when it was saved: of scalars, lists, tuples and dicts alone, none in itself. `known` are containers; the records
     that it needs are added to `needed`.
     """
-    if isinstance(value, StoredTensor | StorageRef):
-        needed.add(value.record)
-        return value.extent if isinstance(value, StoredTensor) else _PLACE, False
-    inner = value.parts if isinstance(value, Foreign) else value
+    if record := TorchFile.record(value):
+        needed.add(record)
+        return tensor.extent if (tensor := TorchFile.tensor(value)) else _PLACE, False
+    _, inner = TorchFile.foreign(value) or ("", value)
     if not isinstance(inner, list | tuple | dict | set | frozenset):
         return _PLACE + (len(value) if isinstance(value, str | bytes) else 0), type(value) in _SCALARS
     if id(value) not in known:
@@ -117,10 +114,10 @@ def _flattened(root: Any, size: int) -> dict[str, tuple[Path, Any]]:
     be part of each; so names are bounded in proportion to the `size` of the pickle.
     """
     if not isinstance(root, dict):
-        kind = root.name if isinstance(root, Foreign) else type(root).__name__
-        what = "a tensor" if isinstance(root, StoredTensor) else f"a {shorten(kind)}"
+        kind, parts = TorchFile.foreign(root) or (type(root).__name__, [])
+        what = "a tensor" if TorchFile.tensor(root) else f"a {shorten(kind)}"
         cure = "load it with torch.load, and save a dict"
-        if isinstance(root, Foreign) and any(isinstance(part, dict) and "_parameters" in part for part in root.parts):
+        if any(isinstance(part, dict) and "_parameters" in part for part in parts):
             cure = "it is a whole module. Load it with torch.load(..., weights_only=False), which runs whatever is in "
             cure += "the file, and save its state_dict()"
         raise UnsupportedError(f"the file holds {what} and not a state dict: {cure}")
@@ -164,7 +161,7 @@ def _is_whole(value: list[Any], known: dict[int, bool]) -> bool:
     if id(value) not in known:
         known[id(value)] = True  # in case it holds itself
         known[id(value)] = not any(
-            isinstance(each, dict | StoredTensor) or (isinstance(each, list) and not _is_whole(each, known))
+            isinstance(each, dict) or TorchFile.tensor(each) or (isinstance(each, list) and not _is_whole(each, known))
             for each in value
         )
     return known[id(value)]

@@ -10,6 +10,8 @@ import struct
 import zlib
 from typing import Any
 
+from streamxf.errors import ContainerError
+
 PICKLE = "data.pkl"
 _BYTEORDER = "byteorder"
 MAX_RECORDS = 2**16
@@ -27,7 +29,7 @@ _WIDE = 0xFFFFFFFF  # the value is in the extra field instead
 _HARMLESS_FLAGS = 0x0808  # sizes follow the record; the name is UTF-8
 
 
-class NotSavedByTorch(ValueError):
+class NotSavedByTorch(ContainerError, ValueError):
     """The bytes are not what ``torch.save`` writes; says in which way."""
 
 

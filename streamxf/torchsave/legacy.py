@@ -1,4 +1,4 @@
-"""What ``torch.save`` wrote before version 1.6: pickles one after the other, and behind them the tensors' storages.
+"""`TorchFile`; and what ``torch.save`` wrote before version 1.6: pickles in a row, and behind them tensors' storages.
 
 There is no directory, and no length before a pickle. So each is followed to its end, and what it says of storages has
 to fill the rest of the file, to the last byte, before any of them is read.
@@ -6,14 +6,13 @@ to fill the rest of the file, to the last byte, before any of them is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from streamxf.storage.reading import StoredFile
 from streamxf.torchsave.archive import PICKLE, Archive, NotSavedByTorch
-from streamxf.torchsave.calls import StorageRef, find_storage, itemsize_in
+from streamxf.torchsave.calls import StorageRef, StoredTensor, find_storage, itemsize_in
 from streamxf.torchsave.check import Outline, read_outline
-from streamxf.torchsave.unpickler import Name
+from streamxf.torchsave.unpickler import Foreign, Name
 
 MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."  # a pickle of a number, by which torch.load knows such files
 _VERSION = b"\x80\x02M\xe9\x03."
@@ -98,9 +97,37 @@ class Legacy(Archive):
         return begin, crc
 
 
-def open_archive(file: StoredFile) -> tuple[Archive, Callable[[], Any]]:
-    """The file of ``torch.save``, in either form, and what gives its outline as `read_outline`; raises as these."""
-    if file.read(0, min(file.size, len(MAGIC))) == MAGIC:
-        return (legacy := Legacy(file)), lambda: legacy.root
-    archive = Archive(file.raw, file.size, 2**20)  # as many storages, and a few records more
-    return archive, lambda: read_outline(archive.pickled, archive.sizes)
+class TorchFile:
+    """A file of ``torch.save``, in either of its forms. Any call raises ContainerError if torch did not write it so.
+
+    - `sizes`: bytes of each record in it, by name; `pickled`: the record that is unpickled.
+    - `little`: whether its numbers are little-endian.
+    """
+
+    def __init__(self, file: StoredFile) -> None:
+        is_old = file.read(0, min(file.size, len(MAGIC))) == MAGIC
+        self.archive = Legacy(file) if is_old else Archive(file.raw, file.size, 2**20)  # storages, and a few more
+        self.sizes, self.pickled, self.little = self.archive.sizes, self.archive.pickled, self.archive.little
+
+    def find(self, record: str) -> tuple[int, int]:
+        """Where a record's bytes begin in the file, and their CRC-32; 0 where torch was told to write none."""
+        return self.archive.find(record)
+
+    def outline(self) -> Any:
+        """What is pickled: lists, tuples, dicts, plain values, and what `tensor`, `record` and `foreign` tell apart."""
+        return self.archive.root if isinstance(self.archive, Legacy) else read_outline(self.pickled, self.sizes)
+
+    @staticmethod
+    def tensor(value: object) -> StoredTensor | None:
+        """A plain tensor: its `dtype`, `shape`, `strides`, and its `extent`, from `start` in its record on."""
+        return value if isinstance(value, StoredTensor) else None
+
+    @staticmethod
+    def record(value: object) -> str:
+        """The record in which a tensor or a storage lies; "" for anything else."""
+        return value.record if isinstance(value, StoredTensor | StorageRef) else ""
+
+    @staticmethod
+    def foreign(value: object) -> tuple[str, list[object]] | None:
+        """What only its class can make: the name of that class, or of a function, and the parts that go into it."""
+        return (value.name, value.parts) if isinstance(value, Foreign) else None

@@ -24,6 +24,7 @@ from streamxf.lazy import torch
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 from streamxf.torchsave.calls import STORAGES, StoredTensor, dtype_in
 from streamxf.torchsave.check import Check, Maker, NotAllowed, by_name, chosen, lacks, needs, numbers_in, read_outline
+from streamxf.torchsave.legacy import TorchFile
 from streamxf.torchsave.writing import pickle_in
 from streamxf.wording import some
 
@@ -149,13 +150,13 @@ class Objects:
         except NotSavedByTorch as error:
             raise errors.MetadataError(f"the item is not as torch.save wrote it: {error}") from None
 
-    def load_around(self, archive: Archive, stored: int, records: Collection[str]) -> tuple[Any, ...]:
+    def load_around(self, file: TorchFile, stored: int, records: Collection[str]) -> tuple[Any, ...]:
         """What a whole file holds, on the CPU, the names in it that are not allowed, and whether a part of it lacks
         what is not; always with weights_only. Tensors have elements only if these are in `records`. Raises PolicyError
         if it holds what torch.save never writes; else as `load`.
         """
         try:
-            return *self._made(archive, stored, "cpu", records), partial(lacks, known={})
+            return *self._made(file.archive, stored, "cpu", records), partial(lacks, known={})
         except (NotSavedByTorch, NotAllowed) as error:
             raise errors.PolicyError(f"the object was not loaded: {error}") from None
 

@@ -14,12 +14,10 @@ from streamxf.formats import huggingface, torchfile
 from streamxf.formats.contents import PLAIN, SUFFIXES, Format
 from streamxf.formats.opening import format_of, no_checkpoint, open_layout
 from streamxf.places import Storage
-from streamxf.reading import Access, BareBlocks, Item, StoredFile, StoredStream, StreamReader, TensorItem
+from streamxf.reading import Access, BareBlocks, Item, StoredFile, StoredStream, StreamReader, TensorItem, TorchFile
 from streamxf.stream.plain import PlainParts
 from streamxf.tools.verify.reading import AnyCheck, BlockChecks, Plan, Verification, pieces_of
 from streamxf.tools.verify.report import OF_SAFETENSORS, Findings, Notes
-from streamxf.torchsave.archive import NotSavedByTorch
-from streamxf.torchsave.legacy import open_archive
 from streamxf.wording import some
 
 _CheckOf = Callable[[StoredFile, Access, Findings], None]
@@ -150,15 +148,15 @@ def _check_torch(file: StoredFile, access: Access, findings: Findings) -> None:
     except errors.ContainerError as error:
         findings.damage(error, error.item)
     try:
-        archive, _ = open_archive(file)
-        places = {record: (*archive.find(record), size) for record, size in archive.sizes.items()}
+        opened = TorchFile(file)
+        places = {record: (*opened.find(record), size) for record, size in opened.sizes.items()}
         if file.read(0, 2) == b"PK":
             _let_python_open(StreamReader(BareBlocks(file.slice(0, file.size))))
-    except NotSavedByTorch as error:
+    except errors.ContainerError as error:
         if unsupported is not None:
             raise unsupported from None
         if not findings.damaged:
-            findings.damage(errors.ContainerError(f"this is not an intact file of torch.save: {error}"))
+            findings.damage(errors.ContainerError(f"this is not an intact file of torch.save: {error.message}"))
         return
     findings.items += len(items)
     if not any(crc for _, crc, _ in places.values()):
@@ -190,4 +188,4 @@ def _let_python_open(stream: Any) -> None:
             for entry in archive.infolist():
                 archive.open(entry).close()  # compares the names before the records with those in the directory
     except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
-        raise NotSavedByTorch(str(error)) from None
+        raise errors.ContainerError(str(error)) from None
