@@ -1,15 +1,17 @@
 """What tools use to read checkpoints: the terms, metadata, items and boxes of elements; docs/api.md, "For tools"."""
 
-from streamxf.budget import MAX_EXPANSION, Budget
+from streamxf.budget import Budget
 from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import Access, AccessOptions
+from streamxf.checkpoint.bare import BareHeader
 from streamxf.checkpoint.elements import Elements
 from streamxf.checkpoint.metadata import Metadata, metadata_files, read_metadata
 from streamxf.checkpoint.notes import Note
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.checkpoint.reading import Box, BoxReader
+from streamxf.format.extra import Nesting
 from streamxf.format.header import Kind
-from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem
+from streamxf.format.items import Item, Path, TensorItem
 from streamxf.keys import KeyRing, KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress, Share, Shares
 from streamxf.storage.reading import StoredFile
@@ -18,8 +20,7 @@ from streamxf.stream.reader import BareBlocks, Blocks, MemoryBlocks, StreamReade
 from streamxf.stream.scan import Scan
 from streamxf.torchsave.legacy import TorchFile
 
-__all__ = ["Access", "AccessOptions", "Budget", "MAX_EXPANSION", "KeyRing", "KeysLike", "SignerLike", "TrustLike"]
-__all__ += ["Metadata", "metadata_files", "read_metadata", "Item", "TensorItem", "ObjectItem", "Chunk", "Path", "Place"]
-__all__ += ["Note", "Box", "BoxReader", "Elements", "ItemOpener", "ItemPart", "Kind", "Scan", "StoredStream"]
-__all__ += ["StreamReader", "Blocks", "BareBlocks", "MemoryBlocks", "StoredFile", "TorchFile"]
-__all__ += ["ChainLike", "Progress", "Share", "Shares"]
+__all__ = ["Access", "AccessOptions", "Budget", "KeyRing", "KeysLike", "SignerLike", "TrustLike", "ChainLike"]
+__all__ += ["Metadata", "metadata_files", "read_metadata", "Item", "TensorItem", "Path", "Nesting", "Note", "Progress"]
+__all__ += ["Share", "Shares", "Box", "BoxReader", "Elements", "ItemOpener", "ItemPart", "Kind", "Scan", "StoredStream"]
+__all__ += ["StreamReader", "Blocks", "BareBlocks", "MemoryBlocks", "StoredFile", "TorchFile", "BareHeader"]

@@ -15,22 +15,9 @@ from typing import Any, TypeVar
 
 from streamxf import errors
 from streamxf.cached import cached_property
-from streamxf.format.extra import Nesting
+from streamxf.format.items import Chunk, ObjectItem, Place
 from streamxf.places import Storage
-from streamxf.reading import (
-    Access,
-    BoxReader,
-    Budget,
-    Chunk,
-    Elements,
-    Item,
-    ObjectItem,
-    Path,
-    Place,
-    StoredFile,
-    TensorItem,
-    TorchFile,
-)
+from streamxf.reading import Access, BoxReader, Budget, Elements, Item, Nesting, Path, StoredFile, TensorItem, TorchFile
 from streamxf.wording import some
 
 T = TypeVar("T")

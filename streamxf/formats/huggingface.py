@@ -15,12 +15,12 @@ from operator import add
 from typing import Any
 
 from streamxf.buffers import collector_paused
-from streamxf.checkpoint.bare import BareHeader
 from streamxf.errors import ContainerError, MetadataError, UnsupportedError, located, shorten
+from streamxf.format.items import Chunk, Place
 from streamxf.formats import torchfile
 from streamxf.formats.contents import Contents, Format, Shard, sizes_of, whole_tensor
 from streamxf.places import Storage
-from streamxf.reading import Chunk, Item, Place, StoredFile, TensorItem
+from streamxf.reading import BareHeader, Item, StoredFile, TensorItem
 from streamxf.wording import many, some
 
 DTYPES = {

@@ -11,11 +11,12 @@ from streamxf.buffers import collector_paused
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.errors import ForeignError, NoCheckpointError, StreamxfError, UnsupportedError, located
+from streamxf.format.items import Place
 from streamxf.formats import huggingface, torchfile
 from streamxf.formats.contents import PLAIN, SUFFIXES, Contents, FileReader, Format, sizes_of
 from streamxf.keys.envelope import Envelope, Vouchers
 from streamxf.places import Storage, made_by_saves
-from streamxf.reading import Access, Place, StoredFile
+from streamxf.reading import Access, StoredFile
 from streamxf.wording import OLD, inside_text, many, some
 
 LOOKED_FOR = (

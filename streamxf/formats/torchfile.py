@@ -9,11 +9,12 @@ from itertools import chain
 from typing import Any
 from zlib import crc32
 
+from streamxf.budget import MAX_EXPANSION
 from streamxf.buffers import collector_paused
 from streamxf.errors import ContainerError, NoCheckpointError, StreamxfError, UnsupportedError, shorten
-from streamxf.format.extra import Nesting
+from streamxf.format.items import ObjectItem, Place
 from streamxf.formats.contents import Shard, whole_tensor
-from streamxf.reading import MAX_EXPANSION, Item, ObjectItem, Path, Place, StoredFile, TorchFile
+from streamxf.reading import Item, Nesting, Path, StoredFile, TorchFile
 
 _PICKLE = "data.pkl"
 _PLACE = 64  # bytes, or characters, that an entry of a dict or a list counts for, besides its name

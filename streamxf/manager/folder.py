@@ -14,8 +14,9 @@ from streamxf.errors import escaped
 from streamxf.manager.notes import ELSEWHERE, Authority, read
 from streamxf.manager.record import Record, numbers_in
 from streamxf.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT, Commit, Saving, Supplement, ordered
-from streamxf.places import Entries, Storage, StorageEntry, is_metadata_name, is_run_file, made_by_saves, metadata_among
+from streamxf.places import Entries, Storage, is_metadata_name, is_run_file, made_by_saves, metadata_among
 from streamxf.reading import Access, Metadata, read_metadata
+from streamxf.storage.storage import StorageEntry
 from streamxf.writing import RunFacts
 
 T = TypeVar("T")

@@ -17,8 +17,9 @@ from streamxf.codecs.encrypt import Encrypt
 from streamxf.errors import escaped
 from streamxf.keys import VerifyKey
 from streamxf.manager.removal import remove_entry
-from streamxf.places import Entries, Storage, StorageEntry, is_run_file, put_small, read_small, small_files
+from streamxf.places import Entries, Storage, is_run_file, put_small, read_small, small_files
 from streamxf.reading import Access, Note
+from streamxf.storage.storage import StorageEntry
 from streamxf.wording import some
 
 BLIND = "no key here can verify it"

@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
 from streamxf.errors import ParameterError, escaped
-from streamxf.places import Entries, Storage, StorageEntry
+from streamxf.places import Entries, Storage
+from streamxf.storage.storage import StorageEntry
 from streamxf.wording import many, some
 
 _log = logging.getLogger(__name__)

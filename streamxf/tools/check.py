@@ -16,7 +16,8 @@ from uuid import uuid4
 
 from streamxf.buffers import write_all
 from streamxf.errors import ForeignError, ParameterError, ReplacedMeanwhile, UnsupportedError
-from streamxf.places import Abilities, Mount, Storage
+from streamxf.places import Mount, Storage
+from streamxf.storage.abilities import Abilities
 
 _MEBIBYTE = 2**20
 _LARGE = 16 * _MEBIBYTE

@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from streamxf.errors import shorten
-from streamxf.format.extra import Nesting
-from streamxf.reading import Path
+from streamxf.reading import Nesting, Path
 from streamxf.wording import some
 
 MAX_LISTS = 2**20

@@ -22,25 +22,15 @@ from itertools import accumulate
 from typing import Any, NamedTuple, Self
 
 from streamxf import errors
+from streamxf.budget import MAX_EXPANSION
 from streamxf.checkpoint.checkpoint import Checkpoint
+from streamxf.format.items import Chunk, ObjectItem, Place
 from streamxf.formats import huggingface, torchfile
 from streamxf.formats.contents import FOLDERS, SUFFIXES, Contents, FileReader, Format, Shard, whole_tensor
 from streamxf.formats.opening import LOOKED_FOR, format_of, kind_of, open_layout, open_source
-from streamxf.places import GLOBAL, Storage, StorageEntry
-from streamxf.reading import (
-    MAX_EXPANSION,
-    Access,
-    BareBlocks,
-    BoxReader,
-    Chunk,
-    Elements,
-    Item,
-    ObjectItem,
-    Place,
-    StoredFile,
-    StreamReader,
-    TensorItem,
-)
+from streamxf.places import GLOBAL, Storage
+from streamxf.reading import Access, BareBlocks, BoxReader, Elements, Item, StoredFile, StreamReader, TensorItem
+from streamxf.storage.storage import StorageEntry
 from streamxf.wording import many, printable, some
 
 ITEM = "streamxf.source"

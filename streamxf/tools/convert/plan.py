@@ -15,13 +15,11 @@ from zlib import crc32
 
 import numpy as np
 
-from streamxf.checkpoint.bare import BareHeader
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.errors import MetadataError, NotAllowedError, ObjectError, ParameterError, UnsupportedError, shorten
-from streamxf.format.extra import Nesting
 from streamxf.formats.contents import OF_TORCH, SUFFIXES, FileReader, Format, chosen
 from streamxf.formats.huggingface import DTYPES, INDEX, TWO_IN_ONE, is_text
-from streamxf.reading import Box, BoxReader, Item, Path, TensorItem
+from streamxf.reading import BareHeader, Box, BoxReader, Item, Nesting, Path, TensorItem
 from streamxf.tools.convert.packed import ITEM, PackedFile, PackManifest, Placed, is_kept, rest_of
 from streamxf.tools.nesting import nested, restore_optimizers, say_lost
 from streamxf.wording import many, some

@@ -19,8 +19,9 @@ from typing import Any, cast
 
 import numpy as np
 
+from streamxf.budget import MAX_EXPANSION
 from streamxf.errors import PolicyError
-from streamxf.reading import MAX_EXPANSION, Budget
+from streamxf.reading import Budget
 from streamxf.tools.values.statistics import (
     INTEGERS,
     SLICE,

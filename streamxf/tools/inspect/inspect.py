@@ -20,11 +20,12 @@ from streamxf.buffers import collector_paused
 from streamxf.cached import cached_property
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.errors import located
+from streamxf.format.items import ObjectItem
 from streamxf.formats.contents import Contents, Format
 from streamxf.formats.opening import contents_of, open_source
 from streamxf.keys.envelope import Envelope, Vouchers
 from streamxf.places import Location, Storage, open_storage
-from streamxf.reading import Access, AccessOptions, Item, KeyRing, ObjectItem, Progress, StoredStream, TensorItem
+from streamxf.reading import Access, AccessOptions, Item, KeyRing, Progress, StoredStream, TensorItem
 from streamxf.registry import CodecRegistry
 from streamxf.stream.plain import PlainParts
 from streamxf.stream.plain import open as open_plain

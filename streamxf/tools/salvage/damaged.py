@@ -19,6 +19,7 @@ from streamxf import errors
 from streamxf.cached import cached_property
 from streamxf.descriptor import ENCRYPT
 from streamxf.format.header import Header, Identity
+from streamxf.format.items import Chunk, ObjectItem, Place
 from streamxf.format.limits import CONTAINER_MAGIC, MAX_METADATA
 from streamxf.keys.envelope import WRAPPED_KEY
 from streamxf.places import GLOBAL, Storage, made_by_saves, metadata_among, rank_of
@@ -26,7 +27,6 @@ from streamxf.reading import (
     Access,
     Blocks,
     Budget,
-    Chunk,
     Item,
     ItemOpener,
     ItemPart,
@@ -34,9 +34,7 @@ from streamxf.reading import (
     Kind,
     MemoryBlocks,
     Metadata,
-    ObjectItem,
     Path,
-    Place,
     Progress,
     Scan,
     Shares,

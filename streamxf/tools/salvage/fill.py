@@ -10,9 +10,10 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from streamxf import errors
+from streamxf.format.items import Chunk, ObjectItem
 from streamxf.lazy import torch
 from streamxf.pipeline import run_jobs
-from streamxf.reading import Box, Chunk, Item, ItemPart, ObjectItem, Progress, StreamReader, TensorItem
+from streamxf.reading import Box, Item, ItemPart, Progress, StreamReader, TensorItem
 from streamxf.tools.damage import Damage, doubt_of
 from streamxf.tools.diff.difference import same_bits
 from streamxf.tools.nesting import nested

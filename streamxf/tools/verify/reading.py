@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from streamxf import errors
 from streamxf.errors import is_damage, shorten
 from streamxf.format.bare import alignment
+from streamxf.format.items import ObjectItem, Place
 from streamxf.pipeline import Pipeline
 from streamxf.places import Storage
 from streamxf.reading import (
@@ -22,8 +23,6 @@ from streamxf.reading import (
     ItemPart,
     Kind,
     Metadata,
-    ObjectItem,
-    Place,
     Progress,
     Scan,
     Share,
