@@ -149,7 +149,7 @@ class Access:
 
     - `require`: minimum protection to accept; None accepts any item.
     - `expected_saves`: the only saves that are acceptable.
-    - `transform`: undoes stream transforms.
+    - `transform`: undoes stream transforms. `objects`: makes objects; `load_around` those in a `TorchFile`.
     - `refuses_plaintext`: the job that reads encrypts what it saves, so nothing else is acceptable, even without a key.
     - `trust`: whose signatures count, also where there is no key to open anything.
     - `renaming`: the names under which items are shown.
