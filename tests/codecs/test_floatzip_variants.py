@@ -29,23 +29,27 @@ from tests.fuzz.target import corpus_of
 CC = shutil.which(os.environ.get("CC") or "cc")
 CPU = Path("/proc/cpuinfo")
 FEATURES = CPU.read_text().split() if CPU.exists() else []
-LEVELS = {"x86-64": "sse4_2", "x86-64-v3": "avx2", "x86-64-v4": "avx512bw"}
-# of each function one version, which is for the level: with clones, the processor would choose the same in all
-ALONE = "-DSTREAMXF_NO_CLONES -DSTREAMXF_NO_FOLDS"
-FLAGS = f"-std=c11 -O3 -fno-math-errno -shared -fPIC -DPy_LIMITED_API=0x030B0000 {ALONE}"
+# levels of x86-64, the bits that what is chosen at run time may multiply at once, and what either needs
+LEVELS = {
+    ("x86-64", 0): "sse4_2",
+    ("x86-64", 128): "avx2",
+    ("x86-64-v3", 256): "vpclmulqdq",
+    ("x86-64-v4", 0): "avx512bw",
+}
+# without clones, of which the processor would choose the same in all
+FLAGS = "-std=c11 -O3 -fno-math-errno -shared -fPIC -DPy_LIMITED_API=0x030B0000 -DSTREAMXF_NO_CLONES"
 PART = 4096  # bytes; CRCs are computed over three of them at once
 
 if kernel.compiled is None or CC is None or not any(each in FEATURES for each in LEVELS.values()):
     pytest.skip("the kernel was not built, or there is no compiler or no x86-64 here", allow_module_level=True)
 
 
-def build(level: str, folder: Path) -> ModuleType:
-    path = folder / f"{level}.so"
+def build(level: str, most: int, folder: Path) -> ModuleType:
+    path = folder / f"{level}-{most}.so"
     source = Path(kernel.__file__).with_name("_kernel.c")
     include = f"-I{sysconfig.get_path('include')}"
-    subprocess.run(
-        [str(CC), *FLAGS.split(), f"-march={level}", include, str(source), "-o", str(path), "-lm"], check=True
-    )
+    flags = [*FLAGS.split(), f"-march={level}", f"-DSTREAMXF_MOST={most}", include]
+    subprocess.run([str(CC), *flags, str(source), "-o", str(path), "-lm"], check=True)
     spec = importlib.util.spec_from_file_location("_kernel", path)
     assert spec is not None
     assert spec.loader is not None
@@ -56,7 +60,7 @@ def build(level: str, folder: Path) -> ModuleType:
 
 def built(folder: Path) -> list[ModuleType]:
     """The kernel that is in use, and one for each level that this processor has."""
-    return [kernel.compiled, *(build(level, folder) for level, feature in LEVELS.items() if feature in FEATURES)]
+    return [kernel.compiled, *(build(*level, folder) for level, feature in LEVELS.items() if feature in FEATURES)]
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +85,7 @@ def blocks() -> Iterator[tuple[bytes, int, int]]:
         yield floats(dtype, size, seed=seed), WIDTHS[dtype], 0
     for size in (1 << 18, 1 << 19):  # streams of two blocks are read at once
         yield gaussian(size), 2, 0
+    yield gaussian(1 << 18) + floats("float16", 1 << 17, seed=1), 2, 0  # and codes of more than 6 bits, or of fewer
     yield moments(300, 64, seed=1), 4, 64
 
 
@@ -138,12 +143,14 @@ def test_all_compute_the_same_crc(variants: list[ModuleType], size: int) -> None
             assert decoded(variant, payload + flipped(crc, 0), len(block), checked=True) is None
 
 
-def test_the_crc_of_anything_after_anything() -> None:
+def test_the_crc_of_anything_after_anything(variants: list[ModuleType]) -> None:
     data = random.Random(3).randbytes(70_000)
-    for size in (*range(1100), 12_288, 65_537, 69_999):
+    # what is multiplied by 128 and by 256 bits, with three parts behind it
+    segments = [2 * size - less for size in (129 * 64 + 3 * PART, 129 * 128 + 3 * PART) for less in (size, 1, 0)]
+    for size in (*range(1100), *segments, 3 * PART, 65_537, 69_999):
         part = np.frombuffer(data[:size], np.uint8).copy()  # in memory of its own, which a sanitizer watches
         before = crc32c.crc32c(data[-size % 7 :])
-        assert kernel.crc32c(part.data, before) in (None, crc32c.crc32c(part, before))
+        assert {variant.crc32c(part, before) for variant in variants} <= {None, crc32c.crc32c(part, before)}
         assert crc32c_of(part.data, before) == crc32c.crc32c(part, before)
 
 

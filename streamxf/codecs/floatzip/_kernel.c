@@ -36,7 +36,8 @@
  *   number of threads. The lock is released for all of it.
  * - Floating-point numbers only weigh alternatives: a wrong one would cost size, never correctness.
  * - Little-endian machines, C11 and the builtins of GCC and Clang; no intrinsics. Where GCC and glibc allow it, hot
- *   loops are compiled for several levels of x86-64, and the loader takes the best.
+ *   loops are compiled for several levels of x86-64, and the loader takes the best. Some have a second version, written
+ *   for GCC and x86-64 with AVX2. Whichever runs, results are the same.
  *
  * In this file: Huffman codes, weights of codes, frames, planes, packed planes, levelled planes, blocks, CRC-32C, the
  * module.
@@ -61,6 +62,32 @@
 #define HOT
 #endif
 #define RESTRICT __restrict
+
+/* Beyond that, some functions are written for processors that have AVX2 and BMI2 (x86-64-v3), and for multiplication
+ * without carries in 128, 256 or 512 bits. What a processor has is asked at run time. STREAMXF_MOST forbids what needs
+ * more bits, for tests: with 0, none of these functions is used. */
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
+#define PATHS 1
+#ifndef STREAMXF_MOST
+#define STREAMXF_MOST 512
+#endif
+#define HAS_V3() (STREAMXF_MOST >= 128 && __builtin_cpu_supports("x86-64-v3"))
+#define AT_V3 __attribute__((target("arch=x86-64-v3")))
+typedef char Bytes16 __attribute__((vector_size(16)));
+typedef char Bytes32 __attribute__((vector_size(32)));
+typedef uint16_t Words16 __attribute__((vector_size(32)));
+typedef float Floats4 __attribute__((vector_size(16)));
+typedef short Shorts8 __attribute__((vector_size(16)));
+typedef short Shorts16 __attribute__((vector_size(32)));
+typedef int SInts8 __attribute__((vector_size(32)));
+typedef uint32_t Ints8 __attribute__((vector_size(32)));
+typedef long long Longs2 __attribute__((vector_size(16)));
+typedef long long Longs4 __attribute__((vector_size(32)));
+typedef long long Longs8 __attribute__((vector_size(64)));
+#else
+#define PATHS 0
+#define HAS_V3() 0
+#endif
 
 typedef uint8_t u8;
 typedef uint16_t u16;
@@ -96,11 +123,9 @@ HOT static void count_bytes(const u8 *RESTRICT data, size_t size, u32 *RESTRICT 
     u32 part[4][256]; /* in a single table, increments for equal neighbours would wait for each other */
     memset(part, 0, sizeof part);
     size_t i = 0;
-    for (; i + 8 <= size; i += 8) {
-        u64 v = rd64(data + i);
-        part[0][(u8)v]++, part[1][(u8)(v >> 8)]++, part[2][(u8)(v >> 16)]++, part[3][(u8)(v >> 24)]++;
-        part[0][(u8)(v >> 32)]++, part[1][(u8)(v >> 40)]++, part[2][(u8)(v >> 48)]++, part[3][v >> 56]++;
-    }
+    for (; i + 8 <= size; i += 8)
+        for (size_t k = 0; k < 8; k++)
+            part[k % 4][data[i + k]]++;
     for (; i < size; i++)
         part[0][data[i]]++;
     for (int s = 0; s < 256; s++)
@@ -356,26 +381,43 @@ static size_t store_tree(const Codes *codes, int longest, u8 *out)
 /* Write one stream of codes, from the last symbol to the first. `out` has room for 8 bytes more than the codes take. An
  * entry of `table` has a code in its highest bits and the code's length in its lowest. Codes enter `bits` at the top,
  * and each moves the earlier ones down. Four are joined to one before they do, since whatever is put into `bits` has to
- * wait for what was put there before. The lengths come along in the lowest bits, which codes never reach. */
+ * wait for what was put there before; then two of these, if both have room above their lowest four bits, beside 7 bits
+ * from before. The lengths come along in these lowest bits. */
 HOT static size_t put_stream(const u8 *data, size_t size, const u64 *table, u8 *out)
 {
     u64 bits = 0, count = 0; /* of `count`, only the lowest byte means anything: how many bits are pending */
     u8 *at = out;
     size_t i = size;
-    for (; i >= 4; i -= 4) {
-        u64 a = table[data[i - 1]], b = table[data[i - 2]], c = table[data[i - 3]], d = table[data[i - 4]];
-        u64 first = a >> (b & 63) | b, second = c >> (d & 63) | d, half = c + d, length = a + b + half;
-        bits = bits >> (length & 63) | first >> (half & 63) | second;
-        count += length; /* at most 44 bits and 7 from before */
-        wr64(at, bits >> 1 >> (63 - (count & 63))); /* not by 64 at once: `count` may be 0 if the block changes */
-        at += (count & 63) >> 3;
-        count &= 7;
+#define JOIN4(joined, length, n) \
+    u64 joined, length; { \
+        u64 a = table[data[i - n - 1]], b = table[data[i - n - 2]], half; \
+        u64 c = table[data[i - n - 3]], d = table[data[i - n - 4]]; \
+        half = c + d, length = a + b + half; \
+        joined = (a >> (b & 63) | b) >> (half & 63) | c >> (d & 63) | d; }
+#define WRITE(joined, length) { \
+        bits = bits >> (length & 63) | joined; \
+        count += length; \
+        wr64(at, bits >> (-count & 63)); /* `count` may be 0 if the block changes */ \
+        at += (count & 63) >> 3; \
+        count &= 7; }
+    for (; i >= 8; i -= 8) {
+        JOIN4(first, before, 0)
+        JOIN4(second, after, 4)
+        u64 both = before + after;
+        if ((u8)both > 64 - 4 - 7) {
+            WRITE(first, before)
+            WRITE(second, after)
+        } else {
+            second |= first >> (after & 63);
+            WRITE(second, both)
+        }
     }
     for (; i; i--) {
         u64 e = table[data[i - 1]];
-        bits = bits >> (e & 63) | e;
-        count += e;
+        WRITE(e, e)
     }
+#undef JOIN4
+#undef WRITE
     bits = bits >> 1 | 1ull << 63;
     count = (count & 63) + 1;
     wr64(at, bits >> (64 - count));
@@ -491,7 +533,8 @@ static size_t put_frame(const u8 *data, size_t size, u8 *out)
 
 typedef struct {
     u16 entry[TABLE]; /* symbol << 8 | length of its code, by the next MAX_BITS bits of the stream */
-    int ready;
+    u32 pair[TABLE];  /* the same for the next two symbols, see pair_up */
+    int ready, paired;
 } Lookup;
 
 /* The weights that were coded with finite state entropy: at most 255, and -1 if they are damaged. */
@@ -614,7 +657,7 @@ static size_t read_tree(const u8 *in, size_t size, Lookup *lookup)
     u8 weights[256];
     int n;
     size_t used;
-    lookup->ready = 0;
+    lookup->ready = lookup->paired = 0;
     if (!size)
         return 0;
     const u8 head = in[0];
@@ -810,6 +853,124 @@ typedef struct {
     const u8 *target, *target_end; /* what is to be brought to the cache meanwhile: memory for the elements */
 } Reader;
 
+#if PATHS
+/* Where two codes often have at most MAX_BITS bits together, both are looked up at once. Each of LOOKUPS in a stream
+ * between two loads gives one or two symbols. How many it were does not matter at first: what was looked up is kept,
+ * PASSES times, and symbols are then moved together, four entries at a time. */
+enum { LOOKUPS = 5, PASSES = 32, FOUND = LOOKUPS * PASSES };
+
+/* The lowest byte of an entry says how many bits it takes, the next two are the symbols, and the highest bit is set if
+ * there are two. */
+AT_V3 static void pair_up(Lookup *lookup)
+{
+    const SInts8 all = ~(SInts8){0};
+    SInts8 at = {0, 1, 2, 3, 4, 5, 6, 7};
+    for (u32 i = 0; i < TABLE; i += 8, at += 8) {
+        Shorts8 entries;
+        memcpy(&entries, lookup->entry + i, sizeof entries);
+        SInts8 first = __builtin_ia32_pmovzxwd256(entries), next = at << (first & 15) & (TABLE - 1);
+        /* two bytes more than an entry has are read, which after the last one are those of `pair` */
+        SInts8 second = __builtin_ia32_gathersiv8si(next, (const int *)(const void *)lookup->entry, next, all, 2);
+        SInts8 bits = (first & 15) + (second & 15), alone = bits > MAX_BITS;
+        SInts8 both = (int)0x80000000 | (second & 0xFF00) << 8 | (first & 0xFF00) | bits;
+        both = (first & alone) | (both & ~alone);
+        memcpy(lookup->pair + i, &both, sizeof both);
+    }
+    lookup->paired = 1;
+}
+
+/* As in read_eight, a constant distance between the places of streams suffices with one register for all. */
+AT_V3 static void look_up(Window *w, const u32 *pairs, u32 *found, long passes)
+{
+    u64 b0 = w[0].bits, b1 = w[1].bits, b2 = w[2].bits, b3 = w[3].bits;
+    u64 b4 = w[4].bits, b5 = w[5].bits, b6 = w[6].bits, b7 = w[7].bits;
+    int down = 64 - MAX_BITS;
+    __asm__("" : "+r"(down)); /* by a register, shifting needs no copy before it */
+    for (u32 *end = found + LOOKUPS * passes; found < end; found += LOOKUPS) {
+#define ENTRY(k, n) { u32 e = pairs[b##k >> down]; b##k <<= e & 63; found[FOUND * k + n] = e; }
+#define ALL(n) ENTRY(0, n) ENTRY(1, n) ENTRY(2, n) ENTRY(3, n) ENTRY(4, n) ENTRY(5, n) ENTRY(6, n) ENTRY(7, n)
+        ALL(0) ALL(1) ALL(2) ALL(3) ALL(4)
+#undef ALL
+#undef ENTRY
+        __asm__("" : : : "memory"); /* there are no registers for where streams are, so they stay in `w` */
+#define LOAD(k) { \
+            u64 z = (u64)__builtin_ctzll(b##k); \
+            const u8 *ip = w[k].ip; \
+            __asm__("" : "+r"(ip)); /* or it would be subtracted from in memory, and read again */ \
+            ip -= z >> 3; \
+            w[k].ip = ip; \
+            b##k = (rd64(ip) | 1) << (z & 7); }
+        LOAD(0) LOAD(1) LOAD(2) LOAD(3) LOAD(4) LOAD(5) LOAD(6) LOAD(7)
+#undef LOAD
+    }
+    w[0].bits = b0, w[1].bits = b1, w[2].bits = b2, w[3].bits = b3;
+    w[4].bits = b4, w[5].bits = b5, w[6].bits = b6, w[7].bits = b7;
+}
+
+/* Where the symbols of four entries are, by their highest bits. */
+static const u8 SYMBOLS[17][8] = {
+    {1, 5, 9, 13}, {1, 2, 5, 9, 13}, {1, 5, 6, 9, 13}, {1, 2, 5, 6, 9, 13},
+    {1, 5, 9, 10, 13}, {1, 2, 5, 9, 10, 13}, {1, 5, 6, 9, 10, 13}, {1, 2, 5, 6, 9, 10, 13},
+    {1, 5, 9, 13, 14}, {1, 2, 5, 9, 13, 14}, {1, 5, 6, 9, 13, 14}, {1, 2, 5, 6, 9, 13, 14},
+    {1, 5, 9, 10, 13, 14}, {1, 2, 5, 9, 10, 13, 14}, {1, 5, 6, 9, 10, 13, 14}, {1, 2, 5, 6, 9, 10, 13, 14},
+};
+
+/* Move the symbols of entries together. Returns where they end; for each four, 8 bytes are written. */
+AT_V3 static u8 *gather(const u32 *found, long entries, u8 *out)
+{
+#define FOUR(n) { \
+        Bytes16 four, from; \
+        memcpy(&four, found + 4 * n, 16); \
+        u32 second = (u32)__builtin_ia32_movmskps((Floats4)four); \
+        memcpy(&from, SYMBOLS[second], 16); \
+        four = __builtin_ia32_pshufb128(four, from); \
+        memcpy(out, &four, 8); \
+        out += 4, out += __builtin_popcountll(second); }
+    for (const u32 *end = found + entries; found < end; found += 4 * LOOKUPS) {
+        FOUR(0) FOUR(1) FOUR(2) FOUR(3) FOUR(4)
+    }
+#undef FOUR
+    return out;
+}
+#endif
+
+/* How often so many symbols can be read of each of some streams, where that takes at most 7 bytes. */
+static long passes_of(const Window *w, const Stream *s, int count, long symbols)
+{
+    long passes = BLOCK;
+    for (int k = 0; k < count; k++) {
+        long most = (s[k].end - s[k].out) / symbols, room = (w[k].ip - s[k].start) / 7;
+        most = most < room ? most : room;
+        passes = passes < most ? passes : most;
+    }
+    return passes;
+}
+
+/* Read most of eight streams that use the same codes. */
+static void read_pairs(Window *w, Stream *s, Reader *reader)
+{
+#if PATHS
+    Lookup *lookup = &reader->lookups[s[0].entries != reader->lookups[0].entry];
+    u32 found[8][FOUND];
+    if (!lookup->paired)
+        pair_up(lookup);
+    for (long passes; (passes = passes_of(w, s, 8, 2 * LOOKUPS)) >= 4;) { /* entries are a multiple of 4 * LOOKUPS */
+        passes = passes < PASSES ? passes / 4 * 4 : PASSES;
+        look_up(w, lookup->pair, found[0], passes);
+        for (int k = 0; k < 8; k++) {
+            for (long f = 0; f < passes / 8 && reader->target_end - reader->target >= FETCH; f++) {
+                for (int at = 0; at < FETCH; at += LINE)
+                    __builtin_prefetch(reader->target + at, 0, 2);
+                reader->target += FETCH;
+            }
+            s[k].out = gather(found[k], LOOKUPS * passes, s[k].out);
+        }
+    }
+#else
+    (void)w, (void)s, (void)reader;
+#endif
+}
+
 /* Read the streams that wait: those of one block, or of two that have both BLOCK or BLOCK / 2 bytes. Returns whether
  * each stream ends where it has to. */
 static int read_waiting(Reader *reader)
@@ -827,30 +988,31 @@ static int read_waiting(Reader *reader)
             w[k].ip = s[k].start + s[k].left / 8 - 7;
             w[k].bits = (rd64(w[k].ip) | 1) << (8 - s[k].left % 8);
         }
-        const int usual = count == 8 && bits <= 6 * all ? MANY : FEW;
-        for (int symbols = usual;;) { /* each pass takes at most 7 bytes of a stream */
-            long passes = symbols == usual ? BLOCK : 1, done;
-            for (int k = 0; k < count; k++) {
-                long most = (s[k].end - s[k].out) / symbols, room = (w[k].ip - s[k].start) / 7;
-                most = most < room ? most : room;
-                passes = passes < most ? passes : most;
-            }
-            if (!passes)
-                break;
-            if (count == 4)
-                read_four(w, s, done = passes);
-            else {
+        const int usual = bits <= 6 * all ? MANY : FEW;
+        if (count == 8 && usual == MANY && s[0].entries == s[4].entries && HAS_V3())
+            read_pairs(w, s, reader);
+        else if (count == 8)
+            for (int symbols = usual;;) {
+                long passes = passes_of(w, s, count, symbols), done;
+                passes = symbols == usual || !passes ? passes : 1;
                 long fetches = (reader->target_end - reader->target) / FETCH;
                 size_t step = fetches ? FETCH : 0;
                 passes = fetches && fetches < passes ? fetches : passes;
+                if (!passes)
+                    break;
                 done = (s[1].out - s[0].out == BLOCK / 4 ? read_whole : read_halves)(w, s, passes, reader->target,
                                                                                      step, symbols);
                 reader->target += step * (size_t)done;
+                for (int k = 0; k < count; k++)
+                    s[k].out += symbols * done;
+                symbols = done < passes ? FEW : usual;
             }
-            for (int k = 0; k < count; k++)
-                s[k].out += symbols * done;
-            symbols = done < passes ? FEW : usual;
-        }
+        for (int from = 0; from < count; from += 4) /* what the above leaves, or the streams of one block */
+            for (long passes; (passes = passes_of(w + from, s + from, 4, FEW));) {
+                read_four(w + from, s + from, passes);
+                for (int k = from; k < from + 4; k++)
+                    s[k].out += FEW * passes;
+            }
         for (int k = 0; k < count; k++)
             s[k].left = (long)(w[k].ip - s[k].start) * 8 + 64 - __builtin_ctzll(w[k].bits);
     }
@@ -1032,6 +1194,15 @@ HOT static void split16(const u8 *RESTRICT x, size_t n, u8 *RESTRICT low, u8 *RE
     }
 }
 
+/* The inverse of split16. */
+HOT static void merge16(const u8 *RESTRICT low, const u8 *RESTRICT high, size_t n, u8 *RESTRICT out)
+{
+    for (size_t i = 0; i < n; i++) {
+        u16 y = (u16)(low[i] | high[i] << 8);
+        wr16(out + 2 * i, (u16)(y >> 1 | y << 15));
+    }
+}
+
 /* -- sixteen neighbouring values, two to a byte ------------------------------------------------------------------- */
 
 HOT static void subtract(const u8 *RESTRICT in, size_t n, u8 base, u8 *RESTRICT out)
@@ -1099,6 +1270,83 @@ static int pack(Packer *packer, const u8 *in, size_t start, size_t count)
     return 1;
 }
 
+#if PATHS
+#define V3_INLINE AT_V3 static inline __attribute__((always_inline))
+V3_INLINE Bytes32 load(const u8 *p) { Bytes32 v; memcpy(&v, p, 32); return v; }
+V3_INLINE void store(u8 *p, Bytes32 v) { memcpy(p, &v, 32); }
+V3_INLINE Words16 left(Words16 v) { return (v + v) | v >> 15; }
+V3_INLINE Ints8 left32(Ints8 v) { return (v + v) | v >> 31; }
+/* Words to bytes and integers to words, none of which is too large. Like most instructions of AVX2, this works within
+ * halves of 16 bytes, so that afterwards quarters or eighths have to be put in order. */
+V3_INLINE Bytes32 narrow(Words16 a, Words16 b)
+{
+    return (Bytes32)__builtin_ia32_packuswb256((Shorts16)a, (Shorts16)b);
+}
+V3_INLINE Words16 narrow32(Ints8 a, Ints8 b) { return (Words16)__builtin_ia32_packusdw256((SInts8)a, (SInts8)b); }
+V3_INLINE Bytes32 quarters(Bytes32 v) { return (Bytes32)__builtin_ia32_permdi256((Longs4)v, 0xD8); }
+V3_INLINE Bytes32 eighths(Bytes32 v, SInts8 order) { return (Bytes32)__builtin_ia32_permvarsi256((SInts8)v, order); }
+
+/* Store or pack 32 bytes of a plane, from number `place` on. Returns 0 if there are too many exceptions. */
+V3_INLINE int put_bytes(Bytes32 v, size_t place, u8 *plane, u8 *pairs, Bytes32 base, Packer *packer)
+{
+    if (!packer) {
+        store(plane, v);
+        return 1;
+    }
+    Bytes32 apart = v - base, outside = apart & (char)0xF0;
+    if (!__builtin_ia32_ptestz256((Longs4)outside, (Longs4)outside)) {
+        u32 flags = ~(u32)__builtin_ia32_pmovmskb256((Bytes32)(outside == 0));
+        for (; flags; flags &= flags - 1) {
+            int at = __builtin_ctz(flags);
+            if (packer->found == packer->most)
+                return 0;
+            wr32(packer->places + 4 * packer->found, (u32)place + (u32)at);
+            packer->values[packer->found++] = (u8)v[at];
+        }
+    }
+    const Bytes32 by = (Bytes32)((Words16){0} + 0x1001); /* the second of a pair 16 times */
+    Words16 joined = (Words16)__builtin_ia32_pmaddubsw256(apart & 15, by);
+    Bytes32 packed = quarters(narrow(joined, joined));
+    memcpy(pairs, &packed, 16);
+    return 1;
+}
+
+/* Split n elements of two bytes, from number `start` on, to two planes. The high one is packed if there is a packer. n
+ * is a multiple of 32. */
+AT_V3 static int split_two(const u8 *x, size_t start, size_t n, u8 *low, u8 *high, Packer *packer)
+{
+    u8 *pairs = packer ? packer->pairs + start / 2 : high;
+    const Bytes32 base = (Bytes32){0} + (char)(packer ? packer->base : 0);
+    for (size_t i = 0; i < n; i += 32) {
+        Words16 a = left((Words16)load(x + 2 * i)), b = left((Words16)load(x + 2 * i + 32));
+        store(low + i, quarters(narrow(a & 255, b & 255)));
+        if (!put_bytes(quarters(narrow(a >> 8, b >> 8)), start + i, high + i, pairs + i / 2, base, packer))
+            return 0;
+    }
+    return 1;
+}
+
+/* The same for elements of four bytes, and planes of the two low bytes, the next one, and the high one. */
+AT_V3 static int split_four(const u8 *x, size_t start, size_t n, u8 *low, u8 *middle, u8 *high, Packer *packer)
+{
+    u8 *pairs = packer ? packer->pairs + start / 2 : high;
+    const Bytes32 base = (Bytes32){0} + (char)(packer ? packer->base : 0);
+    const SInts8 order = {0, 4, 1, 5, 2, 6, 3, 7};
+    for (size_t i = 0; i < n; i += 32) {
+        Ints8 a = left32((Ints8)load(x + 4 * i)), b = left32((Ints8)load(x + 4 * i + 32));
+        Ints8 c = left32((Ints8)load(x + 4 * i + 64)), d = left32((Ints8)load(x + 4 * i + 96));
+        store(low + 2 * i, quarters((Bytes32)narrow32(a & 0xFFFF, b & 0xFFFF)));
+        store(low + 2 * i + 32, quarters((Bytes32)narrow32(c & 0xFFFF, d & 0xFFFF)));
+        Words16 first = narrow32(a >> 16, b >> 16), second = narrow32(c >> 16, d >> 16);
+        store(middle + i, eighths(narrow(first & 255, second & 255), order));
+        Bytes32 last = eighths(narrow(first >> 8, second >> 8), order);
+        if (!put_bytes(last, start + i, high + i, pairs + i / 2, base, packer))
+            return 0;
+    }
+    return 1;
+}
+#endif
+
 /* Write the packed plane; returns its size. */
 static size_t finish_packing(const Packer *packer, u8 *out)
 {
@@ -1150,6 +1398,29 @@ static int open_packed(const u8 *in, size_t size, size_t n, u8 *work, Reader *re
     return read_frame(frame, (size_t)(in + size - frame), work, (n + 1) / 2, reader);
 }
 
+/* Set the high bytes of the exceptions among `count` elements of `width` bytes, from number `start` on. Elements of
+ * several bytes are already turned back. */
+static int set_exceptions(Packed *packed, size_t start, size_t count, u8 *out, int width)
+{
+    u64 next = start; /* the least that is allowed, since places rise */
+    for (; packed->used < packed->listed; packed->used++) {
+        u64 place = rd32(packed->places + 4 * packed->used);
+        if (place < next)
+            return 0;
+        if (place >= start + count)
+            break;
+        u8 value = packed->values[packed->used], *at = out + (place - start) * (size_t)width;
+        if (width == 1)
+            *at = value;
+        else if (width == 2)
+            wr16(at, (u16)((rd16(at) & 0x807F) | value << 7));
+        else
+            wr32(at, (rd32(at) & 0x807FFFFF) | (u32)value << 23);
+        next = place + 1;
+    }
+    return start + count < packed->n || packed->used == packed->listed;
+}
+
 /* Take `count` elements apart, from number `start` on, which is even. To be called for one chunk after the other, since
  * it takes exceptions in their order. */
 static int unpack(Packed *packed, size_t start, size_t count, u8 *out)
@@ -1161,18 +1432,60 @@ static int unpack(Packed *packed, size_t start, size_t count, u8 *out)
             return 0;
         out[count - 1] = (u8)(last + packed->base);
     }
-    u64 next = start; /* the least that is allowed, since places rise */
-    for (; packed->used < packed->listed; packed->used++) {
-        u64 place = rd32(packed->places + 4 * packed->used);
-        if (place < next)
-            return 0;
-        if (place >= start + count)
-            break;
-        out[place - start] = packed->values[packed->used];
-        next = place + 1;
-    }
-    return start + count < packed->n || packed->used == packed->listed;
+    return set_exceptions(packed, start, count, out, 1);
 }
+
+#if PATHS
+V3_INLINE Words16 right(Words16 v) { return v >> 1 | v << 15; }
+V3_INLINE Ints8 right32(Ints8 v) { return v >> 1 | v << 31; }
+V3_INLINE Words16 low_words(Bytes32 a, Bytes32 b) { return (Words16)__builtin_ia32_punpcklbw256(a, b); }
+V3_INLINE Words16 high_words(Bytes32 a, Bytes32 b) { return (Words16)__builtin_ia32_punpckhbw256(a, b); }
+V3_INLINE Ints8 low_ints(Bytes32 a, Words16 b) { return (Ints8)__builtin_ia32_punpcklwd256((Shorts16)a, (Shorts16)b); }
+V3_INLINE Ints8 high_ints(Bytes32 a, Words16 b) { return (Ints8)__builtin_ia32_punpckhwd256((Shorts16)a, (Shorts16)b); }
+
+/* 32 bytes of a plane, or of one that is packed as `pairs`, without its exceptions. */
+V3_INLINE Bytes32 get_bytes(const u8 *plane, const u8 *pairs, Bytes32 base, size_t i)
+{
+    if (!pairs)
+        return load(plane + i);
+    Bytes16 some;
+    memcpy(&some, pairs + i / 2, 16);
+    Words16 apart = (Words16)__builtin_ia32_pmovzxbw256(some);
+    return (Bytes32)((apart | apart << 4) & 0x0F0F) + base;
+}
+
+/* The inverse of split_two. */
+AT_V3 static int merge_two(const u8 *low, const u8 *high, Packed *packed, size_t start, size_t n, u8 *x)
+{
+    const u8 *pairs = packed ? packed->pairs + start / 2 : NULL;
+    const Bytes32 base = (Bytes32){0} + (char)(packed ? packed->base : 0);
+    for (size_t i = 0; i < n; i += 32) {
+        Bytes32 a = quarters(load(low + i)), b = quarters(get_bytes(high, pairs, base, i));
+        store(x + 2 * i, (Bytes32)right(low_words(a, b)));
+        store(x + 2 * i + 32, (Bytes32)right(high_words(a, b)));
+    }
+    return !packed || set_exceptions(packed, start, n, x, 2);
+}
+
+/* The inverse of split_four. */
+AT_V3 static int merge_four(const u8 *low, const u8 *middle, const u8 *high, Packed *packed, size_t start, size_t n,
+                            u8 *x)
+{
+    const u8 *pairs = packed ? packed->pairs + start / 2 : NULL;
+    const Bytes32 base = (Bytes32){0} + (char)(packed ? packed->base : 0);
+    const SInts8 order = {0, 2, 4, 6, 1, 3, 5, 7};
+    for (size_t i = 0; i < n; i += 32) {
+        Bytes32 a = quarters(load(low + 2 * i)), b = quarters(load(low + 2 * i + 32));
+        Bytes32 c = eighths(load(middle + i), order), d = eighths(get_bytes(high, pairs, base, i), order);
+        Words16 first = low_words(c, d), second = high_words(c, d);
+        store(x + 4 * i, (Bytes32)right32(low_ints(a, first)));
+        store(x + 4 * i + 32, (Bytes32)right32(high_ints(a, first)));
+        store(x + 4 * i + 64, (Bytes32)right32(low_ints(b, second)));
+        store(x + 4 * i + 96, (Bytes32)right32(high_ints(b, second)));
+    }
+    return !packed || set_exceptions(packed, start, n, x, 4);
+}
+#endif
 
 static int read_packed(const u8 *in, size_t size, u8 *out, size_t n, u8 *work, Reader *reader)
 {
@@ -1514,6 +1827,18 @@ static size_t put_plane(Plane *plane, size_t n, int width, size_t row, u8 *out, 
     return put_frame(plane->values, n, out);
 }
 
+#if PATHS
+/* Whether split_two or split_four, and their inverses, are for these planes. */
+static int is_simple(const Plane *planes, int number, int width)
+{
+    if (planes[0].coding == PACKED || !HAS_V3())
+        return 0;
+    return width == 2 ? number == 2
+                      : width == 4 && number == 3 && planes[0].lane == 2 && planes[1].lane == 1 &&
+                            planes[1].coding != PACKED;
+}
+#endif
+
 /* Split elements to planes. A plane that is to be packed at once, and cannot be, becomes an ordinary one; then returns
  * 0, and everything has to be split again. */
 static int split(const u8 *data, size_t n, int width, Plane *planes, int number)
@@ -1526,6 +1851,19 @@ static int split(const u8 *data, size_t n, int width, Plane *planes, int number)
         u8 part[2][CHUNK], *to[8];
         size_t count = n - start < CHUNK ? n - start : CHUNK;
         int in_one_pass = width == 2 && number == 2;
+#if PATHS
+        if (count % 32 == 0 && is_simple(planes, number, width)) {
+            Plane *last = &planes[number - 1];
+            u8 *high = last->values + start;
+            Packer *packer = packs_early(last) ? &last->packer : NULL;
+            if (width == 2 ? split_two(data + 2 * start, start, count, planes[0].values + start, high, packer)
+                           : split_four(data + 4 * start, start, count, planes[0].values + 2 * start,
+                                        planes[1].values + start, high, packer))
+                continue;
+            last->coding = ZSTD;
+            return 0;
+        }
+#endif
         for (int p = 0; p < number; p++)
             to[p] = packs_early(&planes[p]) ? part[p % 2] : planes[p].values + start * (size_t)planes[p].lane;
         if (in_one_pass)
@@ -1640,15 +1978,6 @@ HOT static void join16(Bytes in, size_t n, int first, int shift, int lane, Eleme
 HOT static void join32(Bytes in, size_t n, int first, int shift, int lane, Elements *RESTRICT y) { JOIN(u32, y->by4) }
 HOT static void join64(Bytes in, size_t n, int first, int shift, int lane, Elements *RESTRICT y) { JOIN(u64, y->by8) }
 
-/* The inverse of split16. */
-HOT static void merge16(const u8 *RESTRICT low, const u8 *RESTRICT high, size_t n, u8 *RESTRICT out)
-{
-    for (size_t i = 0; i < n; i++) {
-        u16 y = (u16)(low[i] | high[i] << 8);
-        wr16(out + 2 * i, (u16)(y >> 1 | y << 15));
-    }
-}
-
 /* The inverse of TURN, if they were turned. */
 #define BACK(TYPE, WRITE, from) \
     for (size_t i = 0; i < n; i++) { \
@@ -1735,6 +2064,18 @@ static int decode_block(const u8 *in, size_t size, u8 *out, size_t out_size, u8 
         u8 taken_apart[2][CHUNK];
         const u8 *from[8];
         int in_one_pass = width == 2 && rotated && number == 2;
+#if PATHS
+        if (rotated && count % 32 == 0 && is_simple(planes, number, width)) {
+            int last = number - 1, is_packed = planes[last].coding == PACKED;
+            const u8 *low = values[0] + start * (size_t)planes[0].lane;
+            const u8 *high = is_packed ? low : values[last] + start; /* of a packed plane, only pairs are read */
+            Packed *pairs = is_packed ? &packed[last] : NULL;
+            if (!(width == 2 ? merge_two(low, high, pairs, start, count, x + 2 * start)
+                             : merge_four(low, values[1] + start, high, pairs, start, count, x + 4 * start)))
+                return 0;
+            continue;
+        }
+#endif
         for (int p = 0; p < number; p++) {
             from[p] = taken_apart[p % 2];
             if (planes[p].coding != PACKED)
@@ -1794,44 +2135,91 @@ __attribute__((target("sse4.2"))) static u32 crc_of(u64 crc, const u8 *p, size_t
     return ~rest;
 }
 
-#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12 && !defined(STREAMXF_NO_FOLDS)
-#define FOLDS() (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq"))
-typedef long long Wide __attribute__((vector_size(64)));
+#if PATHS
+/* By multiplication without carries: Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ
+ * Instruction" (2009). Of each 16 bytes, the halves are multiplied by two powers of x modulo the polynomial (reflected,
+ * which takes a 33rd off), and added to the 16 bytes that follow four vectors later: the CRC stays the same. */
+#define FOLD(TIMES, BY, from) \
+    for (int k = 0; k < 4; k++) { \
+        memcpy(&next, (from) + sizeof next * (size_t)k, sizeof next); \
+        sums[k] = TIMES(sums[k], BY, 0x00) ^ TIMES(sums[k], BY, 0x11) ^ next; \
+    }
 
-/* By multiplication without carries, in half of the time: Gopal et al., "Fast CRC Computation for Generic Polynomials
- * Using PCLMULQDQ Instruction" (2009). Of each 16 bytes, the halves are multiplied by x^2079 and x^2015 modulo the
- * polynomial (reflected, which takes a 33rd off), and added to the 16 bytes that follow 256 later: the CRC stays the
- * same. `size` is at least 256. */
-__attribute__((target("avx512f,vpclmulqdq"))) static u32 crc_folded(u32 crc, const u8 *p, size_t size)
+/* x^2079 and x^2015. In half of the time of the instruction, or less; `size` is at least 256. */
+__attribute__((target("avx512f,vpclmulqdq"))) static u32 crc_512(u32 crc, const u8 *p, size_t size)
 {
-    const Wide by = {0xDCB17AA4, 0xB9E02B86, 0xDCB17AA4, 0xB9E02B86, 0xDCB17AA4, 0xB9E02B86, 0xDCB17AA4, 0xB9E02B86};
-    Wide sums[4], next;
+    const Longs8 by = {0xDCB17AA4, 0xB9E02B86, 0xDCB17AA4, 0xB9E02B86, 0xDCB17AA4, 0xB9E02B86, 0xDCB17AA4, 0xB9E02B86};
+    Longs8 sums[4], next;
     u8 last[512];
     memcpy(sums, p, sizeof sums);
     sums[0][0] ^= crc;
     for (p += 256, size -= 256; size >= 256; p += 256, size -= 256)
-        for (int k = 0; k < 4; k++) {
-            memcpy(&next, p + 64 * k, 64);
-            sums[k] = __builtin_ia32_vpclmulqdq_v8di(sums[k], by, 0x00) ^
-                      __builtin_ia32_vpclmulqdq_v8di(sums[k], by, 0x11) ^ next;
-        }
+        FOLD(__builtin_ia32_vpclmulqdq_v8di, by, p)
     memcpy(last, sums, sizeof sums);
     memcpy(last + sizeof sums, p, size);
     return crc_of(0, last, sizeof sums + size);
 }
+
+/* Narrower multiplication is no faster than the instruction, but both are, side by side: four vectors of one part
+ * for each 32 bytes of the three that follow it. */
+#define MIXED(Vector, TIMES, ...) \
+{ \
+    const Vector by = {__VA_ARGS__}; \
+    const size_t part = (CRC_PART / 32 + 1) * 4 * sizeof by; \
+    for (; size >= part + 3 * CRC_PART; p += part + 3 * CRC_PART, size -= part + 3 * CRC_PART) { \
+        const u8 *q = p + part; \
+        Vector sums[4], next; \
+        u64 first = 0, second = 0, third = 0; \
+        memcpy(sums, p, sizeof sums); \
+        sums[0][0] ^= (long long)crc; \
+        for (size_t i = 0; i < CRC_PART; i += 32) { \
+            FOLD(TIMES, by, p + (i / 32 + 1) * sizeof sums) \
+            for (size_t j = i; j < i + 32; j += 8) { \
+                first = __builtin_ia32_crc32di(first, rd64(q + j)); \
+                second = __builtin_ia32_crc32di(second, rd64(q + CRC_PART + j)); \
+                third = __builtin_ia32_crc32di(third, rd64(q + 2 * CRC_PART + j)); \
+            } \
+        } \
+        u8 last[sizeof sums]; \
+        memcpy(last, sums, sizeof sums); \
+        crc = crc_shifted(~crc_of(0, last, sizeof last)) ^ (u32)first; \
+        crc = crc_shifted(crc_shifted(crc) ^ (u32)second) ^ (u32)third; \
+    } \
+    return crc_of(crc, p, size); \
+}
+
+/* x^1055 and x^991; x^543 and x^479 */
+__attribute__((target("arch=x86-64-v3,vpclmulqdq"))) static u32 crc_256(u32 crc, const u8 *p, size_t size)
+MIXED(Longs4, __builtin_ia32_vpclmulqdq_v4di, 0x6992CEA2, 0x0D3B6092, 0x6992CEA2, 0x0D3B6092)
+__attribute__((target("sse4.2,pclmul"))) static u32 crc_128(u32 crc, const u8 *p, size_t size)
+MIXED(Longs2, __builtin_ia32_pclmulqdq128, 0x740EEF02, 0x9E4ADDF8)
+
+/* How many bits are multiplied at once. */
+static int folded(void)
+{
+    if (STREAMXF_MOST >= 512 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq"))
+        return 512;
+    if (STREAMXF_MOST >= 256 && HAS_V3() && __builtin_cpu_supports("vpclmulqdq"))
+        return 256;
+    return STREAMXF_MOST >= 128 && HAS_CRC() && __builtin_cpu_supports("pclmul") ? 128 : 0;
+}
 #else
-#define FOLDS() 0
-static u32 crc_folded(u32 crc, const u8 *p, size_t size) { return crc_of(crc, p, size); }
+static int folded(void) { return 0; }
 #endif
 
 /* The CRC of what `before` is the CRC of, and what follows it. */
 static u32 crc32c(u32 before, const u8 *p, size_t size)
 {
-    return size >= 256 && FOLDS() ? crc_folded(~before, p, size) : crc_of(~before, p, size);
+#if PATHS
+    int bits = size >= 256 ? folded() : 0;
+    if (bits)
+        return (bits == 512 ? crc_512 : bits == 256 ? crc_256 : crc_128)(~before, p, size);
+#endif
+    return crc_of(~before, p, size);
 }
 #else
 #define HAS_CRC() 0
-#define FOLDS() 0
+static int folded(void) { return 0; }
 static u32 crc32c(u32 before, const u8 *p, size_t size)
 {
     (void)before, (void)p, (void)size;
@@ -1910,7 +2298,7 @@ static PyObject *py_crc32c(PyObject *module, PyObject *args)
     (void)module;
     if (!PyArg_ParseTuple(args, "y*I", &data, &crc))
         return NULL;
-    if (!FOLDS())
+    if (!folded())
         return done(&data, 1, Py_NewRef(Py_None));
     Py_BEGIN_ALLOW_THREADS
     crc = crc32c(crc, data.buf, (size_t)data.len);
