@@ -29,7 +29,7 @@ def install_from_environment() -> None:
     from streamxf.chain import Chain
     from streamxf.dcp.install import Installation, install
     from streamxf.errors import ParameterError, StreamxfError
-    from streamxf.reading import KeyRing
+    from streamxf.keys import KeyRing
 
     variable = KEYS_VARIABLE
     try:

@@ -12,15 +12,16 @@ from streamxf.checkpoint.reading import Box, BoxReader
 from streamxf.format.extra import Nesting
 from streamxf.format.header import Kind
 from streamxf.format.items import Item, Path, TensorItem
-from streamxf.keys import KeyRing, KeysLike, SignerLike, TrustLike
+from streamxf.keys import KeySet, KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress, Share, Shares
 from streamxf.storage.reading import StoredFile
 from streamxf.stream.container import StoredStream
-from streamxf.stream.reader import BareBlocks, Blocks, MemoryBlocks, StreamReader
-from streamxf.stream.scan import Scan
+from streamxf.stream.plain import PlainParts
+from streamxf.stream.reader import BareBlocks, Blocks, StreamReader
+from streamxf.stream.scan import Found, Scan
 from streamxf.torchsave.legacy import TorchFile
 
-__all__ = ["Access", "AccessOptions", "Budget", "KeyRing", "KeysLike", "SignerLike", "TrustLike", "ChainLike"]
+__all__ = ["Access", "AccessOptions", "Budget", "KeySet", "KeysLike", "SignerLike", "TrustLike", "ChainLike"]
 __all__ += ["Metadata", "metadata_files", "read_metadata", "Item", "TensorItem", "Path", "Nesting", "Note", "Progress"]
 __all__ += ["Share", "Shares", "Box", "BoxReader", "Elements", "ItemOpener", "ItemPart", "Kind", "Scan", "StoredStream"]
-__all__ += ["StreamReader", "Blocks", "BareBlocks", "MemoryBlocks", "StoredFile", "TorchFile", "BareHeader"]
+__all__ += ["StreamReader", "Blocks", "BareBlocks", "StoredFile", "TorchFile", "BareHeader", "PlainParts", "Found"]

@@ -25,7 +25,7 @@ from streamxf.format.table import ItemTable
 from streamxf.format.tiling import overlap
 from streamxf.format.trailer import Sections, Trailer, slices
 from streamxf.keys import KeyRing
-from streamxf.keys.envelope import DataKey, Envelope, Vouchers, is_signed
+from streamxf.keys.envelope import DataKey, KeySet, Vouchers
 from streamxf.keys.pair import VerifyKey
 from streamxf.storage.reading import StoredFile
 from streamxf.storage.storage import Storage
@@ -92,6 +92,11 @@ class Metadata:
         return self.items.each() if isinstance(self.items, ItemTable) else self.items.values()
 
     @property
+    def keys(self) -> KeySet | None:
+        """For whom it is encrypted, and what vouches for it; None if it is not encrypted."""
+        return KeySet.parse(self.wrapped, self.vouchers, self.digest) if self.wrapped else None
+
+    @property
     def keyless(self) -> bool:
         """Whether it is encrypted, and was read without keys."""
         return bool(self.wrapped) and not self.authenticated
@@ -143,7 +148,8 @@ class Metadata:
         with suppress(errors.StreamxfError):
             if trailer := Trailer.parse(remains[-TRAILER_BYTES:], len(remains)):
                 parts = trailer.split(remains[-trailer.size :], read=slices(remains), intact=False)
-                index = Index.parse(parts.root, parts.parts, parts.parts_size, hashed=is_signed(parts.key_lines()))
+                hashed = any(Vouchers.parse(each).signature for each in (parts.key_lines() or ())[1:])
+                index = Index.parse(parts.root, parts.parts, parts.parts_size, hashed=hashed)
                 return index.files if index.rank is None else ()
         return ()
 
@@ -151,14 +157,13 @@ class Metadata:
     def of(cls, sections: Sections, name: str, access: Access, *, listing: Mode = False) -> Self:
         """What a metadata file says, once its keys have opened it; raises as `read_metadata`."""
         lines = sections.key_lines()
+        keys = KeySet.parse(*lines, sections.digest) if lines is not None else None
         if lines is None and access.require is not None:
             raise access.not_encrypted("the checkpoint")
         opened = lines is not None and (bool(len(access.keys)) or not listing)
         if lines is not None and opened:
             _open(sections, lines, access)
-        elif lines is not None:
-            Envelope.parse(lines[0])
-        hashed, lazy = is_signed(lines), listing == "root"
+        hashed, lazy = keys is not None and keys.signer is not None, listing == "root"
         index = Index.parse(sections.root, sections.parts, sections.parts_size, hashed=hashed, lazy=lazy)
         if index.keyed != (lines is not None):
             raise errors.MetadataError("the metadata has keys exactly if its chain encrypts, and this contradicts that")

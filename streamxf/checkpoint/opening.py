@@ -14,6 +14,7 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.elements import Elements, framed_elements
 from streamxf.checkpoint.metadata import Metadata
 from streamxf.descriptor import ENCRYPT, Descriptor
+from streamxf.format.bare import alignment
 from streamxf.format.header import Header, Identity, Kind
 from streamxf.format.index import File
 from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Place, TensorItem
@@ -63,6 +64,11 @@ class ItemPart:
         if self.chunk is None:
             return Kind.OBJECT
         return Kind.FRAMED if self.chunk.framed else Kind.TENSOR
+
+    @property
+    def alignment(self) -> int:
+        """What its place in a file is a multiple of."""
+        return alignment(self.place.size) if self.chunk is not None and self.chunk.raw else 1
 
     def identity(self, writer_id: bytes) -> Identity:
         item, chunk, number = self.item, self.chunk, self.place.number or 0

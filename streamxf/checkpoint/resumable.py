@@ -18,7 +18,7 @@ from typing import Any
 from streamxf.chain import Chain
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.datafile import FileRecord, SavedFile, write_file
-from streamxf.checkpoint.metadata import SLIP_RANK, Metadata, read_metadata
+from streamxf.checkpoint.metadata import SLIP_RANK, read_metadata
 from streamxf.checkpoint.opening import ItemPart
 from streamxf.checkpoint.publish import assemble, placed, publish
 from streamxf.checkpoint.saving import Extensions, Save
@@ -27,7 +27,6 @@ from streamxf.errors import KeyMissingError, ParameterError, StreamxfError
 from streamxf.format.items import Chunk, Item, TensorItem
 from streamxf.format.names import OWN_FILE, OWN_SLIP, SLIP
 from streamxf.format.tiling import MAX_GROUP
-from streamxf.keys.envelope import Envelope, Vouchers
 from streamxf.version import __version__
 
 Read = Callable[[ItemPart], Content]
@@ -88,7 +87,8 @@ class ResumableSave:
                 index, parts = slip.index, [part for item in slip.each() for part in ItemPart.of(item)]
                 facts = slip.files.get(path)
                 secret = slip.data_key(facts.key, access.keys).secret if facts and facts.key is not None else b""
-                theirs = _readers_of(slip)
+                keys = slip.keys
+                theirs = ({*keys.readers[0]}, keys.signer) if keys is not None else (set(), None)
             except (StreamxfError, FileNotFoundError):  # damaged, a link, or not authenticated by a key of this call
                 self.discarded += 1
                 continue
@@ -172,14 +172,6 @@ def _split(items: Sequence[Item], size: int) -> list[list[ItemPart]]:
         filled += length
         shards[name] += 1
     return files
-
-
-def _readers_of(slip: Metadata) -> tuple[set[tuple[str, str]], str | None]:
-    """The recipients of a slip's file, by kind and id, and who signed it; nothing where it is not encrypted."""
-    if not slip.wrapped:
-        return set(), None
-    signature = Vouchers.parse(slip.vouchers).signature
-    return {entry.key for entry in Envelope.parse(slip.wrapped).recipients}, signature and signature[0]
 
 
 def _write(save: Save, at: tuple[int, int], parts: Sequence[ItemPart], read: Read, job: str) -> SavedFile:

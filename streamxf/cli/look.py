@@ -131,7 +131,7 @@ def _plain(path: str, access: options.Group) -> PlainSummary | None:
     """What is in a file that streamxf.open wrote; None if it is not one."""
     from streamxf.formats.contents import Format
     from streamxf.formats.opening import kind_of
-    from streamxf.reading import KeyRing
+    from streamxf.keys import KeyRing
     from streamxf.tools.inspect.inspect import PlainSummary
 
     storage = open_storage(path)
@@ -240,7 +240,7 @@ def cat(
     curl -s https://host/data.tar.sxf | streamxf cat - | tar -x
     streamxf cat step-1000 'model.embed.weight[10:20, :8]' --text
     """
-    from streamxf.reading import KeyRing
+    from streamxf.keys import KeyRing
 
     if item is not None:
         with located(file=path), streamxf.Checkpoint(path, **access) as checkpoint:

@@ -22,7 +22,7 @@ from streamxf.dcp.base import reset_names
 from streamxf.dcp.columns import Merged, PlannedItems, ReadItems, Shared, is_grid
 from streamxf.dcp.metadata import FOUND, LazyTensor, torch_chunks
 from streamxf.dcp.plans import flattened_entries, is_caching, is_flattened, is_usable, kept_plans
-from streamxf.dcp.targets import ObjectPlaces, box_of, check_box, chunks_here, whole_size
+from streamxf.dcp.targets import ObjectPlaces, box_of, check_box, check_kind, chunks_here, whole_size
 from streamxf.errors import MetadataError, UnsupportedError
 from streamxf.format.extra import Nesting
 from streamxf.format.items import Item, TensorItem
@@ -64,6 +64,8 @@ class LoadPlanner(DefaultLoadPlanner):
     def put(self, name: str, value: Any) -> None:
         """Put an object where it belongs in the state dict."""
         self._objects.put(self.mappings.get(name, (name,)), value)
+
+    check_kind = staticmethod(check_kind)
 
     def shards_for(self, item: TensorItem) -> list[tuple[tuple[int, ...], Tensor]]:
         """What this rank has of the item's target, each with its offset; UnsupportedError if the item does not fit."""

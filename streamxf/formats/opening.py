@@ -14,9 +14,8 @@ from streamxf.errors import ForeignError, NoCheckpointError, StreamxfError, Unsu
 from streamxf.format.items import Place
 from streamxf.formats import huggingface, torchfile
 from streamxf.formats.contents import PLAIN, SUFFIXES, Contents, FileReader, Format, sizes_of
-from streamxf.keys.envelope import Envelope, Vouchers
 from streamxf.places import Storage, made_by_saves
-from streamxf.reading import Access, StoredFile
+from streamxf.reading import Access, KeySet, StoredFile
 from streamxf.wording import OLD, inside_text, many, some
 
 LOOKED_FOR = (
@@ -168,12 +167,11 @@ def contents_of(source: Source) -> Contents:
     descriptors = {place.descriptors for place in places}
     indexed = any(metadata.index is not None for metadata in source.metadata)
     own = indexed or any(text.startswith("streamxf.") for chain in descriptors for text in chain)
-    vouchers = [Vouchers.parse(metadata.vouchers) for metadata in source.metadata if metadata.vouchers]
-    signers = dict.fromkeys(each.signature[0] for each in vouchers if each.signature is not None)
-    wrapped = [metadata.wrapped for metadata in source.metadata if metadata.wrapped]
+    sets = [keys for metadata in source.metadata if (keys := metadata.keys) is not None]
+    signers = dict.fromkeys(keys.signer for keys in sets if keys.signer is not None)
     fragments = (text.partition("#") for chain in descriptors for text in chain)
-    wrapped += sorted({fragment for name, _, fragment in fragments if fragment and name.startswith(f"{Encrypt.name}/")})
-    keys = (entry for line in wrapped for entry in Envelope.parse(line).recipients)
+    wrapped = sorted({fragment for name, _, fragment in fragments if fragment and name.startswith(f"{Encrypt.name}/")})
+    readers = [*(keys.readers[0] for keys in sets), *map(KeySet.readers_of, wrapped)]
     sizes, notes, incomplete = _files(source, places)
     return Contents(
         source.storage.label(),
@@ -182,7 +180,7 @@ def contents_of(source: Source) -> Contents:
         sizes,
         packages,
         source.save_ids,
-        tuple(dict.fromkeys(f"{entry.kind}:{entry.key_id}" for entry in keys)),
+        tuple(dict.fromkeys(":".join(key) for keys in readers for key in keys)),
         tuple(signers),
         (*_notes(source, indexed, bool(signers)), *notes),
         incomplete=incomplete,

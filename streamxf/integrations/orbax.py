@@ -14,8 +14,9 @@ from streamxf.chain import Chain
 from streamxf.checkpoint.checkpoint import Checkpoint, ObjectHandle, TensorHandle
 from streamxf.checkpoint.writer import CheckpointWriter
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError
+from streamxf.keys import KeyRing
 from streamxf.places import GLOBAL, is_url, open_storage
-from streamxf.reading import Access, ChainLike, KeyRing, KeysLike, TensorItem
+from streamxf.reading import Access, ChainLike, KeysLike, TensorItem
 from streamxf.wording import some
 
 _STOCK = "_METADATA"  # the tree of what orbax itself has saved

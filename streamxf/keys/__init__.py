@@ -6,6 +6,7 @@ may use and the signers that it trusts. `read_key` and `write_key` keep keys in 
 """
 
 from streamxf.keys.aws import AwsKms
+from streamxf.keys.envelope import KeySet
 from streamxf.keys.file import read_environment, read_key, read_text, write_key
 from streamxf.keys.key import Key, KeyProvider, public_id
 from streamxf.keys.location import KeyLike, SignerLike, as_signing_key, find_key, find_provider, key_schemes
@@ -18,6 +19,7 @@ __all__ = [
     "KeyLike",
     "KeyProvider",
     "KeyRing",
+    "KeySet",
     "KeysLike",
     "PrivateKey",
     "PublicKey",

@@ -8,8 +8,9 @@ import hmac
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Self
 
 from streamxf.descriptor import MAX_KEY_LINE
@@ -135,11 +136,11 @@ class Envelope:
     recipients: tuple[Entry, ...]
 
     @classmethod
-    def seal(cls, data_key: DataKey, recipients: Iterable[KeyProvider]) -> Self:
-        """Wrap a data key for all who may read; raises ParameterError as `checked`, and as `Entry.of` and `ask`."""
-        dek_id = data_key.id
-        entries = []
-        for recipient in recipients:
+    def seal(cls, data_key: DataKey, recipients: Iterable[KeyProvider], kept: tuple[Entry, ...] = ()) -> Self:
+        """Wrap a data key for all who may read and have no entry yet; raises as `checked`, `Entry.of` and `ask`."""
+        dek_id, there = data_key.id, [entry.key for entry in kept]
+        entries = [*kept]
+        for recipient in (key for key in recipients if (key.kind, key.id) not in there):
             entry = Entry.of(recipient, "wrap", ask(recipient, "wrap", data_key.secret, dek_id))
             if data_key.secret in entry.data:
                 raise breach(recipient, "wrap returned the data key unprotected")
@@ -246,7 +247,9 @@ class Vouchers:
         """
         if signer is not None:
             signature = (signer.id, signer.sign(statement(digest)))
-        entries = kept + tuple(Entry.of(key, "vouch", ask(key, "vouch", digest)) for key in recipients if key.vouches)
+        there = [entry.key for entry in kept]
+        fresh = (key for key in recipients if key.vouches and (key.kind, key.id) not in there)
+        entries = kept + tuple(Entry.of(key, "vouch", ask(key, "vouch", digest)) for key in fresh)
         vouchers = cls(_mac(data_key, digest, wrapped), entries, signature)
         if reason := fault(str(vouchers), entries):
             raise ParameterError(f"vouchers: {reason}")
@@ -305,10 +308,78 @@ class Vouchers:
         return bool(named)
 
 
-def is_signed(key_lines: tuple[str, str] | None) -> bool:
-    """Whether a metadata file with these keys, a wrapped data key and vouchers, is signed; raises DescriptorError."""
-    return key_lines is not None and Vouchers.parse(key_lines[1]).signature is not None
-
-
 def _mac(data_key: DataKey, digest: bytes, wrapped: str) -> bytes:
     return hmac.digest(data_key.mac_key(), statement(digest) + wrapped.encode("ascii"), "sha256")
+
+
+@dataclass(frozen=True)
+class KeySet:
+    """The keys of a metadata file or of a plain file: wrapped data keys, and what vouches for the contents."""
+
+    envelopes: tuple[Envelope, ...]  # that of the process that published, then those of other writers
+    vouchers: Vouchers
+    digest: bytes  # D of the format, for which the vouchers are made; it changes with the index alone
+
+    @classmethod
+    def parse(cls, wrapped: str, vouchers: str, digest: bytes, head: bytes = b"") -> Self:
+        """As they are stored, with what looks like other writers' in the `head`; raises DescriptorError."""
+        envelopes = {(first := Envelope.parse(wrapped)).dek_id: first}
+        for text in cls.wrapped_in(head):
+            with suppress(DescriptorError):
+                envelopes.setdefault((other := Envelope.parse(text)).dek_id, other)
+        return cls(tuple(envelopes.values()), Vouchers.parse(vouchers), digest)
+
+    @staticmethod
+    def wrapped_in(data: bytes) -> list[str]:
+        """What looks like a wrapped data key, among other bytes."""
+        return [found.decode("ascii") for found in WRAPPED_KEY.findall(data)]
+
+    @staticmethod
+    def readers_of(wrapped: str) -> list[tuple[str, str]]:
+        """For whom a data key is wrapped, by the kinds and ids of their keys; raises DescriptorError."""
+        return [entry.key for entry in Envelope.parse(wrapped).recipients]
+
+    @property
+    def readers(self) -> list[list[tuple[str, str]]]:
+        """For whom each data key is wrapped."""
+        return [[entry.key for entry in envelope.recipients] for envelope in self.envelopes]
+
+    @property
+    def vouching(self) -> list[tuple[str, str]]:
+        """Whose keys vouch."""
+        return [entry.key for entry in self.vouchers.entries]
+
+    @property
+    def signer(self) -> str | None:
+        """The id of whoever signed, which nobody has verified."""
+        return self.vouchers.signature and self.vouchers.signature[0]
+
+    @property
+    def lines(self) -> tuple[str, str]:
+        """The publisher's wrapped data key and the vouchers, as they are stored."""
+        return str(self.envelopes[0]), str(self.vouchers)
+
+    def only(self, ids: Collection[bytes]) -> KeySet:
+        """The wrapped keys of these data keys; others are the text of a name in the pickle, say."""
+        return replace(self, envelopes=tuple(envelope for envelope in self.envelopes if envelope.dek_id in ids))
+
+    def change(
+        self,
+        data_keys: Sequence[DataKey],
+        kept: Collection[tuple[str, str]] | None,
+        kept_vouchers: Collection[tuple[str, str]] | None,
+        readers: Sequence[KeyProvider] = (),
+        vouching: Iterable[KeyProvider] = (),
+        signer: SigningKey | None = None,
+    ) -> KeySet:
+        """The same `data_keys`, one for each envelope, for recipients that are `kept`, and for `readers`.
+
+        Of the vouchers, `kept_vouchers` stay, and `vouching` keys without one make theirs, if they can. None keeps all.
+        """
+        envelopes = []
+        for envelope, data_key in zip(self.envelopes, data_keys, strict=True):
+            staying = tuple(entry for entry in envelope.recipients if kept is None or entry.key in kept)
+            envelopes.append(Envelope.seal(data_key, readers, staying))
+        old = tuple(entry for entry in self.vouchers.entries if kept_vouchers is None or entry.key in kept_vouchers)
+        about = self.digest, str(envelopes[0]), data_keys[0], vouching, signer
+        return KeySet(tuple(envelopes), Vouchers.make(*about, kept=old, signature=self.vouchers.signature), self.digest)

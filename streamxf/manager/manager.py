@@ -36,6 +36,7 @@ from streamxf.dcp.install import installed
 from streamxf.dcp.reader import FileSystemReader
 from streamxf.dcp.writer import FileSystemWriter
 from streamxf.errors import AbortedError, MetadataError, ParameterError, UnsupportedError, escaped, is_damage
+from streamxf.keys import KeyRing
 from streamxf.manager.agreement import Agreement, check_one_folder, give_back, gloo_group
 from streamxf.manager.choice import ALL, Choice, Verify, advised, check_verify, choose, clear, damage_of
 from streamxf.manager.holds import MAX_NAME_BYTES
@@ -47,7 +48,7 @@ from streamxf.manager.retention import Retention
 from streamxf.manager.schedule import Interval, SaveTimer, Schedule
 from streamxf.manager.signals import StopSignals, deaf_from_the_start, is_dead
 from streamxf.places import AbilitiesLike, Location, Storage, is_url, open_storage
-from streamxf.reading import Access, ChainLike, KeyRing, KeysLike
+from streamxf.reading import Access, ChainLike, KeysLike
 from streamxf.writing import RunFacts
 
 T = TypeVar("T")

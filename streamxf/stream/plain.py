@@ -25,7 +25,7 @@ from streamxf.format.container import End
 from streamxf.format.header import Header
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2, PLAIN_MAGIC
 from streamxf.keys import KeyRing, KeysLike
-from streamxf.keys.envelope import DataKey, Vouchers
+from streamxf.keys.envelope import DataKey, KeySet, Vouchers
 from streamxf.registry import CodecRegistry
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.reading import FileSlice
@@ -68,6 +68,11 @@ class PlainParts:
     def digest(self) -> bytes:
         """D of the format: the digest that vouchers cover. Raises ContainerError if table or footer are damaged."""
         return plain.contents_digest(read_tail(self.container, self.header)[1].digest, self.format_bytes)
+
+    @property
+    def keys(self) -> KeySet | None:
+        """For whom it is encrypted, and what vouches for it; None if in clear. Raises as `digest`."""
+        return KeySet.parse(self.wrapped, self.vouchers, self.digest()) if self.wrapped else None
 
     def resealed(self, wrapped: str, vouchers: str) -> tuple[bytes, bytes]:
         """What stands before the container, and behind it, with other keys."""

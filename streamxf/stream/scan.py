@@ -93,6 +93,11 @@ class Scan:
             text = f"the positions of this block and of those after it are unknown: {error.message}"
             raise BlockError(text) from error
 
+    def is_foreign(self) -> bool:
+        """Whether the file begins neither as a container does, nor as a hole."""
+        start = self._source.read_at(0, min(self._source.length, len(CONTAINER_MAGIC)))
+        return bool(start.strip(b"\0")) and start != CONTAINER_MAGIC
+
     def _header(self, start: bytes) -> Header | None:
         try:
             header = Header.parse(start[: header_size(start[:HEADER_FIXED_BYTES])])

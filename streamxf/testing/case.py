@@ -21,7 +21,8 @@ from streamxf.cached import cached_property
 from streamxf.codec import BlockInfo, Codec, StreamInfo
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.descriptor import Descriptor
-from streamxf.reading import KeyRing, KeysLike
+from streamxf.keys import KeyRing
+from streamxf.reading import KeysLike
 from streamxf.registry import CodecRegistry
 from streamxf.tools.check import require
 

@@ -26,8 +26,9 @@ from typing import Any, Self
 
 from streamxf import errors
 from streamxf.chain import Chain
+from streamxf.keys import KeyRing
 from streamxf.places import Storage
-from streamxf.reading import Access, BoxReader, KeyRing, Progress, Share, TensorItem
+from streamxf.reading import Access, BoxReader, Progress, Share, TensorItem
 from streamxf.tools.damage import CALLERS
 from streamxf.wording import many, printable
 

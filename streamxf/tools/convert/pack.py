@@ -17,6 +17,7 @@ from typing import Any, Unpack
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.errors import ChecksumError, MetadataError, ParameterError, UnsupportedError, located
 from streamxf.formats.opening import is_checkpoint
+from streamxf.keys import KeyRing
 from streamxf.notes import check_uncommitted, known_run
 from streamxf.places import GLOBAL, Location, Storage, is_run_file, is_url, made_by_saves, open_storage
 from streamxf.reading import (
@@ -27,10 +28,8 @@ from streamxf.reading import (
     BoxReader,
     ChainLike,
     ItemPart,
-    KeyRing,
     KeysLike,
     Kind,
-    MemoryBlocks,
     Metadata,
     Progress,
     SignerLike,
@@ -349,7 +348,7 @@ class RangeSource:
                 data = memoryview(bytearray(stop - start))
                 fill(data)
                 self._found = zlib.crc32(data, self._found)
-                fill = MemoryBlocks(data).decoder(0)
+                fill = partial(_copy, data)
             if self._crc and stop == self.size and self._found != self._crc:
                 raise ChecksumError(
                     "the tensor's bytes do not match the CRC-32 that torch saved with them: they were damaged since. "
@@ -366,10 +365,14 @@ class RangeSource:
             return self._blocks.decoder(index)
         data = memoryview(bytearray(stop - first))
         self._reader.readinto_at(first, data)
-        return MemoryBlocks(data).decoder(0)
+        return partial(_copy, data)
 
     def _take(self, fill: Fill, size: int, scratch: Callable[[int], memoryview]) -> memoryview:
         memory = scratch(size)
         with located(**self._place), self._storage.doubting():
             fill(memory)
         return memory
+
+
+def _copy(data: memoryview, out: memoryview) -> None:
+    out[:] = data

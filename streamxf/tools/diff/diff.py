@@ -14,8 +14,9 @@ from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.formats.contents import FileReader, chosen
 from streamxf.formats.huggingface import INDEX
 from streamxf.formats.opening import is_checkpoint, open_source
+from streamxf.keys import KeyRing
 from streamxf.places import Location, Storage, open_storage
-from streamxf.reading import Access, AccessOptions, Box, BoxReader, Item, KeyRing, Progress, Share, TensorItem
+from streamxf.reading import Access, AccessOptions, Box, BoxReader, Item, Progress, Share, TensorItem
 from streamxf.tools.convert.packed import FileTree, PackedReader, PackManifest, is_kept, manifest_of, open_packed
 from streamxf.tools.damage import CALLERS, Damage
 from streamxf.tools.diff.difference import Change, Difference, Distance, DistanceCounter, Incomparable, difference_of

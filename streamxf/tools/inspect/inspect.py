@@ -23,11 +23,10 @@ from streamxf.errors import located
 from streamxf.format.items import ObjectItem
 from streamxf.formats.contents import Contents, Format
 from streamxf.formats.opening import contents_of, open_source
-from streamxf.keys.envelope import Envelope, Vouchers
+from streamxf.keys import KeyRing
 from streamxf.places import Location, Storage, open_storage
-from streamxf.reading import Access, AccessOptions, Item, KeyRing, Progress, StoredStream, TensorItem
+from streamxf.reading import Access, AccessOptions, Item, PlainParts, Progress, StoredStream, TensorItem
 from streamxf.registry import CodecRegistry
-from streamxf.stream.plain import PlainParts
 from streamxf.stream.plain import open as open_plain
 from streamxf.tools.fleet import Fleet
 from streamxf.wording import many, some
@@ -477,10 +476,10 @@ class PlainSummary:
                 file.raw.seek(0)
                 open_plain(file.raw, keys=keys).close()  # checks all that there is, except for most blocks
         blocks: Any = stream.blocks  # there are some where no error is
-        recipients = Envelope.parse(parts.wrapped).recipients if parts.wrapped else ()
-        signature = Vouchers.parse(parts.vouchers).signature if parts.vouchers else None
-        notes = [_UNPROVED] if parts.wrapped and not len(keys) else []
-        if signature is not None and signature[0] not in [key.id for key in keys.trust]:
+        stored = parts.keys
+        signer = stored.signer if stored is not None else None
+        notes = [_UNPROVED] if stored is not None and not len(keys) else []
+        if signer is not None and signer not in [key.id for key in keys.trust]:
             notes.append(_UNSIGNED)
         return cls(
             storage.label(),
@@ -489,8 +488,8 @@ class PlainSummary:
             file.size,
             blocks.count,
             blocks.block_size,
-            tuple(f"{each.kind}:{each.key_id}" for each in recipients),
-            (signature[0],) if signature is not None else (),
+            tuple(map(":".join, stored.readers[0])) if stored is not None else (),
+            (signer,) if signer is not None else (),
             tuple(notes),
         )
 

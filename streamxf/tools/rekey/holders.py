@@ -12,12 +12,10 @@ from typing import Any, TypeVar
 from streamxf import errors
 from streamxf.buffers import write_all
 from streamxf.errors import located
-from streamxf.keys.envelope import WRAPPED_KEY, Envelope, Vouchers
 from streamxf.notes import SAVES, check_uncommitted
 from streamxf.places import GLOBAL, Location, Storage, is_run_file, locked, metadata_among, open_storage, read_small
-from streamxf.reading import Access, Metadata, Note, StoredFile, metadata_files
-from streamxf.stream.plain import PlainParts
-from streamxf.tools.rekey.recipients import KeySet, Opened
+from streamxf.reading import Access, KeySet, Metadata, Note, PlainParts, StoredFile, metadata_files
+from streamxf.tools.rekey.recipients import Opened
 
 _STEP = 16 * 2**20  # bytes of a plain file that are copied at a time
 _REPLACED = (
@@ -202,14 +200,8 @@ def metadata_of(storage: Storage) -> Iterator[MetadataFile]:
 
 
 def _key_set(sections: Any) -> KeySet | None:
-    if (lines := sections.key_lines()) is None:
-        return None
-    envelopes = {(first := Envelope.parse(lines[0])).dek_id: first}
-    for found in WRAPPED_KEY.findall(sections.head() if sections.pickled else b""):
-        with suppress(errors.DescriptorError):
-            other = Envelope.parse(found.decode("ascii"))
-            envelopes.setdefault(other.dek_id, other)
-    return KeySet(tuple(envelopes.values()), Vouchers.parse(lines[1]), sections.digest)
+    lines, head = sections.key_lines(), sections.head() if sections.pickled else b""
+    return KeySet.parse(lines[0], lines[1], sections.digest, head) if lines is not None else None
 
 
 class PlainFile:
@@ -250,9 +242,9 @@ class PlainFile:
 
 def _keys_and_parts(file: StoredFile) -> tuple[KeySet, PlainParts]:
     parts = PlainParts.of(file.slice(0, file.size))
-    if not parts.wrapped:
+    if (keys := parts.keys) is None:
         raise errors.PolicyError("the file is not encrypted, so it has no recipients; write it with Encrypt")
-    return KeySet((Envelope.parse(parts.wrapped),), Vouchers.parse(parts.vouchers), parts.digest()), parts
+    return keys, parts
 
 
 Holder = MetadataFile | PlainFile

@@ -3,49 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 from streamxf.errors import PolicyError, UnsupportedError
-from streamxf.keys import KeyProvider, SigningKey, VerifyKey, as_signing_key
-from streamxf.keys.envelope import Envelope, Vouchers
-from streamxf.reading import KeyRing, SignerLike
+from streamxf.keys import KeyProvider, KeyRing, SigningKey, VerifyKey, as_signing_key
+from streamxf.reading import KeySet, SignerLike
 
 Key = tuple[str, str]  # the kind and id of one
-Some = Collection[Key] | None  # None stands for all that are there
 
 
 def without(keys: Iterable[KeyProvider], there: Collection[Key]) -> tuple[KeyProvider, ...]:
     """Those of `keys` that are not there."""
     return tuple(key for key in keys if (key.kind, key.id) not in there)
-
-
-@dataclass(frozen=True)
-class KeySet:
-    """The keys of a metadata file or of a plain file: wrapped data keys, and what vouches for the contents."""
-
-    envelopes: tuple[Envelope, ...]  # that of the process that published, then those of other writers
-    vouchers: Vouchers
-    digest: bytes  # D of the format, for which the vouchers are made; it changes with the index alone
-
-    @property
-    def readers(self) -> list[list[Key]]:
-        """For whom each data key is wrapped."""
-        return [[entry.key for entry in envelope.recipients] for envelope in self.envelopes]
-
-    @property
-    def vouching(self) -> list[Key]:
-        """Whose keys vouch."""
-        return [entry.key for entry in self.vouchers.entries]
-
-    @property
-    def lines(self) -> tuple[str, str]:
-        """The publisher's wrapped data key and the vouchers, as they are stored."""
-        return str(self.envelopes[0]), str(self.vouchers)
-
-    def only(self, ids: Collection[bytes]) -> KeySet:
-        """The wrapped keys of these data keys; others are the text of a name in the pickle, say."""
-        return replace(self, envelopes=tuple(envelope for envelope in self.envelopes if envelope.dek_id in ids))
 
 
 @dataclass(frozen=True)
@@ -60,40 +30,6 @@ class Opened:
 
     def signed_by(self, trust: Iterable[VerifyKey]) -> bool:
         return self.keys.vouchers.signed_by(trust, self.keys.digest)
-
-    def change(
-        self,
-        kept: Some,
-        kept_vouchers: Some,
-        readers: Iterable[KeyProvider] = (),
-        vouching: Iterable[KeyProvider] = (),
-        signer: SigningKey | None = None,
-        digest: bytes | None = None,
-    ) -> KeySet:
-        """The same data keys for recipients that are `kept`, and for `readers`.
-
-        Of the vouchers, `kept_vouchers` stay, and other keys that are `vouching` make new ones, if they can. A `digest`
-        is that of other contents, for which none can stay.
-        """
-        if signer is not None and not self.hashed:
-            raise UnsupportedError(
-                "this was saved without a signer, so it has no hashes of its blocks, which a signature has to cover; "
-                "save it again with a signer; for a checkpoint, `streamxf transcode` makes a signed copy"
-            )
-        envelopes = []
-        for envelope, data_key in zip(self.keys.envelopes, self.data_keys, strict=True):
-            entries = tuple(entry for entry in envelope.recipients if kept is None or entry.key in kept)
-            if fresh := without(readers, [entry.key for entry in entries]):
-                entries += Envelope.seal(data_key, fresh).recipients
-            envelopes.append(Envelope(envelope.dek_id, entries).checked())
-        named = self.keys.vouching if kept_vouchers is None else kept_vouchers
-        old = tuple(entry for entry in self.keys.vouchers.entries if entry.key in named)
-        vouching = without(vouching, [entry.key for entry in old])
-        signature, digest = None if digest else self.keys.vouchers.signature, digest or self.keys.digest
-        made = Vouchers.make(
-            digest, str(envelopes[0]), self.data_keys[0], vouching, signer, kept=old, signature=signature
-        )
-        return KeySet(tuple(envelopes), made, digest)
 
 
 @dataclass(frozen=True)
@@ -113,6 +49,15 @@ class Terms:
         """Whether something has shown who wrote the contents, or the caller answers for them."""
         return self.vouch or opened.opener.vouches or opened.signed_by(self.trust)
 
+    def signer_of(self, opened: Opened) -> SigningKey | None:
+        """The signer, if any; raises UnsupportedError if it cannot sign these contents."""
+        if self.signer is not None and not opened.hashed:
+            raise UnsupportedError(
+                "this was saved without a signer, so it has no hashes of its blocks, which a signature has to cover; "
+                "save it again with a signer; for a checkpoint, `streamxf transcode` makes a signed copy"
+            )
+        return self.signer
+
     def check(self, opened: Opened, readers: Iterable[KeyProvider], unvouched: Iterable[KeyProvider]) -> None:
         """Refuse to add `readers` who will refuse to read, and to let keys vouch for what anyone can have written.
 
@@ -120,8 +65,8 @@ class Terms:
         """
         requiring = [key.id for key in readers if not key.vouches]
         if requiring and not (self.signer is not None or self.allow_unsigned or opened.signed_by(self.trust)):
-            signature = opened.keys.vouchers.signature
-            found = "not signed" if signature is None else f"signed by {signature[0]}, but that was not verified"
+            signer = opened.keys.signer
+            found = "not signed" if signer is None else f"signed by {signer}, but that was not verified"
             raise PolicyError(
                 f"it is {found}, and readers with the key {', '.join(requiring)} will require a signature that is "
                 "right: pass the signer's public key (trust), or a signer, who then stands for the contents (signer), "
@@ -185,7 +130,7 @@ class Recipients:
         found = dict.fromkeys(recipient for readers in lists for recipient in readers)
         whole = tuple(recipient for recipient in found if all(recipient in readers for readers in lists))
         part = tuple(recipient for recipient in found if recipient not in whole)
-        signed = [(keys.vouchers.signature or (None, b""))[0] for keys, _, _ in files]
+        signed = [keys.signer for keys, _, _ in files]
         claimed = {signer for signer, (_, verified, _) in zip(signed, files, strict=True) if not verified}
         signers = tuple(dict.fromkeys(signed))
         verified = tuple(signer for signer in signers if signer is not None and signer not in claimed)

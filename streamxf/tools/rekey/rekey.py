@@ -16,11 +16,11 @@ from typing import Any, Unpack
 from streamxf.buffers import collector_paused
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.errors import KeyMissingError, KeyServiceError, ParameterError, PolicyError, StreamxfError, escaped
-from streamxf.keys import KeyProvider, SigningKey
+from streamxf.keys import KeyProvider, KeyRing, SigningKey
 from streamxf.places import Location, open_storage
-from streamxf.reading import Access, AccessOptions, Item, KeyRing, KeysLike, Path, SignerLike
+from streamxf.reading import Access, AccessOptions, Item, KeySet, KeysLike, Path, SignerLike
 from streamxf.tools.rekey.holders import Holder, MetadataFile, each, holders_at, metadata_of, notes_at, replace_each
-from streamxf.tools.rekey.recipients import KeySet, Opened, Recipients, Terms, without
+from streamxf.tools.rekey.recipients import Opened, Recipients, Terms, without
 from streamxf.wording import some
 
 StorageOptions = Mapping[str, Any] | None
@@ -130,7 +130,7 @@ def rekey(
         opened = open_(file)
         terms.check(opened, chosen, without(chosen, opened.keys.vouching))
         again = chosen if terms.may_vouch(opened) else ()
-        return opened.change((), () if again else wanted, chosen, again, terms.signer)
+        return opened.keys.change(opened.data_keys, (), () if again else wanted, chosen, again, terms.signer_of(opened))
 
     return _change(path, storage_options, access, change)
 
@@ -154,7 +154,7 @@ def add_recipient(
     def change(file: Holder) -> KeySet:
         opened = file.open(access)
         terms.check(opened, without(chosen, opened.keys.readers[0]), without(chosen, opened.keys.vouching))
-        return opened.change(None, None, chosen, chosen, terms.signer)
+        return opened.keys.change(opened.data_keys, None, None, chosen, chosen, terms.signer_of(opened))
 
     return _change(path, storage_options, access, change)
 
@@ -188,7 +188,7 @@ def remove_recipient(
         left = {key for keys in (*opened.keys.readers, opened.keys.vouching) for key in keys if key[1] != key_id}
         if not all(map(left.intersection, opened.keys.readers)):
             raise ParameterError(f"{key_id} is the last recipient: no one could read; add another one first")
-        return opened.change(left, left)
+        return opened.keys.change(opened.data_keys, left, left)
 
     return _change(path, storage_options, access, change)
 
@@ -329,9 +329,8 @@ def _vouched(opened: Opened | None, digest: bytes, access: Access, terms: Terms)
         if terms.signer is not None:
             raise ParameterError("signer= signs encrypted checkpoints, and this one is not encrypted")
         return None
-    vouchers = opened.keys.vouchers
-    if vouchers.signature is not None and terms.signer is None:
-        raise PolicyError(f"it is signed by {vouchers.signature[0]}, and has to be signed again (signer)")
+    if (signer := opened.keys.signer) is not None and terms.signer is None:
+        raise PolicyError(f"it is signed by {signer}, and has to be signed again (signer)")
     vouching = [key for key in access.keys if (key.kind, key.id) in opened.keys.vouching]
     if silent := {*opened.keys.vouching}.difference((key.kind, key.id) for key in vouching):
         raise PolicyError(
@@ -339,7 +338,9 @@ def _vouched(opened: Opened | None, digest: bytes, access: Access, terms: Terms)
             f"{some(sorted(id for _, id in silent))}: pass those as well, or remove the recipients first"
         )
     terms.check(opened, (), vouching)
-    return opened.change(None, (), (), vouching, terms.signer, digest)
+    vouchers = replace(opened.keys.vouchers, entries=(), signature=None)
+    keys = replace(opened.keys, vouchers=vouchers, digest=digest)
+    return keys.change(opened.data_keys, None, (), (), vouching, terms.signer_of(opened))
 
 
 def stock(path: Location, *, storage_options: Mapping[str, Any] | None = None) -> tuple[str, ...]:

@@ -13,26 +13,25 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
-from typing import Any, Self
+from typing import Self
 
 from streamxf import errors
+from streamxf.buffers import Scratch
 from streamxf.cached import cached_property
-from streamxf.descriptor import ENCRYPT
-from streamxf.format.header import Header, Identity
+from streamxf.codecs.encrypt import Encrypt
 from streamxf.format.items import Chunk, ObjectItem, Place
-from streamxf.format.limits import CONTAINER_MAGIC, MAX_METADATA
-from streamxf.keys.envelope import WRAPPED_KEY
+from streamxf.keys import KeyRing
 from streamxf.places import GLOBAL, Storage, made_by_saves, metadata_among, rank_of
 from streamxf.reading import (
     Access,
     Blocks,
     Budget,
+    Found,
     Item,
     ItemOpener,
     ItemPart,
-    KeyRing,
+    KeySet,
     Kind,
-    MemoryBlocks,
     Metadata,
     Path,
     Progress,
@@ -167,21 +166,21 @@ class DamagedCheckpoint:
         except FileNotFoundError as error:
             raise opener.metadata.no_file(self.storage, place.file) from error
         share = self.shares.begin(place[:2])
-        blocks = opener.blocks(file.counted(share.advance).slice(place.at, place.size), wanted)
+        stored = file.counted(share.advance).slice(place.at, place.size)
+        blocks = opener.blocks(stored, wanted)
         if place.crcs is not None or wanted.kind is Kind.TENSOR or blocks.header is not None:
             return blocks
         self.budget.spend(blocks.size, "the item")
-        data = bytearray(blocks.size)  # read once: what is compared is what is loaded
-        StreamReader(blocks).readinto(data)
-        _check_bare(data, self.access)
-        return MemoryBlocks(memoryview(data))
+        blocks = opener.blocks(stored.read_whole(Scratch()), wanted)  # what is compared is what is loaded
+        _check_bare(StreamReader(blocks).read(), self.access)
+        return blocks
 
 
 def _key(name: str, chunk: Chunk | None) -> Hashable:
     return name if chunk is None else (name, *chunk[:2])
 
 
-def _check_bare(data: bytearray, access: Access) -> None:
+def _check_bare(data: bytes, access: Access) -> None:
     """Compare what was stored without a codec, all of it, with its CRC-32.
 
     A record under a name that torch does not write is refused: torch does without a record whose name is damaged.
@@ -332,6 +331,7 @@ _NAMED = re.compile(rb"__[0-9]{1,10}_[0-9]{1,10}_[0-9a-f]{32}\.distcp")
 _LONGEST = 2**17  # bytes; a wrapped data key has at most 32 KiB
 _WINDOW = 2**20
 _MAX_REMAINS = 4 * 2**30
+_MAX_WHOLE = 2**30  # of .metadata
 _TRIED = 2**12
 _SHOWN = 64
 
@@ -378,8 +378,8 @@ class _Files:
         self._keys = keys
         self._times = access.objects.max_expansion
         self._opener = ItemOpener(Metadata("", None, {}, None), access)
-        self._by_writer: dict[bytes, str] = {}
-        self._found: dict[str, list[tuple[Identity, Place]]] = {}
+        self._by_writer: dict[str, str] = {}
+        self._found: dict[str, list[TensorItem | ObjectItem]] = {}
 
     def gap(self, error: Exception, file: str) -> None:
         """Note a piece of a file of which nothing says what it held."""
@@ -390,7 +390,7 @@ class _Files:
 
     def read(self, name: str, shares: Shares) -> None:
         """Find everything in a file. Raises StreamxfError if it is encrypted, and no key opens what is left."""
-        found: list[Any] = []  # up to where it cannot be read
+        found: list[Found] = []  # up to where it cannot be read
         try:
             with self._storage.open(name) as opened:
                 file = opened.counted(shares.begin(name).advance)
@@ -398,9 +398,9 @@ class _Files:
                 if size < file.size:  # a hole has no end, and nothing in it
                     self._lose(name, size, file.size - size)
                 whole = file.slice(0, size)
-                start = whole.read_at(0, min(size, len(CONTAINER_MAGIC)))
-                self.unknown |= bool(start.strip(b"\0")) and start != CONTAINER_MAGIC
-                found += Scan(whole, bytes.fromhex(writer_of(name)))
+                scan = Scan(whole, bytes.fromhex(writer_of(name)))
+                self.unknown |= scan.is_foreign()
+                found += scan
         except (errors.StreamxfError, OSError) as error:
             if errors.is_exhausted(error):
                 raise
@@ -410,55 +410,57 @@ class _Files:
                 self._lose(name, each.at, each.size)
             if each.header is not None:
                 self.containers += 1
-                self._take(Place(name, each.at, each.size, ()), each.header)
+                self._take(name, each)
 
     def items(self) -> dict[str, Item]:
         """Items out of what was found."""
         made: dict[str, Item] = {}
-        for name, parts in self._found.items():
-            first, place = parts[0]
-            same = {(one.kind is Kind.OBJECT, one.dtype, one.tensor_shape) for one, _ in parts}
-            if len(same) > 1 or len({one.offset for one, _ in parts}) < len(parts):
+        for name, found in self._found.items():
+            same = {(type(one), one.dtype, one.shape) if isinstance(one, TensorItem) else (type(one),) for one in found}
+            chunks = sorted(chunk for one in found if isinstance(one, TensorItem) for chunk in one.chunks)
+            if len(same) > 1 or len(found) > max(1, len({chunk.offset for chunk in chunks})):
                 wrong = "it is there twice, or its chunks are of several kinds: they cannot all be of one save"
                 self.damaged.append(Damage.of(errors.IdentityError(wrong), name))
-            elif first.kind is Kind.OBJECT:
-                made[name] = ObjectItem(name, place)
             else:
-                chunks = (Chunk(one.offset, one.shape, at, one.kind is Kind.FRAMED) for one, at in parts)
-                made[name] = TensorItem(name, first.dtype, first.tensor_shape, tuple(sorted(chunks)))
+                made[name] = replace(found[0], chunks=tuple(chunks)) if isinstance(found[0], TensorItem) else found[0]
         return made
 
-    def _take(self, place: Place, header: Header) -> None:
-        identity, fragment = header.identity, ""
-        assert identity is not None
+    def _take(self, name: str, found: Found) -> None:
+        header, fragment = found.header, ""
+        assert header is not None
+        assert header.identity is not None
+        _, kind, item, dtype, offset, shape, whole, _ = header.identity
         if header.keyed:
             self._keys.check()
             try:
-                fragment = self._fragment(header, identity)
+                fragment = self._fragment(writer_of(name), found)
             except errors.AuthenticationError as error:
-                offset = identity.offset if identity.kind is not Kind.OBJECT else None
-                self.damaged.append(Damage.of(error, identity.name, self._storage.label(place.file), offset))
+                at = offset if kind is not Kind.OBJECT else None
+                self.damaged.append(Damage.of(error, item, self._storage.label(name), at))
                 return
-        place = place._replace(descriptors=_descriptors(header, fragment))
-        self._found.setdefault(identity.name, []).append((identity, place))
+        place = Place(name, found.at, found.size, _descriptors(header.chain, fragment))
+        chunk = Chunk(offset, shape, place, kind is Kind.FRAMED)
+        made = ObjectItem(item, place) if kind is Kind.OBJECT else TensorItem(item, dtype, whole, (chunk,))
+        self._found.setdefault(item, []).append(made)
 
-    def _fragment(self, header: Header, identity: Identity) -> str:
-        """The wrapped data key under which a container is sealed."""
-        known = self._by_writer.get(identity.writer_id)
+    def _fragment(self, writer: str, found: Found) -> str:
+        """The wrapped data key under which a container of this writer is sealed."""
+        header, known = found.header, self._by_writer.get(writer)
         if known is not None:
             return known
+        assert header is not None
         for text in self._keys:
             with suppress(errors.AuthenticationError):  # of another writer's data key
-                self._opener.chain(header, Place("", 0, 0, _descriptors(header, text))).unseal(header)
-                self._by_writer[identity.writer_id] = text
+                self._opener.chain(header, Place("", 0, 0, _descriptors(header.chain, text))).unseal(header)
+                self._by_writer[writer] = text
                 return text
         raise errors.AuthenticationError("none of the data keys that are left belongs to the process that wrote it")
 
 
-def _descriptors(header: Header, fragment: str) -> tuple[str, ...]:
+def _descriptors(chain: tuple[str, ...], fragment: str) -> tuple[str, ...]:
     """As the metadata of other writers has them."""
     return tuple(
-        f"{text}#{fragment}" if text.partition("/")[0] == ENCRYPT else text.removeprefix("!") for text in header.chain
+        f"{text}#{fragment}" if text.startswith(f"{Encrypt.name}/") else text.removeprefix("!") for text in chain
     )
 
 
@@ -501,17 +503,17 @@ class _WrappedKeys:
 
 def _wrapped_in(storage: Storage, files: Collection[str]) -> Iterator[str]:
     """What looks like a wrapped data key in what is left of metadata; no more is read than a few could have."""
-    seen: set[bytes] = set()
+    seen: set[str] = set()
     left = _MAX_REMAINS
     for name in sorted((name for name in files if "metadata" in name), key=lambda name: (name != GLOBAL, name)):
         for window in _windows(storage, name):
             left -= len(window)
             if left < 0:
                 return
-            for found in WRAPPED_KEY.findall(window):
+            for found in KeySet.wrapped_in(window):
                 if len(seen) < _TRIED and found not in seen:
                     seen.add(found)
-                    yield found.decode("ascii")
+                    yield found
 
 
 def _windows(storage: Storage, name: str) -> Iterator[bytes]:
@@ -563,7 +565,7 @@ def _metadata(storage: Storage) -> bytes:
     """What is left of the metadata of all ranks."""
     try:
         with storage.open(GLOBAL) as file:
-            size = min(file.size, MAX_METADATA)
+            size = min(file.size, _MAX_WHOLE)
             file.check_whole(size, errors.MetadataError)
             return file.read(0, size)
     except (errors.StreamxfError, OSError) as error:

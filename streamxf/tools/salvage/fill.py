@@ -200,8 +200,6 @@ class Filler:
     def _load_into(self, item: TensorItem, planner: LoadPlanner) -> None:
         from torch.distributed.tensor import DTensor
 
-        from streamxf.dcp.targets import check_kind
-
         target = planner.state_dict[item.name]
         if isinstance(target, DTensor) and target.device_mesh.get_coordinate() is None:
             raise Noted  # it lies on other ranks
@@ -213,12 +211,12 @@ class Filler:
             frames = self._frames(item)
             for (_, shard), box in zip(shards, boxes, strict=True):
                 made = self._made(item, frames, box)
-                check_kind(shard, made)
+                planner.check_kind(shard, made)
                 shard.copy_(made)
             return
         for (_, shard), (part, places) in zip(shards, found, strict=True):
             made = Box(item, (), ()).as_torch(part)
-            check_kind(shard, made)
+            planner.check_kind(shard, made)
             for cuts in places:
                 shard[cuts].copy_(made[cuts])
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Unpack
 
 from streamxf.buffers import flat_view
-from streamxf.descriptor import ENCRYPT
+from streamxf.codecs.encrypt import Encrypt
 from streamxf.errors import MetadataError
 from streamxf.notes import known_run
 from streamxf.places import Location, open_storage
@@ -134,7 +134,7 @@ def salvage(
     with open_damaged(storage, access, rank, merge_ranks, without_metadata, progress) as checkpoint:
         items = [item for metadata in checkpoint.metadata for item in metadata.each()]
         descriptors = {text for item in items for place in item.places for text in place.descriptors}
-        encrypted = any(text.partition("/")[0] == ENCRYPT for text in descriptors)
+        encrypted = any(text.startswith(f"{Encrypt.name}/") for text in descriptors)
         about: Any = {"storage_options": target_options, "cure": "name another target"}
         to = Save.to(target, chain, recipients, signer, was_encrypted=encrypted, **about)
         filler = Filler(checkpoint, partial, progress)

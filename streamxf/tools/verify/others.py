@@ -10,12 +10,12 @@ from functools import reduce
 from typing import Any
 
 from streamxf import errors
+from streamxf.format.items import TensorItem
 from streamxf.formats import huggingface, torchfile
 from streamxf.formats.contents import PLAIN, SUFFIXES, Format
 from streamxf.formats.opening import format_of, no_checkpoint, open_layout
 from streamxf.places import Storage
-from streamxf.reading import Access, BareBlocks, Item, StoredFile, StoredStream, StreamReader, TensorItem, TorchFile
-from streamxf.stream.plain import PlainParts
+from streamxf.reading import Access, BareBlocks, Item, PlainParts, StoredFile, StoredStream, StreamReader, TorchFile
 from streamxf.tools.verify.reading import AnyCheck, BlockChecks, Plan, Verification, pieces_of
 from streamxf.tools.verify.report import OF_SAFETENSORS, Findings, Notes
 from streamxf.wording import some

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from streamxf import errors
 from streamxf.errors import is_damage, shorten
-from streamxf.format.bare import alignment
 from streamxf.format.items import ObjectItem, Place
 from streamxf.pipeline import Pipeline
 from streamxf.places import Storage
@@ -327,8 +326,7 @@ class FileCheck(AnyCheck):
                 continue
             if is_stock and wanted.kind is Kind.TENSOR and place.at - at >= 8:  # the length and header of safetensors
                 at = min(place.at, at + 8 + int.from_bytes(file.read(at, 8), "little"))
-            raw = wanted.chunk is not None and wanted.chunk.raw
-            if place.at - at >= (alignment(place.size) if raw else 1):
+            if place.at - at >= wanted.alignment:
                 self.findings.damage(
                     errors.ContainerError(f"nothing accounts for the {place.at - at} bytes from {at} on")
                 )
