@@ -73,8 +73,10 @@
 #endif
 #define HAS_V3() (STREAMXF_MOST >= 128 && __builtin_cpu_supports("x86-64-v3"))
 #define AT_V3 __attribute__((target("arch=x86-64-v3")))
-typedef char Bytes16 __attribute__((vector_size(16)));
-typedef char Bytes32 __attribute__((vector_size(32)));
+typedef uint8_t Bytes16 __attribute__((vector_size(16)));
+typedef uint8_t Bytes32 __attribute__((vector_size(32)));
+typedef char Chars16 __attribute__((vector_size(16))); /* arithmetic is unsigned; some builtins want these */
+typedef char Chars32 __attribute__((vector_size(32)));
 typedef uint16_t Words16 __attribute__((vector_size(32)));
 typedef float Floats4 __attribute__((vector_size(16)));
 typedef short Shorts8 __attribute__((vector_size(16)));
@@ -923,7 +925,7 @@ AT_V3 static u8 *gather(const u32 *found, long entries, u8 *out)
         memcpy(&four, found + 4 * n, 16); \
         u32 second = (u32)__builtin_ia32_movmskps((Floats4)four); \
         memcpy(&from, SYMBOLS[second], 16); \
-        four = __builtin_ia32_pshufb128(four, from); \
+        four = (Bytes16)__builtin_ia32_pshufb128((Chars16)four, (Chars16)from); \
         memcpy(out, &four, 8); \
         out += 4, out += __builtin_popcountll(second); }
     for (const u32 *end = found + entries; found < end; found += 4 * LOOKUPS) {
@@ -1293,19 +1295,19 @@ V3_INLINE int put_bytes(Bytes32 v, size_t place, u8 *plane, u8 *pairs, Bytes32 b
         store(plane, v);
         return 1;
     }
-    Bytes32 apart = v - base, outside = apart & (char)0xF0;
+    Bytes32 apart = v - base, outside = apart & 0xF0;
     if (!__builtin_ia32_ptestz256((Longs4)outside, (Longs4)outside)) {
-        u32 flags = ~(u32)__builtin_ia32_pmovmskb256((Bytes32)(outside == 0));
+        u32 flags = ~(u32)__builtin_ia32_pmovmskb256((Chars32)(outside == 0));
         for (; flags; flags &= flags - 1) {
             int at = __builtin_ctz(flags);
             if (packer->found == packer->most)
                 return 0;
             wr32(packer->places + 4 * packer->found, (u32)place + (u32)at);
-            packer->values[packer->found++] = (u8)v[at];
+            packer->values[packer->found++] = v[at];
         }
     }
-    const Bytes32 by = (Bytes32)((Words16){0} + 0x1001); /* the second of a pair 16 times */
-    Words16 joined = (Words16)__builtin_ia32_pmaddubsw256(apart & 15, by);
+    const Words16 by = (Words16){0} + 0x1001; /* the second of a pair 16 times */
+    Words16 joined = (Words16)__builtin_ia32_pmaddubsw256((Chars32)(apart & 15), (Chars32)by);
     Bytes32 packed = quarters(narrow(joined, joined));
     memcpy(pairs, &packed, 16);
     return 1;
@@ -1316,7 +1318,7 @@ V3_INLINE int put_bytes(Bytes32 v, size_t place, u8 *plane, u8 *pairs, Bytes32 b
 AT_V3 static int split_two(const u8 *x, size_t start, size_t n, u8 *low, u8 *high, Packer *packer)
 {
     u8 *pairs = packer ? packer->pairs + start / 2 : high;
-    const Bytes32 base = (Bytes32){0} + (char)(packer ? packer->base : 0);
+    const Bytes32 base = (Bytes32){0} + (u8)(packer ? packer->base : 0);
     for (size_t i = 0; i < n; i += 32) {
         Words16 a = left((Words16)load(x + 2 * i)), b = left((Words16)load(x + 2 * i + 32));
         store(low + i, quarters(narrow(a & 255, b & 255)));
@@ -1330,7 +1332,7 @@ AT_V3 static int split_two(const u8 *x, size_t start, size_t n, u8 *low, u8 *hig
 AT_V3 static int split_four(const u8 *x, size_t start, size_t n, u8 *low, u8 *middle, u8 *high, Packer *packer)
 {
     u8 *pairs = packer ? packer->pairs + start / 2 : high;
-    const Bytes32 base = (Bytes32){0} + (char)(packer ? packer->base : 0);
+    const Bytes32 base = (Bytes32){0} + (u8)(packer ? packer->base : 0);
     const SInts8 order = {0, 4, 1, 5, 2, 6, 3, 7};
     for (size_t i = 0; i < n; i += 32) {
         Ints8 a = left32((Ints8)load(x + 4 * i)), b = left32((Ints8)load(x + 4 * i + 32));
@@ -1438,8 +1440,14 @@ static int unpack(Packed *packed, size_t start, size_t count, u8 *out)
 #if PATHS
 V3_INLINE Words16 right(Words16 v) { return v >> 1 | v << 15; }
 V3_INLINE Ints8 right32(Ints8 v) { return v >> 1 | v << 31; }
-V3_INLINE Words16 low_words(Bytes32 a, Bytes32 b) { return (Words16)__builtin_ia32_punpcklbw256(a, b); }
-V3_INLINE Words16 high_words(Bytes32 a, Bytes32 b) { return (Words16)__builtin_ia32_punpckhbw256(a, b); }
+V3_INLINE Words16 low_words(Bytes32 a, Bytes32 b)
+{
+    return (Words16)__builtin_ia32_punpcklbw256((Chars32)a, (Chars32)b);
+}
+V3_INLINE Words16 high_words(Bytes32 a, Bytes32 b)
+{
+    return (Words16)__builtin_ia32_punpckhbw256((Chars32)a, (Chars32)b);
+}
 V3_INLINE Ints8 low_ints(Bytes32 a, Words16 b) { return (Ints8)__builtin_ia32_punpcklwd256((Shorts16)a, (Shorts16)b); }
 V3_INLINE Ints8 high_ints(Bytes32 a, Words16 b) { return (Ints8)__builtin_ia32_punpckhwd256((Shorts16)a, (Shorts16)b); }
 
@@ -1450,7 +1458,7 @@ V3_INLINE Bytes32 get_bytes(const u8 *plane, const u8 *pairs, Bytes32 base, size
         return load(plane + i);
     Bytes16 some;
     memcpy(&some, pairs + i / 2, 16);
-    Words16 apart = (Words16)__builtin_ia32_pmovzxbw256(some);
+    Words16 apart = (Words16)__builtin_ia32_pmovzxbw256((Chars16)some);
     return (Bytes32)((apart | apart << 4) & 0x0F0F) + base;
 }
 
@@ -1458,7 +1466,7 @@ V3_INLINE Bytes32 get_bytes(const u8 *plane, const u8 *pairs, Bytes32 base, size
 AT_V3 static int merge_two(const u8 *low, const u8 *high, Packed *packed, size_t start, size_t n, u8 *x)
 {
     const u8 *pairs = packed ? packed->pairs + start / 2 : NULL;
-    const Bytes32 base = (Bytes32){0} + (char)(packed ? packed->base : 0);
+    const Bytes32 base = (Bytes32){0} + (u8)(packed ? packed->base : 0);
     for (size_t i = 0; i < n; i += 32) {
         Bytes32 a = quarters(load(low + i)), b = quarters(get_bytes(high, pairs, base, i));
         store(x + 2 * i, (Bytes32)right(low_words(a, b)));
@@ -1472,7 +1480,7 @@ AT_V3 static int merge_four(const u8 *low, const u8 *middle, const u8 *high, Pac
                             u8 *x)
 {
     const u8 *pairs = packed ? packed->pairs + start / 2 : NULL;
-    const Bytes32 base = (Bytes32){0} + (char)(packed ? packed->base : 0);
+    const Bytes32 base = (Bytes32){0} + (u8)(packed ? packed->base : 0);
     const SInts8 order = {0, 2, 4, 6, 1, 3, 5, 7};
     for (size_t i = 0; i < n; i += 32) {
         Bytes32 a = quarters(load(low + 2 * i)), b = quarters(load(low + 2 * i + 32));
