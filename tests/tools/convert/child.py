@@ -25,7 +25,11 @@ class Child:
     ----------
     process : int
         Its number.
+    killed : bool
+        Whether a signal ended it, once it has ended.
     """
+
+    killed = False
 
     def __init__(self, call: Callable[[], object]) -> None:
         self._reading, writing = os.pipe()
@@ -50,7 +54,7 @@ class Child:
         """What the call returned; None if it was killed or raised."""
         with os.fdopen(self._reading) as pipe:
             text = pipe.read()
-        os.waitpid(self.process, 0)
+        self.killed = os.WIFSIGNALED(os.waitpid(self.process, 0)[1])
         return json.loads(text) if text.endswith("\n") else None
 
 
@@ -77,7 +81,10 @@ def dies(moment: int, touches: Sequence[tuple[Any, str]], call: Callable[[], obj
         call()
         return True
 
-    return Child(counting).result() is None
+    child = Child(counting)
+    finished = child.result() is not None
+    assert finished or child.killed, "the call raised an error"
+    return not finished
 
 
 def kills(

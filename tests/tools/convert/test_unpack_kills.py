@@ -18,7 +18,7 @@ from tests.progress.recorder import Meanwhile
 from tests.tools.convert.child import STEPS, Child, kills
 from tests.tools.convert.states import digests
 
-TOUCHES = [(LocalStorage, "create"), (unpacking, "write_all"), (unpacking, "sync_folder"), (shutil, "rmtree")]
+TOUCHES = [(LocalStorage, "create"), (unpacking, "write_all"), (LocalStorage, "sync"), (shutil, "rmtree")]
 TOUCHES += [(Path, name) for name in ("mkdir", "rename", "replace")]
 TARGETS = {"x.safetensors": None, "x.pt": None, "hub": "huggingface"}
 
