@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from itertools import islice
@@ -20,7 +20,6 @@ from streamxf.cli.exits import FAILED, FINE, USAGE, with_options
 from streamxf.errors import ParameterError, PolicyError, UnsupportedError, located
 from streamxf.lazy import torch
 from streamxf.places import open_storage
-from streamxf.reading import StoredFile
 from streamxf.wording import printable
 
 if TYPE_CHECKING:
@@ -299,7 +298,7 @@ def _index(text: str, item: str) -> Any:
 def _place(path: str) -> Any:
     if path == "-":
         stdin: Any = sys.stdin.buffer
-        _refuse_others(stdin.peek(len(StoredFile.PLAIN)))
+        _refuse_others(stdin.peek)
         return stdin
     storage = open_storage(path)
     if storage.is_folder():
@@ -309,11 +308,14 @@ def _place(path: str) -> Any:
             file=path,
         )
     with storage.doubting(), storage.open() as file:
-        _refuse_others(file.read(0, min(file.size, len(StoredFile.PLAIN))))
+        _refuse_others(lambda size: file.read(0, min(file.size, size)))
     return storage
 
 
-def _refuse_others(beginning: bytes) -> None:
+def _refuse_others(peek: Callable[[int], Any]) -> None:
     """Raise UnsupportedError for another format: nothing is damaged then."""
+    from streamxf.reading import StoredFile  # the help is shown without it
+
+    beginning = bytes(peek(len(StoredFile.PLAIN)))
     if beginning and not StoredFile.PLAIN.startswith(beginning[: len(StoredFile.PLAIN)]):
         raise UnsupportedError("this is not a file that streamxf.open wrote: it begins with other bytes")
