@@ -149,8 +149,8 @@ class borrowed(Generic[T]):
 def collector_paused() -> Iterator[None]:
     """While a million objects are made, as for metadata: the collector takes half of the time, and finds no garbage."""
     enabled = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()  # here, or an interrupt could leave it off
         yield
     finally:
         if enabled:
