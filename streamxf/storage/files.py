@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from typing_extensions import Buffer
@@ -43,6 +44,8 @@ _NOT_WAITING = os.O_NOCTTY | os.O_NONBLOCK
 _GATHERED = 64 * 1024  # bytes of small pieces that are written at once
 _SYNC_STEP = 4 * 2**20  # bytes after which the disk is given work; from 1 to 16 MiB saves take as long
 _FLUSH_STEP = 32 * 2**20  # bytes after which the disk is to empty its own cache, if it is not doing so already
+_LONG = 0.1  # seconds of a sync at the end, from which on such a disk is worth a thread
+_slow_disks: set[int] = set()  # by number; where a sync costs next to nothing, flushes cost 5 to 10% of a save
 _WRITE = 2  # SYNC_FILE_RANGE_WRITE: begin to write, and wait for nothing
 
 _begin: Any = None
@@ -243,8 +246,8 @@ class SyncedFile:
 
     - `raw` may be a file without a descriptor, such as an object store's, whose closing stores it.
     - `flushes`: whether a disk of this machine has it. Many have a cache of their own, which only a sync makes them
-      empty: it takes as long as all writing before it. A thread has them empty it beside the writing, again and again,
-      as fast as they can. Elsewhere a sync may send the whole file.
+      empty: it takes as long as all writing before it. Once that took long, a thread has them empty it beside the
+      writing, again and again, as fast as they can. Elsewhere a sync may send the whole file.
     """
 
     def __init__(self, raw: Any, *, flushes: bool = False) -> None:
@@ -269,6 +272,8 @@ class SyncedFile:
         return count
 
     def _flush_beside(self, descriptor: int) -> None:
+        if os.fstat(descriptor).st_dev not in _slow_disks:
+            return
         if self._flush is not None:
             if not self._flush.done():
                 return
@@ -283,7 +288,10 @@ class SyncedFile:
         if self._flush is not None:
             self._flush.result()  # the system reports an error once, and did so to the thread
         if (descriptor := self._descriptor()) is not None:
+            begin = perf_counter()
             os.fsync(descriptor)
+            if self._flushes and perf_counter() - begin > _LONG:
+                _slow_disks.add(os.fstat(descriptor).st_dev)
 
     def _descriptor(self) -> int | None:
         with suppress(io.UnsupportedOperation, AttributeError):

@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,7 @@ class Disk:
         self.begun, self.go = threading.Event(), threading.Event()
         self.failure: OSError | None = None
         monkeypatch.setattr(os, "fdatasync", self._flush)
+        monkeypatch.setattr(files, "_slow_disks", {os.stat(tempfile.gettempdir()).st_dev})
 
     def _flush(self, descriptor: int) -> None:
         self.descriptors.append(descriptor)
@@ -135,6 +137,21 @@ class TestFlushes:
         for descriptor in disk.descriptors:
             with pytest.raises(OSError, match="descriptor"):
                 os.fstat(descriptor)
+
+    @pytest.mark.parametrize(("seconds", "count"), [(0.05, 0), (2.0, 1)])
+    def test_a_disk_whose_syncs_took_long(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, count: int
+    ) -> None:
+        disk = Disk(monkeypatch)
+        disk.go.set()
+        monkeypatch.setattr(files, "_slow_disks", set())
+        for name in ("one", "two"):
+            monkeypatch.setattr(files, "perf_counter", iter([0.0, seconds]).__next__)
+            with open(tmp_path / name, "wb", buffering=0) as raw:
+                file = SyncedFile(raw, flushes=True)
+                write_all(file, bytes(32 * MIB))
+                file.sync()
+        assert len(disk.descriptors) == count
 
     @pytest.mark.parametrize("more", [0, 64])
     def test_what_the_disk_could_not_take_fails_the_file(
