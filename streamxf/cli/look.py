@@ -82,8 +82,8 @@ def inspect(
     from streamxf.tools.inspect.inspect import tree_of
 
     if html is not None and os.path.isfile(html) and os.path.getsize(html):
-        with open(html, "rb") as old:
-            if old.read(len(_PAGE)) != _PAGE:
+        with open_storage(html).open() as old:
+            if old.read(0, min(old.size, len(_PAGE))) != _PAGE:
                 raise FileExistsError(17, "the file exists and is not an HTML page; it was not replaced", html)
     values = values or fail_on is not None
     try:
