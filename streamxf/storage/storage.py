@@ -329,7 +329,7 @@ class Storage(ABC):
         return {}
 
     def folders(self) -> dict[str, str | None]:
-        """The folders in this one, and what may be one; each with where it leads if it is a link."""
+        """The folders in this one, and what may be one, each with where a link leads. Raises FileNotFoundError."""
         return {each.name: None for each in self._listed() if each.kind == "folder"}
 
     def below(self, path: str = "", *, folders: bool = False) -> Iterator[StorageEntry]:
