@@ -27,9 +27,9 @@ def value_of(text: str) -> int:
     return int(base) ** int(exponent or 1) - int(less or 0)
 
 
-def test_the_table() -> None:
-    page = (PAGES / "format.md").read_text()
-    rows = [row.split(" | ") for row in re.findall(r"^\| (`MAX_.*) \|$", page, re.MULTILINE)]
+def test_tables() -> None:
+    pages = "".join(file.read_text() for file in [PAGES / "format.md", *PAGES.glob("format/*.md")])
+    rows = [row.split(" | ") for row in re.findall(r"^\| (`MAX_.*) \|$", pages, re.MULTILINE)]
     found = {
         name.strip("`"): value_of(value)
         for names, values, _ in rows
@@ -43,5 +43,4 @@ def test_the_table() -> None:
         if name.startswith("MAX_") and name not in OTHERS
     }
     assert in_code == found
-    pages = "".join(file.read_text() for file in [PAGES / "format.md", *PAGES.glob("format/*.md")])
     assert set(re.findall(r"`(MAX_\w+)`", pages)) == found.keys()
