@@ -59,6 +59,11 @@ def unpack(entry: Entry, folder: Path) -> Path:
     return folder
 
 
+def is_stock(metadata: bytes) -> bool:
+    """Whether a metadata file is one of torch's own writers."""
+    return metadata[:1] == b"\x80" and not metadata.endswith(METADATA_MAGIC)
+
+
 # -- streamxf --------------------------------------------------------------------------------------------------------
 
 
@@ -123,9 +128,8 @@ def checkpoint_by_reference(entry: Entry, folder: Path) -> dict[str, Any]:
     """As `checkpoint_by_streamxf`."""
     reader, rank = reader_of(entry), entry.get("rank")
     data = (folder / (".metadata" if rank is None else f"__{rank}.metadata")).read_bytes()
-    stock = data[:1] == b"\x80" and not data.endswith(METADATA_MAGIC)
     require = entry.get("require", "published")
-    found = load_stock(folder, data, rank, reader, require) if stock else load(folder, reader, rank)
+    found = load_stock(folder, data, rank, reader, require) if is_stock(data) else load(folder, reader, rank)
     for item in found.values() if entry.get("elements") else ():
         for identity, stream in item.chunks:
             tensor = torch.load(io.BytesIO(stream), weights_only=True)

@@ -187,12 +187,12 @@ def check_content(found: dict[str, Any], expected: Entry) -> None:
             assert len(content) == len(wanted["chunks"])
             for stream, chunk in zip(content, wanted["chunks"], strict=True):
                 usual = {"size": chunk.get("size"), "sha256": chunk.get("sha256")}
-                assert (digest_of(_elements(stream)) if "elements" in chunk else digest_of(stream)) == chunk.get(
+                assert (digest_of(elements_of(stream)) if "elements" in chunk else digest_of(stream)) == chunk.get(
                     "elements", usual
                 )
 
 
-def _elements(stream: bytes) -> bytes:
+def elements_of(stream: bytes) -> bytes:
     tensor = torch.load(io.BytesIO(stream), weights_only=True).contiguous()
     return tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 

@@ -1,0 +1,1285 @@
+"use strict";
+
+// A reader of streamxf's format, written from docs/format.md and the pages below it; zstd.js beside it is all that it
+// needs. It runs in browsers and in Node. Each refusal names the rule that was broken, or its heading where the rule has
+// no number; what this reader leaves to streamxf is a NotHere. Names that come from a file are keys of Maps alone.
+
+const Reader = (() => {
+  const Zip = typeof module === "undefined" ? Zstd : require("./zstd.js");
+  const subtle = globalThis.crypto.subtle;
+  const [KEYED, BOUND, PUBLISHED, HASHED] = [1, 2, 4, 8];
+  const [OBJECT, TENSOR, FRAMED] = [1, 2, 3];
+  const [MAX_NUMBER, MIB, MAX_LINE] = [Number.MAX_SAFE_INTEGER, 2 ** 20, 32768];
+  const ELEMENT_SIZE = new Map();
+  for (const [size, names] of [
+    [1, "bool uint8 int8 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2"],
+    [2, "uint16 int16 float16 bfloat16"],
+    [4, "uint32 int32 float32 complex32"],
+    [8, "uint64 int64 float64 complex64"],
+    [16, "complex128"],
+  ])
+    for (const name of names.split(" ")) ELEMENT_SIZE.set(name, size);
+
+  class Refused extends Error {
+    constructor(reason) {
+      super(reason);
+      this.name = "Refused";
+      this.rule = reason.split(":")[0];
+    }
+  }
+
+  class NotHere extends Error {
+    constructor(what) {
+      super(`not in this viewer: ${what}`);
+      this.name = "NotHere";
+    }
+  }
+
+  const check = (holds, rule) => {
+    if (!holds) throw new Refused(rule);
+  };
+
+  // -- bytes -----------------------------------------------------------------------------------------------------------
+
+  const ascii = (text) => Uint8Array.from(text, (letter) => letter.charCodeAt(0));
+  const hex = (bytes) => Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+  const unhex = (text) => Uint8Array.from(text.match(/../g) ?? [], (pair) => parseInt(pair, 16));
+
+  function concat(...pieces) {
+    const whole = new Uint8Array(pieces.reduce((sum, piece) => sum + piece.length, 0));
+    pieces.reduce((at, piece) => (whole.set(piece, at), at + piece.length), 0);
+    return whole;
+  }
+
+  // In a time that does not depend on where they differ.
+  function equal(one, other) {
+    let difference = one.length ^ other.length;
+    for (let i = 0; i < one.length; i++) difference |= one[i] ^ (other[i] ?? 0);
+    return difference === 0;
+  }
+
+  function compare(one, other) {
+    const length = Math.min(one.length, other.length);
+    for (let i = 0; i < length; i++) if (one[i] !== other[i]) return one[i] - other[i];
+    return one.length - other.length;
+  }
+
+  function unascii(bytes, rule) {
+    check(bytes.every((byte) => byte < 128), `${rule}: not ASCII`);
+    return new TextDecoder().decode(bytes);
+  }
+
+  function unutf8(bytes, rule) {
+    try {
+      return new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(bytes);
+    } catch {
+      throw new Refused(`${rule}: not UTF-8`);
+    }
+  }
+
+  const u32 = (...values) => new Uint8Array(Uint32Array.from(values).buffer);
+
+  // Takes fields from the front of some bytes.
+  class Fields {
+    constructor(data, where) {
+      Object.assign(this, { data, where, at: 0, view: new DataView(data.buffer, data.byteOffset, data.length) });
+    }
+
+    take(size) {
+      check(size <= this.data.length - this.at, `${this.where}: it ends too early`);
+      this.at += size;
+      return this.data.subarray(this.at - size, this.at);
+    }
+
+    // An integer; one that no double holds is above every limit.
+    number(size) {
+      const bytes = this.take(size);
+      let value = 0;
+      for (let i = size - 1; i >= 0; i--) value = value * 256 + bytes[i];
+      return value;
+    }
+
+    numbers(...sizes) {
+      return sizes.map((size) => this.number(size));
+    }
+
+    rest() {
+      return this.take(this.data.length - this.at);
+    }
+  }
+
+  const CRC = Array.from({ length: 8 }, () => new Uint32Array(256));
+  for (let i = 0; i < 256; i++) {
+    let sum = i;
+    for (let bit = 0; bit < 8; bit++) sum = (sum >>> 1) ^ (sum & 1 ? 0x82f63b78 : 0);
+    CRC[0][i] = sum;
+  }
+  for (let i = 0; i < 256; i++)
+    for (let table = 1; table < 8; table++) CRC[table][i] = (CRC[table - 1][i] >>> 8) ^ CRC[0][CRC[table - 1][i] & 255];
+
+  function crc32c(...pieces) {
+    const [T0, T1, T2, T3, T4, T5, T6, T7] = CRC;
+    let sum = -1;
+    for (const data of pieces) {
+      let at = 0;
+      for (; at + 8 <= data.length; at += 8) {
+        const low = sum ^ (data[at] | (data[at + 1] << 8) | (data[at + 2] << 16) | (data[at + 3] << 24));
+        sum = T7[low & 255] ^ T6[(low >>> 8) & 255] ^ T5[(low >>> 16) & 255] ^ T4[low >>> 24] ^ T3[data[at + 4]] ^ T2[data[at + 5]] ^ T1[data[at + 6]] ^ T0[data[at + 7]];
+      }
+      for (; at < data.length; at++) sum = (sum >>> 8) ^ T0[(sum ^ data[at]) & 255];
+    }
+    return ~sum >>> 0;
+  }
+
+  const sha256 = async (...pieces) => new Uint8Array(await subtle.digest("SHA-256", concat(...pieces)));
+
+  // What is read piece by piece: its size, and `read(begin, end)`, which gives bytes or a promise of them.
+  const sourceOf = (data) => ({ size: data.length, read: (begin, end) => data.subarray(begin, end) });
+  const part = (source, at, size) => ({ size, read: (begin, end) => source.read(at + begin, at + end) });
+
+  // -- JSON: ASCII, whole numbers up to MAX_NUMBER, no name twice, no lone surrogates; objects are Maps ------------------
+
+  const DEEPEST = 140; // more than any rule allows
+  const ESCAPES = new Map(Object.entries({ '"': '"', "\\": "\\", "/": "/", b: "\b", f: "\f", n: "\n", r: "\r", t: "\t" }));
+  const WORDS = new Map(Object.entries({ true: true, false: false, null: null }));
+
+  function parseJson(data, where, rule) {
+    const whole = unascii(data, `${where}: JSON`);
+    const wrong = `${where}: no JSON`;
+    const blank = /[ \t\n\r]*/y;
+    const token = /-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null/y;
+    let at = 0;
+    const skip = () => {
+      blank.lastIndex = at;
+      blank.test(whole);
+      at = blank.lastIndex;
+    };
+    const takes = (mark) => {
+      skip();
+      if (whole[at] !== mark) return false;
+      at++;
+      return true;
+    };
+    const string = () => {
+      let end = at;
+      for (let code; (code = whole.charCodeAt(end)) !== 34; end += code === 92 ? 2 : 1) check(code >= 32, wrong);
+      const spelled = whole.slice(at, end);
+      at = end + 1;
+      const found = spelled.replace(/\\(?:u([0-9a-fA-F]{4})|(.))/g, (_, code, letter) => {
+        check(code || ESCAPES.has(letter), wrong);
+        return code ? String.fromCharCode(parseInt(code, 16)) : ESCAPES.get(letter);
+      });
+      check(!/[\ud800-\udfff]/u.test(found), `${rule}: a lone surrogate`);
+      return found;
+    };
+    const value = (left) => {
+      if (takes('"')) return string();
+      check(left, `${rule}: the depth`);
+      if (takes("[")) {
+        const found = [];
+        if (takes("]")) return found;
+        do found.push(value(left - 1));
+        while (takes(","));
+        check(takes("]"), wrong);
+        return found;
+      }
+      if (takes("{")) {
+        const found = new Map();
+        if (takes("}")) return found;
+        do {
+          check(takes('"'), wrong);
+          const name = string();
+          check(!found.has(name), `${rule}: a name stands twice`);
+          check(takes(":"), wrong);
+          found.set(name, value(left - 1));
+        } while (takes(","));
+        check(takes("}"), wrong);
+        return found;
+      }
+      token.lastIndex = at;
+      const [word] = token.exec(whole) ?? [];
+      check(word !== undefined, wrong);
+      at = token.lastIndex;
+      if (WORDS.has(word)) return WORDS.get(word);
+      check(/^[0-9]{1,16}$/.test(word) && Number(word) <= MAX_NUMBER, `${rule}: a number`);
+      return Number(word);
+    };
+    const result = value(DEEPEST);
+    skip();
+    check(at === whole.length, wrong);
+    return result;
+  }
+
+  const innerOf = (value) => (value instanceof Map ? [...value.values()] : Array.isArray(value) ? value : []);
+
+  function checkDepth(value, left, rule) {
+    if (typeof value !== "object" || value === null) return;
+    check(left, `${rule}: the depth`);
+    for (const inner of innerOf(value)) checkDepth(inner, left - 1, rule);
+  }
+
+  const count = (value) => Number.isInteger(value);
+  const text = (value) => typeof value === "string";
+  const matching = (pattern) => (value) => {
+    check(!text(value) || pattern.test(value), "index: a string of another form");
+    return text(value);
+  };
+  const HASH = matching(/^[0-9a-f]{64}$/);
+  const HEX32 = matching(/^[0-9a-f]{32}$/);
+
+  // A schema is a function that says whether a value is right, a Map (any object), a list of one schema, or an object of
+  // schemas by name: "?" marks members that may be missing, and others may be there if their names begin with "_".
+  function conform(value, schema, name) {
+    if (typeof schema === "function" && schema !== Map) return check(schema(value), `M1: the type of ${name}`);
+    if (Array.isArray(schema)) {
+      check(Array.isArray(value), `M1: the type of ${name}`);
+      for (const inner of value) conform(inner, schema[0], name);
+      return;
+    }
+    check(value instanceof Map, `M1: the type of ${name}`);
+    if (schema === Map) return;
+    const known = new Map(Object.entries(schema).map(([member, inner]) => [member.replace("?", ""), inner]));
+    for (const [member, inner] of value) {
+      if (known.has(member)) conform(inner, known.get(member), member);
+      else {
+        check(member.startsWith("_"), `M1: the members of ${name}`);
+        checkDepth(inner, 128, "M1");
+        value.delete(member);
+      }
+    }
+    check(Object.keys(schema).every((member) => member.endsWith("?") || value.has(member)), `M1: the members of ${name}`);
+  }
+
+  // -- descriptors and codecs --------------------------------------------------------------------------------------------
+
+  const PARAMS = "[a-z][a-z0-9_]*=[A-Za-z0-9._~:-]*(?:&[a-z][a-z0-9_]*=[A-Za-z0-9._~:-]*)*";
+  const DESCRIPTOR = new RegExp(`^(([a-z][a-z0-9_-]*(?:\\.[a-z][a-z0-9_-]*)+)/([1-9][0-9]{0,4})(?:\\?(${PARAMS}))?)(?:#(${PARAMS}))?$`);
+  const LEVELS = new Map([["streamxf.zstd", [-7, 22]], ["streamxf.lz4", [-64, 12]]]);
+
+  function parseDescriptor(whole) {
+    const found = DESCRIPTOR.exec(whole);
+    check(found, "descriptor: the grammar");
+    const [, head, name, version, ...sides] = found;
+    check(head.length <= 1024 && (sides[1] ?? "").length <= MAX_LINE, "D1");
+    check(name.length <= 64 && Number(version) <= 65535, "descriptor: the name's length, or the version");
+    const [params, fragment] = sides.map((side) => (side ? side.split("&").map((pair) => pair.split("=")) : []));
+    for (const pairs of [params, fragment]) {
+      const keys = pairs.map(([key]) => key).filter((key) => name !== "streamxf.encrypt" || key !== "w");
+      check(new Set(keys).size === keys.length, "descriptor: a key stands twice");
+    }
+    check(params.every(([key], i) => i === 0 || params[i - 1][0] <= key), "D2: the order of parameters");
+    return { text: head, name, version: Number(version), params, fragment };
+  }
+
+  function lookUp(chain) {
+    for (const { name, version, params, fragment } of chain) {
+      if (name.startsWith("streamxf.")) {
+        check(CODECS.has(name) && version === 1, "D4");
+        check(params.every(([key, value]) => name === "streamxf.checksum" && key === "algorithm" && value === "sha256"), "D2: a parameter");
+        for (const [key, value] of fragment) {
+          check(key === "level" && LEVELS.has(name), "D2: a parameter in the fragment");
+          check(/^(0|-?[1-9][0-9]{0,2})$/.test(value), "D3");
+          const [low, high] = LEVELS.get(name);
+          check(low <= Number(value) && Number(value) <= high, `${name.slice(9)}: level`);
+        }
+      }
+      check(CODECS.has(name), "D4: a third party's codec, which is not here");
+    }
+    const names = chain.map(({ name }) => name);
+    const after = names.includes("streamxf.encrypt") ? names.slice(names.indexOf("streamxf.encrypt") + 1) : [];
+    check(after.every((name) => name === "streamxf.checksum"), "D6");
+  }
+
+  // What a chain makes of a block's payload. `block` has its number, whether it is the last, the stream key, and `size`.
+  async function decodeBlock(payload, chain, block) {
+    lookUp(chain);
+    for (let place = chain.length - 1; place >= 0; place--) {
+      const limit = place === 0 ? block.size : block.size + block.size / 16 + 1024;
+      payload = await CODECS.get(chain[place].name)(payload, limit, block, chain[place].params);
+      check(payload.length <= limit, "C8");
+    }
+    return payload;
+  }
+
+  // The content of one frame that declares at most `limit` bytes; exactly as many, where `exact`.
+  function unzstd(data, limit, exact = false) {
+    try {
+      const { size, window, dictionary } = Zip.frame(data);
+      check(size !== null && size <= limit, exact ? "floatzip: a frame declares another size" : "zstd: the size is not declared, or above the limit");
+      check(window <= 2 ** 27 && dictionary === 0, "zstd: the window, or a dictionary");
+      check(size === limit || !exact, "floatzip: a frame declares another size");
+      return Zip.decode(data);
+    } catch (error) {
+      if (error instanceof Zip.Broken) throw new Refused(`zstd: ${error.message}`);
+      throw error;
+    }
+  }
+
+  function decodeLz4(payload, limit) {
+    check(payload.length, "lz4: an empty payload");
+    let [at, size] = [0, 0];
+    let out = new Uint8Array(Math.min(limit, 2 * payload.length + 64));
+    const byte = () => {
+      check(at < payload.length, "lz4: it ends too early");
+      return payload[at++];
+    };
+    const lengthOf = (nibble) => {
+      let length = nibble;
+      for (let more = nibble === 15 ? 255 : 0; more === 255; length += more) more = byte();
+      return length;
+    };
+    const grow = (more) => {
+      check(size + more <= limit, "lz4: above the limit");
+      if (size + more <= out.length) return;
+      const larger = new Uint8Array(Math.min(limit, 2 * (size + more)));
+      larger.set(out.subarray(0, size));
+      out = larger;
+    };
+    for (;;) {
+      const head = byte();
+      const fresh = lengthOf(head >> 4);
+      check(fresh <= payload.length - at, "lz4: it ends too early");
+      grow(fresh);
+      out.set(payload.subarray(at, at + fresh), size);
+      [at, size] = [at + fresh, size + fresh];
+      if (at === payload.length) return out.subarray(0, size);
+      const back = byte() + 256 * byte();
+      const copied = 4 + lengthOf(head & 15);
+      check(back > 0 && back <= size, "lz4: an offset before the start");
+      grow(copied);
+      for (const end = size + copied; size < end; size++) out[size] = out[size - back];
+    }
+  }
+
+  async function decodeChecksum(payload, limit, block, params) {
+    const size = params.length ? 32 : 4;
+    check(size <= payload.length && payload.length <= limit + size, "checksum: too short, or above the limit");
+    const data = payload.subarray(0, -size);
+    check(equal(payload.subarray(-size), params.length ? await sha256(data) : u32(crc32c(data))), "checksum: the digest");
+    return data;
+  }
+
+  async function decodeEncrypt(payload, limit, { number, last, key }) {
+    check(16 <= payload.length && payload.length <= limit + 16, "encrypt: too short, or above the limit");
+    const iv = new Uint8Array(12);
+    new DataView(iv.buffer).setUint32(7, number);
+    iv[11] = Number(last);
+    return (await openGcm(key, iv, payload)) ?? check(false, "encrypt: the tag");
+  }
+
+  function decodeFloatzip(payload, limit) {
+    const f = new Fields(payload, "floatzip");
+    const layout = f.number(1);
+    if (layout === 0) {
+      check(payload.length - 1 <= limit, "Z1");
+      return f.rest();
+    }
+    check(layout >> 6 === 1, "floatzip: bits 6 and 7 of the layout");
+    const [width, rotated, phase, size] = [1 << (layout & 3), Boolean(layout & 4), (layout >> 3) & 7, f.number(4)];
+    check(phase < width && !(rotated && width === 1) && size <= limit, "Z1");
+    const n = Math.floor((size - phase) / width);
+    check(n >= 1, "Z2");
+    const planes = [];
+    let lanes = 0;
+    while (lanes < width) {
+      const [kind, stored] = f.numbers(1, 4);
+      check([0, 1, 2, 3, 4, 8].includes(kind), "floatzip: a kind of plane");
+      planes.push({ coding: kind & 3, lane: 1 << (kind >> 2), low: lanes, stored });
+      lanes += 1 << (kind >> 2);
+    }
+    check(lanes === width, "Z3");
+    check(width > 1 || planes[0].coding === 1 || planes[0].coding === 2, "Z3: of one byte");
+    check(f.take(-f.at & 7).every((byte) => byte === 0), "floatzip: zeros before the planes");
+    const out = new Uint8Array(size);
+    for (const raw of [true, false])
+      for (const { coding, lane, low, stored } of planes) {
+        if (raw !== (coding === 0)) continue;
+        const plane = decodePlane(f.take(stored), coding, lane, n);
+        for (let byte = 0; byte < lane; byte++)
+          for (let i = byte, to = phase + low + byte; i < plane.length; i += lane, to += width) out[to] = plane[i];
+      }
+    const edges = f.rest();
+    check(edges.length === size - n * width, "Z4");
+    if (rotated) rotate(out.subarray(phase, phase + n * width), width);
+    out.set(edges.subarray(0, phase));
+    out.set(edges.subarray(phase), phase + n * width);
+    return out;
+  }
+
+  // Turns each number right by one bit.
+  function rotate(data, width) {
+    for (let at = 0; at < data.length; at += width) {
+      let carry = data[at] & 1;
+      for (let i = at + width - 1; i >= at; i--) {
+        const byte = data[i];
+        data[i] = (byte >> 1) | (carry << 7);
+        carry = byte & 1;
+      }
+    }
+  }
+
+  function decodePlane(data, coding, lane, n) {
+    if (coding === 0) check(data.length === n * lane, "floatzip: the stored size of a raw plane");
+    if (coding === 0) return data;
+    if (coding === 1) return unzstd(data, n, true);
+    if (coding === 2) return decodePacked(data, n);
+    const f = new Fields(data, "floatzip");
+    const [head, period, size] = f.numbers(4, 4, 4);
+    check(head === 6, "floatzip: the first four bytes of a levelled plane");
+    check(1 <= period && period <= 65536, "floatzip: P");
+    const rows = Math.ceil(n / 64);
+    const levels = unzstd(f.take(size), rows + period, true);
+    const plane = decodePacked(f.rest(), n);
+    for (let i = 0, column = 0; i < n; i++) {
+      plane[i] += levels[i >> 6] + levels[rows + column];
+      if (++column === period) column = 0;
+    }
+    return plane;
+  }
+
+  function decodePacked(data, n) {
+    const f = new Fields(data, "floatzip");
+    const [base, zeros, m] = f.numbers(1, 3, 4);
+    check(zeros === 0 && m <= n, "floatzip: three zeros, or more places than elements");
+    const [places, values] = [new Fields(f.take(4 * m), "floatzip"), f.take(m)];
+    const nibbles = unzstd(f.rest(), Math.ceil(n / 2), true);
+    check(n % 2 === 0 || nibbles[nibbles.length - 1] >> 4 === 0, "floatzip: the last four bits");
+    const plane = new Uint8Array(n);
+    for (let i = 0; i < n; i++) plane[i] = base + (i & 1 ? nibbles[i >> 1] >> 4 : nibbles[i >> 1] & 15);
+    for (let i = 0, before = -1; i < m; i++) {
+      const place = places.number(4);
+      check(before < place && place < n, "floatzip: the places rise strictly and are below n");
+      plane[(before = place)] = values[i];
+    }
+    return plane;
+  }
+
+  const CODECS = new Map([
+    ["streamxf.zstd", (payload, limit) => unzstd(payload, limit)],
+    ["streamxf.lz4", decodeLz4],
+    ["streamxf.checksum", decodeChecksum],
+    ["streamxf.encrypt", decodeEncrypt],
+    ["streamxf.floatzip", decodeFloatzip],
+  ]);
+
+  // -- keys --------------------------------------------------------------------------------------------------------------
+
+  async function hmac(key, ...data) {
+    const raw = key.length ? key : new Uint8Array(32);
+    const made = await subtle.importKey("raw", raw, { name: "HMAC", hash: "SHA-256" }, false, ["sign"]);
+    return new Uint8Array(await subtle.sign("HMAC", made, concat(...data)));
+  }
+
+  async function hkdf(secret, info, size = 32, salt = new Uint8Array()) {
+    const extracted = await hmac(salt, secret);
+    let [last, out] = [new Uint8Array(), new Uint8Array()];
+    for (let turn = 1; out.length < size; turn++) {
+      last = await hmac(extracted, last, info, [turn]);
+      out = concat(out, last);
+    }
+    return out.subarray(0, size);
+  }
+
+  // The content; null if the tag is wrong.
+  async function openGcm(key, iv, data, additionalData = new Uint8Array()) {
+    const made = await subtle.importKey("raw", key, "AES-GCM", false, ["decrypt"]);
+    return subtle.decrypt({ name: "AES-GCM", iv, additionalData }, made, data).then((out) => new Uint8Array(out), () => null);
+  }
+
+  // AES key wrap of 32 bytes; null if it does not open.
+  async function unwrapAes(key, data) {
+    if (data.length !== 40) return null;
+    const made = await subtle.importKey("raw", key, "AES-KW", false, ["unwrapKey"]);
+    const as = { name: "HMAC", hash: "SHA-256" };
+    const opened = await subtle.unwrapKey("raw", data, made, "AES-KW", as, true, ["sign"]).catch(() => null);
+    return opened && new Uint8Array(await subtle.exportKey("raw", opened));
+  }
+
+  const publicId = async (kind, key) => hex(await hkdf(key, ascii(`streamxf/1 key id ${kind}`), 8));
+  const statement = (digest) => concat(ascii("streamxf/1 contents\0"), digest); // V
+
+  // `unwrap(wrapped key, id of the data key)` gives the data key or null; `vouched(voucher, D)` says whether a voucher is
+  // right, and is null if the kind does not vouch.
+  async function keyOf(kind, secret) {
+    if (kind === "aeskw") {
+      const [wrapping, vouching] = [await hkdf(secret, ascii("streamxf/1 wrap")), await hkdf(secret, ascii("streamxf/1 vouch"))];
+      const vouched = async (voucher, digest) => equal(voucher, await hmac(vouching, statement(digest)));
+      return { kind, id: hex(await hkdf(secret, ascii("streamxf/1 key id"), 8)), unwrap: (data) => unwrapAes(wrapping, data), vouched };
+    }
+    if (kind !== "hpke-x25519") throw new NotHere(`keys of the kind ${kind}`);
+    const { own, open } = await x25519(secret);
+    return { kind, id: await publicId(kind, own), unwrap: (data, dek) => open(data, concat(ascii("streamxf/1 hpke"), dek)), vouched: null };
+  }
+
+  const base64 = (bytes) => btoa(String.fromCharCode(...bytes)).replace(/\+/g, "-").replace(/\//g, "_").replace(/=/g, "");
+
+  // HPKE (RFC 9180), base mode, with DHKEM(X25519, HKDF-SHA256), HKDF-SHA256 and AES-256-GCM.
+  async function x25519(secret) {
+    const pkcs8 = concat(unhex("302e020100300506032b656e04220420"), secret);
+    const made = await subtle.importKey("pkcs8", pkcs8, "X25519", true, ["deriveBits"]).catch(() => {
+      throw new NotHere("X25519, which this browser does not have");
+    });
+    const own = unbase64((await subtle.exportKey("jwk", made)).x, "X25519");
+    const [kem, suite] = [concat(ascii("KEM"), [0, 32]), concat(ascii("HPKE"), [0, 32, 0, 1, 0, 2])];
+    const extract = (id, salt, label, data) => hmac(salt, ascii("HPKE-v1"), id, ascii(label), data);
+    const expand = async (id, key, label, info, size) =>
+      (await hmac(key, [size >> 8, size], ascii("HPKE-v1"), id, ascii(label), info, [1])).subarray(0, size);
+    const none = new Uint8Array();
+    const open = async (data, info) => {
+      if (data.length !== 80) return null;
+      const encapsulated = data.subarray(0, 32);
+      const peer = await subtle.importKey("raw", encapsulated, "X25519", false, []);
+      const shared = await subtle.deriveBits({ name: "X25519", public: peer }, made, 256).catch(() => null);
+      if (shared === null || new Uint8Array(shared).every((byte) => byte === 0)) return null;
+      const agreed = await extract(kem, none, "eae_prk", new Uint8Array(shared));
+      const secretOf = await expand(kem, agreed, "shared_secret", concat(encapsulated, own), 32);
+      const hashes = [await extract(suite, none, "psk_id_hash", none), await extract(suite, none, "info_hash", info)];
+      const scheduled = await extract(suite, secretOf, "secret", none);
+      const context = concat([0], ...hashes);
+      const [key, iv] = [await expand(suite, scheduled, "key", context, 32), await expand(suite, scheduled, "base_nonce", context, 12)];
+      return openGcm(key, iv, data.subarray(32));
+    };
+    return { own, open };
+  }
+
+  async function verifyEd25519(key, signature, data) {
+    const made = await subtle.importKey("raw", key, "Ed25519", false, ["verify"]).catch((error) => {
+      if (error.name === "NotSupportedError") throw new NotHere("Ed25519, which this browser does not have");
+      return null;
+    });
+    return made !== null && subtle.verify("Ed25519", made, signature, data);
+  }
+
+  function unbase64(spelled, rule) {
+    check(/^[A-Za-z0-9_-]*$/.test(spelled) && spelled.length % 4 !== 1, `${rule}: base64url`);
+    const data = Uint8Array.from(atob(spelled.replace(/-/g, "+").replace(/_/g, "/")), (letter) => letter.charCodeAt(0));
+    check(base64(data) === spelled, `${rule}: base64url in its one spelling`);
+    return data;
+  }
+
+  const ENTRY = "[a-z0-9-]{1,32}:[0-9a-f]{16}:[A-Za-z0-9_-]+";
+
+  function parseEntries(entries) {
+    const found = entries.split("&").filter(Boolean).map((entry) => entry.slice(entry.indexOf("=") + 1).split(":"));
+    check(new Set(found.map(([kind, id]) => `${kind}:${id}`)).size === found.length, "K1: a pair of kind and key_id stands twice");
+    return found.map(([kind, id, spelled]) => {
+      const data = unbase64(spelled, "K1");
+      check(1 <= data.length && data.length <= 6144, "K1: more than 6144 bytes");
+      return { kind, id, data };
+    });
+  }
+
+  function parseWrapped(line) {
+    check(line.length <= MAX_LINE, "K1: the length of a wrapped data key");
+    const found = new RegExp(`^dek=([0-9a-f]{64})((?:&w=${ENTRY}){1,16})$`).exec(line);
+    check(found, "K1: the form of a wrapped data key");
+    return { text: line, dek: unhex(found[1]), entries: parseEntries(found[2]) };
+  }
+
+  function parseVouchers(line) {
+    check(line.length <= MAX_LINE, "K4: the length of the vouchers");
+    const found = new RegExp(`^mac=([0-9a-f]{64})((?:&v=${ENTRY})*)(?:&sig=([0-9a-f]{16}):([A-Za-z0-9_-]+))?$`).exec(line.split("&_")[0]);
+    check(found, "K4: the form of vouchers");
+    const [, mac, entries, signer, signed] = found;
+    const vouchers = { mac: unhex(mac), entries: parseEntries(entries), signer, signature: signed ? unbase64(signed, "K4") : null };
+    check(!signed || vouchers.signature.length === 64, "K4: the size of the signature");
+    check(!vouchers.entries.some(({ kind }) => kind.startsWith("hpke-")), "K4: hpke- does not vouch");
+    return vouchers;
+  }
+
+  // The data key, and the key that opened it.
+  async function unwrap(wrapped, keys) {
+    const pairs = wrapped.entries.flatMap(({ kind, id, data }) => keys.filter((key) => key.kind === kind && key.id === id).map((key) => ({ key, data })));
+    check(pairs.length, "K3: no matching key was given");
+    for (const { key, data } of [...pairs.filter(({ key }) => key.vouched), ...pairs.filter(({ key }) => !key.vouched)]) {
+      const dataKey = await key.unwrap(data, wrapped.dek);
+      if (dataKey && dataKey.length === 32 && equal(await hkdf(dataKey, ascii("streamxf/1 dek id")), wrapped.dek)) return { dataKey, opener: key };
+    }
+    throw new Refused("K3: there are matching keys, and none opens");
+  }
+
+  // What a reader requires of the vouchers for a digest D; gives the data key.
+  async function checkVouchers(vouchers, wrapped, digest, access) {
+    const { dataKey, opener } = await unwrap(wrapped, access.keys);
+    const mac = await hmac(await hkdf(dataKey, ascii("streamxf/1 mac")), statement(digest), ascii(wrapped.text));
+    check(equal(mac, vouchers.mac), "K4: mac");
+    if (opener.vouched) {
+      const own = vouchers.entries.find(({ kind, id }) => kind === opener.kind && id === opener.id);
+      check(own && (await opener.vouched(own.data, digest)), "K5");
+    }
+    if (!access.trust.length && opener.vouched) return dataKey;
+    if (vouchers.signature === null) check(access.allowUnsigned, "K6: there is no signature");
+    else {
+      const signers = [];
+      for (const key of access.trust) if ((await publicId("ed25519", key)) === vouchers.signer) signers.push(key);
+      check(signers.length || (access.allowUnsigned && !access.trust.length), "K6: the signer is not one who is trusted");
+      for (const key of signers) check(await verifyEd25519(key, vouchers.signature, statement(digest)), "K6: the signature");
+    }
+    return dataKey;
+  }
+
+  // What a caller gives: `keys` of keyOf, `trust` (public Ed25519 keys), `allowUnsigned`.
+  const accessOf = ({ keys = [], trust = [], allowUnsigned = false } = {}) => {
+    check(keys.length || !trust.length, "K7: signers, and no keys");
+    return { keys, trust, allowUnsigned };
+  };
+
+  // The one key in the text of a key file: `what` it is, its `kind` and its bytes.
+  async function parseKey(whole) {
+    check(!/[\ud800-\udfff]/u.test(whole) && new TextEncoder().encode(whole).length <= 65536, "key file: its size, or not UTF-8");
+    const lines = whole.split("\n").map((line) => line.replace(/^[ \t\r]+|[ \t\r]+$/g, "")).filter((line) => line && !line.startsWith("#"));
+    check(lines.length === 1, "K9: exactly one key");
+    const [line] = lines;
+    if (/^[0-9a-fA-F]{64}$/.test(line)) return { what: "secret", kind: "aeskw", key: unhex(line.toLowerCase()) };
+    if (/^[A-Za-z0-9+/]{43}=$/.test(line)) {
+      const key = unbase64(line.slice(0, -1).replace(/\+/g, "-").replace(/\//g, "_"), "key file");
+      return { what: "secret", kind: "aeskw", key };
+    }
+    if (/^streamxf-protected:/.test(line)) throw new NotHere("keys under a passphrase");
+    const found = /^streamxf-(secret|public):([a-z0-9-]{1,32}):([0-9a-f]{16}):([A-Za-z0-9_-]+)$/.exec(line);
+    check(found, "key file: its form");
+    const [, what, kind, id, spelled] = found;
+    const known = { secret: ["aeskw", "hpke-x25519", "hpke-mlkem768-x25519", "ed25519"], public: ["hpke-x25519", "hpke-mlkem768-x25519", "ed25519"] };
+    check(known[what].includes(kind), "key file: the kind");
+    const key = unbase64(spelled, "key file");
+    check(key.length === (what === "public" && kind === "hpke-mlkem768-x25519" ? 1216 : 32), "key file: the size of the key");
+    check((await idOf(what, kind, key)) === id, "K9: key_id");
+    return { what, kind, key };
+  }
+
+  async function idOf(what, kind, key) {
+    if (what === "public") return publicId(kind, key);
+    if (kind !== "ed25519") return (await keyOf(kind, key)).id;
+    const pkcs8 = concat(unhex("302e020100300506032b657004220420"), key);
+    const made = await subtle.importKey("pkcs8", pkcs8, "Ed25519", true, ["sign"]);
+    return publicId(kind, unbase64((await subtle.exportKey("jwk", made)).x, "Ed25519"));
+  }
+
+  // -- containers ----------------------------------------------------------------------------------------------------------
+
+  function checkFormat(f, known, where) {
+    const [version, suite, critical] = f.numbers(1, 1, 1, 1);
+    check(version === 1 && suite === 1 && !(critical & ~known), `${where}: version, suite or critical flags; a newer streamxf may have written this`);
+    return critical;
+  }
+
+  const MAX_HEADER = 33 + 1024 + 4096 + 36;
+
+  async function readHeader(source) {
+    const data = await source.read(0, Math.min(source.size, MAX_HEADER));
+    const f = new Fields(data, "header");
+    check(equal(f.take(8), unhex("d35358460d0a1a0a")), "header: magic");
+    const flags = checkFormat(f, KEYED | BOUND | PUBLISHED | HASHED, "header");
+    const [log2, chainLength, identLength] = f.numbers(1, 2, 2);
+    check(16 <= log2 && log2 <= 24, "header: block_log2");
+    check(chainLength <= 1024 && identLength <= 4096, "header: lengths");
+    const salt = f.take(16);
+    const [chainData, identity, hash] = [f.take(chainLength), f.take(identLength), await sha256(data.subarray(0, f.at))];
+    const seal = f.take(flags & KEYED ? 32 : 0);
+    const summed = data.subarray(0, f.at);
+    check(crc32c(summed) === f.number(4), "header: crc32c");
+    const { codecs, transforms } = parseChain(chainData.length ? unascii(chainData, "C1").split("\n") : []);
+    const header = { size: f.at, block: 2 ** log2, flags, salt, codecs, transforms, hash, seal, data: data.subarray(0, f.at) };
+    header.identity = identLength ? parseIdentity(identity) : null;
+    check(Boolean(flags & KEYED) === codecs.some(({ name }) => name === "streamxf.encrypt"), "C2: keyed");
+    check(Boolean(flags & BOUND) === Boolean(identLength) && (flags & BOUND || !(flags & PUBLISHED)), "C2: bound, or published");
+    if (header.identity?.kind === TENSOR) check(flags & PUBLISHED && !transforms.length, "C5: published, and without transforms");
+    return header;
+  }
+
+  function parseChain(texts) {
+    const marked = texts.filter((each) => each.startsWith("!")).length;
+    check(texts.length <= 8 && texts.slice(0, marked).every((each) => each.startsWith("!")), "C1: more than 8, or a transform after a codec");
+    const found = texts.map((each) => parseDescriptor(each.replace(/^!/, "")));
+    check(!texts.some((each) => each.includes("#")), "C1: a fragment");
+    const [transforms, codecs] = [found.slice(0, marked), found.slice(marked)];
+    check(!transforms.some(({ name }) => name.startsWith("streamxf.")), "D5");
+    return { transforms, codecs };
+  }
+
+  function parseIdentity(data) {
+    const f = new Fields(data, "identity");
+    const writer = hex(f.take(16));
+    const [number, kind, ndim, dtypeLength, width] = f.numbers(8, 1, 1, 1, 1);
+    check(OBJECT <= kind && kind <= FRAMED && ndim <= 64 && dtypeLength <= 32, "identity: bytes 24 to 26");
+    check([1, 2, 4, 8].includes(width), "identity: width");
+    check(kind !== OBJECT || (ndim === 0 && dtypeLength === 0), "identity: an object has no dtype and no dimensions");
+    const dtype = unascii(f.take(dtypeLength), "identity");
+    const [offset, shape, whole] = [0, 1, 2].map(() => Array.from({ length: ndim }, () => f.number(width)));
+    const name = unutf8(f.rest(), "identity");
+    check(name, "identity: no name");
+    const most = Math.max(0, ...offset, ...shape, ...whole);
+    check(width === ([1, 2, 4].find((size) => most < 2 ** (8 * size)) ?? 8), "identity: width");
+    check(number <= MAX_NUMBER, "C4: the number");
+    if (kind !== OBJECT) {
+      checkDtype(dtype, kind);
+      checkPlace(offset, shape, whole, "C4");
+    }
+    return { writer, number, kind, dtype, offset, shape, whole, name };
+  }
+
+  const DTYPE = /^[a-z][a-z0-9_]{0,31}$/;
+  const checkDtype = (dtype, kind) => check(kind === TENSOR ? ELEMENT_SIZE.has(dtype) : DTYPE.test(dtype), `C${kind + 3}`);
+  const product = (shape) => shape.reduce((found, length) => found * length, 1); // exact up to MAX_NUMBER, which checkPlace sees to
+  const same = (one, other) => one.length === other.length && one.every((value, i) => value === other[i]);
+
+  function checkPlace(offset, shape, whole, rule) {
+    check(offset.length === whole.length && shape.length === whole.length && whole.length <= 64, `${rule}: dimensions`);
+    let elements = 1;
+    whole.forEach((length, i) => {
+      check(offset[i] + shape[i] <= length, `${rule}: outside of the tensor`);
+      elements *= length || 1;
+      check(elements <= MAX_NUMBER, `${rule}: too large`);
+    });
+  }
+
+  // The stream key, after the seal has shown that the data key made this header; null if nothing is encrypted.
+  async function unseal(header, dataKey) {
+    if (!(header.flags & KEYED)) return null;
+    check(dataKey, "K3: the container is encrypted, and no key was given");
+    const both = await hkdf(dataKey, concat(ascii("streamxf/1 stream"), header.hash), 64, header.salt);
+    check(equal(both.subarray(32), header.seal), "C3");
+    return both.subarray(0, 32);
+  }
+
+  // Table and footer of a container that fills its source.
+  async function readTable(source, header) {
+    check(source.size >= header.size + 20, "footer: magic");
+    const f = new Fields(await source.read(source.size - 20, source.size), "footer");
+    const [rawSize, sum] = f.numbers(8, 4);
+    check(equal(f.take(8), unhex("0a1a0d0a465853d3")), "footer: magic");
+    check(rawSize <= 2 ** 48, "footer: raw_size");
+    const entry = header.flags & HASHED ? 36 : 4;
+    const n = Math.max(1, Math.ceil(rawSize / header.block));
+    const start = source.size - 20 - n * entry;
+    check(start >= header.size, "C10: the table has no room");
+    if (n > 2 ** 25) throw new NotHere("streams of more than 2^25 blocks");
+    const covered = await source.read(start, source.size - 12);
+    check(crc32c(header.hash.subarray(0, 16), covered) === sum, "footer: crc32c");
+    const view = new DataView(covered.buffer, covered.byteOffset, covered.length);
+    const ends = new Float64Array(n);
+    let end = header.size;
+    for (let i = 0; i < n; i++) {
+      const length = view.getUint32(i * entry, true);
+      check(length <= header.block + header.block / 16 + 1024 && (length || n === 1), "C8: an entry of the table");
+      ends[i] = end += 8 + length;
+    }
+    check(end === start, "C10: the table does not begin where the last block ends");
+    const { identity } = header;
+    if (identity?.kind === TENSOR) check(rawSize === product(identity.shape) * ELEMENT_SIZE.get(identity.dtype), "C5: the stream's size");
+    const hashes = entry > 4 ? (i) => covered.subarray(i * entry + 4, (i + 1) * entry) : null;
+    return { rawSize, ends, hashes, digest: await sha256(header.hash, covered) };
+  }
+
+  async function readBlock(source, header, table, i, key) {
+    const [begin, end, last] = [i ? table.ends[i - 1] : header.size, table.ends[i], i === table.ends.length - 1];
+    const data = await source.read(begin, end);
+    const f = new Fields(data, "block");
+    const [word, sum] = f.numbers(4, 4);
+    const payload = f.rest();
+    check(word >= 2 ** 31 === last, "C7");
+    check(word % 2 ** 31 === payload.length, "C10: a block's head has another length than its entry");
+    check(crc32c(header.hash.subarray(0, 16), u32(i, word), payload) === sum, "block: crc32c");
+    check(!table.hashes || equal(table.hashes(i), await sha256(data)), "C13");
+    const content = await decodeBlock(payload, header.codecs, { number: i, last, key, size: header.block });
+    check(content.length === (last ? table.rawSize - i * header.block : header.block), "C9");
+    return content;
+  }
+
+  async function readBlocks(source, header, table, key) {
+    const pieces = [];
+    for (let i = 0; i < table.ends.length; i++) pieces.push(await readBlock(source, header, table, i, key));
+    return concat(...pieces);
+  }
+
+  // The stream of a container of which nothing else is known; stream transforms are not undone.
+  async function readContainer(source, dataKey = null) {
+    const header = await readHeader(source);
+    const key = await unseal(header, dataKey);
+    return readBlocks(source, header, await readTable(source, header), key);
+  }
+
+  async function readPlain(source, options) {
+    const access = accessOf(options);
+    const start = await source.read(0, Math.min(source.size, 20 + MAX_LINE));
+    const f = new Fields(start, "prefix");
+    check(equal(f.take(8), unhex("d353584b0d0a1a0a")), "prefix: magic");
+    checkFormat(f, 0, "prefix");
+    const length = f.number(4);
+    check(length <= MAX_LINE, "prefix: key_len");
+    const line = f.take(length);
+    check(crc32c(start.subarray(0, f.at)) === f.number(4), "prefix: crc32c");
+    const rest = part(source, f.at, source.size - f.at);
+    const header = await readHeader(rest);
+    check(Boolean(header.flags & KEYED) === Boolean(length), "prefix: a wrapped key exactly if keyed");
+    check(!(header.flags & (BOUND | PUBLISHED)) && !header.transforms.length, "P1: bound, transforms");
+    if (!length) {
+      check(!access.keys.length, "K7: not encrypted");
+      check(!(header.flags & HASHED), "P1: hashed, without a signature");
+      return readBlocks(rest, header, await readTable(rest, header), null);
+    }
+    check(rest.size >= 16, "seal: magic");
+    const g = new Fields(await rest.read(rest.size - 16, rest.size), "seal");
+    const [sealLength, sum] = g.numbers(4, 4);
+    check(equal(g.take(8), unhex("0a1a0d0a4b5853d3")), "seal: magic");
+    check(1 <= sealLength && sealLength <= Math.min(MAX_LINE, rest.size - 16), "seal: seal_len");
+    const container = part(rest, 0, rest.size - 16 - sealLength);
+    const seal = await rest.read(container.size, rest.size - 12);
+    check(crc32c(seal) === sum, "seal: crc32c");
+    const [wrapped, vouchers] = [parseWrapped(unascii(line, "K1")), parseVouchers(unascii(seal.subarray(0, -4), "K1"))];
+    check(Boolean(header.flags & HASHED) === Boolean(vouchers.signature), "P1: hashed exactly if signed");
+    const table = await readTable(container, header);
+    const digest = await sha256(ascii("streamxf/1 plain"), start.subarray(8, 12), table.digest);
+    const dataKey = await checkVouchers(vouchers, wrapped, digest, access);
+    return readBlocks(container, header, table, await unseal(header, dataKey));
+  }
+
+  // -- metadata and notes ----------------------------------------------------------------------------------------------------
+
+  // R1: the sections of a metadata file or a note; head and parts are left where they are.
+  async function readSections(source) {
+    check(source.size >= 104, "trailer: it ends too early");
+    const trailer = await source.read(source.size - 104, source.size);
+    check(equal(trailer.subarray(96), unhex("0a1a0d0a4d5853d3")), "trailer: magic");
+    const f = new Fields(trailer, "trailer");
+    const [head, parts, root, keys] = f.numbers(8, 8, 4, 4);
+    checkFormat(f, 0, "trailer");
+    check(f.number(4) === 0, "trailer: zeros");
+    check(1 <= root && root <= 2 ** 26 && keys <= 2 * MAX_LINE + 1, "trailer: lengths");
+    check(head <= MAX_NUMBER && parts <= MAX_NUMBER && head + parts + root + keys + 104 === source.size, "trailer: the lengths are not the file's");
+    const packed = await source.read(head + parts, head + parts + root);
+    const stored = await source.read(head + parts + root, head + parts + root + keys);
+    const [headDigest, digest] = [f.take(32), f.take(32)];
+    check(equal(await sha256(packed, stored, trailer.subarray(0, 64)), digest), "trailer: the second digest");
+    const lines = keys ? unascii(stored, "M12").split("\n") : [];
+    return { head, headDigest, parts: part(source, head, parts), format: trailer.subarray(24, 28), packed, lines };
+  }
+
+  // R2: wrapped keys and vouchers, null if there are none; and the data key, null without keys of the reader's.
+  async function checkKeys({ lines, format, packed }, label, access) {
+    if (!lines.length) check(!access.keys.length, "K7: not encrypted");
+    if (!lines.length) return { wrapped: null, vouchers: null, dataKey: null };
+    check(lines.length === 2 && lines.every((line) => line.length <= MAX_LINE), "M12: lines 1 and 2");
+    const [wrapped, vouchers] = [parseWrapped(lines[0]), parseVouchers(lines[1])];
+    const dataKey = access.keys.length ? await checkVouchers(vouchers, wrapped, await sha256(ascii(label), format, packed), access) : null;
+    return { wrapped, vouchers, dataKey };
+  }
+
+  const countMarks = (data) => data.reduce((sum, byte) => sum + (byte === 0x2c || byte === 0x5b || byte === 0x7b), 0);
+
+  function unzstdRoot(packed, rule) {
+    const content = unzstd(packed, Math.min(2 ** 26, 16 * packed.length + 65536));
+    check(countMarks(content) <= Math.floor(packed.length / 3) + 4096, `${rule}: commas and brackets`);
+    return content;
+  }
+
+  async function readNote(source, options) {
+    const access = accessOf(options);
+    check(source.size <= 2 ** 23, "N1: its size");
+    const found = await readSections(source);
+    check(found.head === 0 && found.parts.size === 0 && equal(found.headDigest, await sha256()), "N1: a head, or parts");
+    await checkKeys(found, "streamxf/1 note", access);
+    const content = unzstdRoot(found.packed, "N1");
+    check(content.length <= 2 ** 23, "N1: the size of its content");
+    check(countMarks(content) <= 2 ** 19, "N1: commas and brackets");
+    const value = parseJson(content, "N2", "N2");
+    checkDepth(value, 128, "N2");
+    return value;
+  }
+
+  // -- the index -------------------------------------------------------------------------------------------------------------
+
+  const ENTRY_OF_PART = { from: count, bytes: count, raw: count, sha256: HASH };
+  const ROOT = {
+    save_id: HEX32, rank: (value) => value === null || count(value), transforms: [text], chain: [text], dtypes: [text],
+    files: [ENTRY_OF_PART], items: [{ first: text, last: text, items: count, parts: [ENTRY_OF_PART] }],
+    modules: [text], packages: Map, extra: Map,
+    "run?": {
+      run: HEX32, name: text, step: count, time: count, rules: Map, metrics: Map,
+      "continues?": { step: count, save_id: HEX32 }, "line?": [count],
+    },
+  };
+  const MORE = { "properties?": Map, "path?": [(step) => text(step) || count(step)] };
+
+  function checkRun(run) {
+    const metrics = run.get("metrics");
+    conform([...metrics.values()], [text], "metrics");
+    for (const value of metrics.values()) check(/^[0-9a-f]{16}$/.test(value) && (!/^[7f]ff/.test(value) || /^.ff0{13}$/.test(value) || value === "7ff8000000000000"), "M14: a metric");
+    const visit = (value) => {
+      check(value !== null, "M13: null");
+      if (text(value)) check(!/[\x00-\x1f\x7f-\x9f]/.test(value), "M13: a control");
+      if (value instanceof Map) for (const name of value.keys()) visit(name);
+      innerOf(value).forEach(visit);
+    };
+    visit(run);
+    const letters = [...run.get("name")].length;
+    check(1 <= letters && letters <= 255 && !/^\.{1,2}$|\//.test(run.get("name")), "M13: name");
+    check(!run.has("line") || run.get("line").length, "index: an empty line");
+    checkDepth(run.get("rules"), 8, "M13");
+    check(sizeOf(run) <= 65536, "M15");
+  }
+
+  // The bytes of compact JSON.
+  function sizeOf(value) {
+    const list = (sizes) => 2 + Math.max(0, sizes.length - 1) + sizes.reduce((sum, size) => sum + size, 0);
+    if (value instanceof Map) return list([...value].map(([name, inner]) => sizeOf(name) + 1 + sizeOf(inner)));
+    if (Array.isArray(value)) return list(value.map(sizeOf));
+    if (!text(value)) return String(value).length;
+    return 2 + [...Array(value.length).keys()].reduce((sum, i) => sum + (value.charCodeAt(i) > 127 ? 6 : '"\\'.includes(value[i]) ? 2 : 1), 0);
+  }
+
+  // A part's columns, by id: what is there of each, and `numbers`, which reads one as integers.
+  async function readPart(parts, entry, at, needed) {
+    const [size, raw] = [entry.get("bytes"), entry.get("raw")];
+    check(size <= 2 ** 22 && raw <= Math.min(2 ** 22, 32 * size), "index: a part's size");
+    check(at + size <= parts.size, "index: parts: it ends too early");
+    const packed = await parts.read(at, at + size);
+    check(hex(await sha256(packed)) === entry.get("sha256"), "index: the digest of a part");
+    const content = unzstd(packed, raw);
+    check(content.length === raw, "index: a part's size");
+    const f = new Fields(content, "M16: a part");
+    check(equal(f.take(4), unhex("53585001")), "M16: the head of a part");
+    const [number, rows, chunks] = f.numbers(4, 4, 4);
+    check(number < 256, "M16: the head of a part");
+    const directory = Array.from({ length: number }, () => f.numbers(1, 1, 2, 4));
+    const columns = new Map();
+    let before = 0;
+    for (const [id, width, zeros, values] of directory) {
+      check(zeros === 0 && id > before, "M16: ids of columns do not rise, or zeros");
+      before = id;
+      columns.set(id, { width, values, data: f.take(width * values) });
+      check(f.take(-f.at & 7).every((byte) => byte === 0), "M16: padding");
+    }
+    check(f.at === content.length, "M16: bytes that belong to no column");
+    check(same([...columns.keys()].filter((id) => id < 128), [...needed].sort((a, b) => a - b)), "M16: columns");
+    const places = columns.get(10);
+    const least = places ? 2 * rows + 4 * chunks + places.values + (columns.has(4) ? countMarks(columns.get(4).data) : 0) : 16 * rows;
+    check(size >= least, "index: a part has more than its stored bytes allow");
+    return { rows, chunks, ...accessorsOf(columns) };
+  }
+
+  function accessorsOf(columns) {
+    const sized = (id, width, n) => {
+      const column = columns.get(id);
+      check(column.width === width && column.values === n, "M16: a column's width or count");
+      return column.data;
+    };
+    const numbers = (id, n) => {
+      const { width } = columns.get(id);
+      check([1, 2, 4, 8].includes(width), "M16: a column's width or count");
+      const f = new Fields(sized(id, width, n), "M16");
+      return Float64Array.from({ length: n }, () => {
+        const value = f.number(width);
+        check(value <= MAX_NUMBER, "M16: a number");
+        return value;
+      });
+    };
+    const fixed = (id, width, n) => {
+      const data = sized(id, width, n);
+      return Array.from({ length: n }, (_, i) => data.subarray(i * width, (i + 1) * width));
+    };
+    const strings = (ends, id, n) => {
+      const stops = numbers(ends, n);
+      const data = sized(id, 1, n ? stops[n - 1] : 0);
+      return Array.from(stops, (end, i) => {
+        check(!i || stops[i - 1] <= end, "M16: ends");
+        return data.subarray(i ? stops[i - 1] : 0, end);
+      });
+    };
+    return { numbers, fixed, strings };
+  }
+
+  const bytesOf = (value) => new TextEncoder().encode(value);
+
+  function checkPath(path) {
+    const steps = path.split("/");
+    check(1 <= path.length && [...path].length <= 4096 && !/[\x00-\x1f\x7f-\x9f\\%?#]/.test(path), "M4: a character");
+    check(steps.every((step) => step !== "" && step !== "." && step !== "..") && !steps[0].includes(":"), "M4: a part of the path");
+  }
+
+  class Index {
+    static async read(source, rank, access) {
+      const sections = await readSections(source);
+      const keys = await checkKeys(sections, "streamxf/1 index", access);
+      const root = parseJson(unzstdRoot(sections.packed, "index"), "index", "M1");
+      const index = new Index();
+      await index.fill(root, rank, sections, keys);
+      return index;
+    }
+
+    async fill(root, rank, { parts }, { wrapped, vouchers, dataKey }) {
+      conform(root, ROOT, "the root");
+      conform([...root.get("packages").values()], [text], "packages");
+      checkDepth(root.get("extra"), 128, "M1");
+      check(rank === null || !root.has("run"), "M1: only .metadata has a run");
+      if (root.has("run")) checkRun(root.get("run"));
+      check(root.get("rank") === rank && (rank === null || rank < 2 ** 31 - 1), "M10");
+      const [transforms, codecs] = ["transforms", "chain"].map((side) => root.get(side).map(parseDescriptor));
+      const bound = [...transforms.map((each) => `!${each.text}`), ...codecs.map((each) => each.text)];
+      check(bound.length <= 8 && bound.join("\n").length <= 1024, "C1: more than 8 descriptors, or too long");
+      check(!transforms.some(({ name }) => name.startsWith("streamxf.")), "D5");
+      check(codecs.every(({ name, fragment }) => name !== "streamxf.encrypt" || !fragment.length), "M8: a wrapped key in a descriptor");
+      const keyed = codecs.some(({ name }) => name === "streamxf.encrypt");
+      check(keyed === Boolean(wrapped), "M12: keys exactly if the chain encrypts");
+      check(root.get("dtypes").length <= 256, "index: dtypes");
+      for (const dtype of root.get("dtypes")) checkDtype(dtype, FRAMED);
+      Object.assign(this, { root, rank, transforms, codecs, wrapped, vouchers, dataKey, keyed, bound, signed: Boolean(vouchers?.signature), at: 0 });
+      this.files = await this.readFiles(root.get("files"), parts);
+      this.items = new Map();
+      let before = null;
+      for (const band of root.get("items"))
+        for (const item of await this.readBand(band, parts)) {
+          check(before === null || compare(before, item.key) < 0, "M16: the names of items do not rise");
+          before = item.key;
+          this.items.set(item.name, this.checkItem(item));
+        }
+      check(this.at === parts.size, "index: bytes that belong to no part");
+      this.checkNumbers();
+    }
+
+    async next(parts, entry, needed) {
+      const found = await readPart(parts, entry, this.at, needed);
+      this.at += entry.get("bytes");
+      return found;
+    }
+
+    async readFiles(entries, parts) {
+      const files = [];
+      const keyOf = new Map();
+      let before = null;
+      for (const entry of entries) {
+        const { rows, chunks, numbers, fixed, strings } = await this.next(parts, entry, [32, 33, 34, 35, ...(this.keyed ? [36] : [])]);
+        check(entry.get("from") === files.length && chunks === 0 && rows, "M16: from, or chunks of files");
+        const [sizes, writers, keys] = [numbers(34, rows), fixed(35, 16, rows), this.keyed ? fixed(36, 40, rows) : []];
+        strings(32, 33, rows).forEach((bytes, i) => {
+          const path = unutf8(bytes, "M16");
+          checkPath(path);
+          check(before === null || compare(before, bytes) < 0, "M16: the paths of files do not rise");
+          before = bytes;
+          const file = { path, size: sizes[i], writer: hex(writers[i]), key: keys[i] ?? null };
+          if (file.key) {
+            check(equal(keyOf.get(file.writer) ?? file.key, file.key), "M9: two keys");
+            keyOf.set(file.writer, file.key);
+          }
+          files.push(file);
+        });
+      }
+      return files;
+    }
+
+    // The items of a band, with their chunks from all of its parts.
+    async readBand(band, parts) {
+      const entries = band.get("parts");
+      const begins = entries.map((entry) => entry.get("from"));
+      check(begins.length && begins[0] === 0 && begins.every((begin, i) => !i || begins[i - 1] < begin), "index: where the parts of a band begin");
+      let items = null;
+      for (let i = 0; i < entries.length; i++) items = await this.readItems(entries[i], begins[i], begins[i + 1] ?? Infinity, parts, items);
+      check(items.length && band.get("items") === items.length, "M16: the items of a band");
+      check(items[0].name === band.get("first") && items[items.length - 1].name === band.get("last"), "M16: a band's ends");
+      for (const item of items) check(item.chunks.length === item.count, "M16: the number of chunks");
+      return items;
+    }
+
+    async readItems(entry, begin, end, parts, known) {
+      const bare = !this.codecs.length && !this.transforms.length;
+      const needed = [1, 2, 5, 6, 7, 8, 10, 11, 12, 13, 14, 15, ...(begin ? [] : [3, 4]), this.codecs.length ? 16 : 18, ...(this.signed ? [17] : [])];
+      const { rows, chunks, numbers, fixed, strings } = await this.next(parts, entry, needed);
+      const names = strings(1, 2, rows);
+      const more = begin ? [] : strings(3, 4, rows);
+      const [dtypes, ndims, counts] = [numbers(5, rows), numbers(6, rows), numbers(8, rows)];
+      const sum = (list) => list.reduce((total, each) => total + each, 0);
+      check(ndims.every((ndim) => ndim <= 64), "M16: dimensions");
+      const shapes = numbers(7, sum(ndims));
+      const here = counts.map((n) => Math.max(Math.min(n, end) - begin, 0));
+      check(sum(here) === chunks, "M16: the number of chunks");
+      const dims = sum(here.map((n, i) => n * ndims[i]));
+      const [offsets, lengths] = [numbers(10, dims), numbers(11, dims)];
+      const [kinds, files, ats, sizes] = [12, 13, 14, 15].map((id) => numbers(id, chunks));
+      const idents = this.codecs.length ? numbers(16, chunks) : null;
+      const digests = this.signed ? fixed(17, 32, chunks) : null;
+      const pieces = sizes.map((size) => Math.ceil(size / MIB));
+      const sums = this.codecs.length ? null : new DataView(concat(...fixed(18, 4, sum(pieces))).buffer);
+      check(known === null || known.length === rows, "M16: the items of a band's parts");
+      let [shapeAt, boxAt, chunk, sumAt] = [0, 0, 0, 0];
+      return names.map((key, i) => {
+        const item = { key, name: unutf8(key, "M16"), dtype: dtypes[i], shape: [...shapes.subarray(shapeAt, (shapeAt += ndims[i]))], count: counts[i], more: more[i], chunks: [] };
+        check(1 <= key.length && key.length <= 4096, "M16: the length of a name");
+        const first = known?.[i] ?? item;
+        check(equal(first.key, key) && first.dtype === item.dtype && same(first.shape, item.shape) && first.count === item.count, "M16: the items of a band's parts");
+        for (let n = 0; n < here[i]; n++, chunk++) {
+          const [offset, shape] = [offsets, lengths].map((boxes) => [...boxes.subarray(boxAt, boxAt + ndims[i])]);
+          boxAt += ndims[i];
+          const crcs = sums && Array.from({ length: pieces[chunk] }, () => sums.getUint32(4 * sumAt++, true));
+          first.chunks.push({ offset, shape, kind: kinds[chunk], file: files[chunk], at: ats[chunk], bytes: sizes[chunk], number: idents?.[chunk] ?? null, digest: digests?.[chunk] ?? null, crcs });
+        }
+        return first;
+      });
+    }
+
+    checkItem({ name, dtype: place, shape, more: data, chunks, count: n }) {
+      const more = data.length ? parseJson(data, "more", "M1") : new Map();
+      const { root, files } = this;
+      const tensor = place > 0;
+      conform(more, tensor ? MORE : { "path?": MORE["path?"] }, "more");
+      const path = more.get("path") ?? [name];
+      check(1 <= path.length && path.length <= 256 && path.every((step) => text(step) || step < 2 ** 20), "index: steps of a path");
+      check([...(more.get("properties") ?? new Map()).values()].every((value) => text(value) || typeof value === "boolean"), "M1: properties");
+      check(place <= root.get("dtypes").length, "M16: no such dtype");
+      check(tensor || (!shape.length && n === 1), "M16: an object has no dimensions, and one chunk");
+      const dtype = tensor ? root.get("dtypes")[place - 1] : null;
+      const size = ELEMENT_SIZE.get(dtype);
+      const found = chunks.map((chunk) => {
+        const { kind, file, at, bytes } = chunk;
+        check(tensor ? kind === TENSOR || kind === FRAMED : kind === OBJECT, "M16: a kind");
+        check(kind !== TENSOR || !this.transforms.length, "M6");
+        check(file < files.length, "M16: no such file");
+        check(at + bytes <= files[file].size, "M2: not within the file");
+        check(kind !== TENSOR || size, "C5: the dtype");
+        return { ...chunk, file: files[file] };
+      });
+      if (tensor) checkChunks(shape, found, this.rank === null);
+      if (!this.codecs.length)
+        for (const { kind, bytes, shape: shard } of found) check(kind !== TENSOR || bytes === product(shard) * size, "B1: the size of a raw tensor");
+      return { name, dtype, elementSize: size ?? null, shape, path, properties: more.get("properties") ?? new Map(), chunks: found };
+    }
+
+    checkNumbers() {
+      const seen = new Set();
+      for (const { chunks } of this.codecs.length ? this.items.values() : [])
+        for (const { file, number } of chunks) {
+          const both = `${file.writer} ${number}`;
+          check(!seen.has(both), "M2: a number twice");
+          seen.add(both);
+        }
+    }
+
+    // M9
+    async dataKeyOf(file) {
+      if (!file.key) return null;
+      check(this.dataKey, "K3: the container is encrypted, and no key was given");
+      if (file.key.every((byte) => byte === 0)) return this.dataKey;
+      const opened = await unwrapAes(await hkdf(this.dataKey, ascii("streamxf/1 keys")), file.key);
+      return opened ?? check(false, "M9: the key of a writer");
+    }
+  }
+
+  // M5. What chunks are is the same as what the tensor is, or twice the same, exactly if their corners, each with a sign,
+  // add up to its own: so a tiling is recognized without comparing pairs. Dimensions that no chunk cuts do not count.
+  function checkChunks(shape, chunks, whole) {
+    checkPlace(shape.map(() => 0), shape, shape, "M5");
+    chunks.forEach((chunk, i) => {
+      checkPlace(chunk.offset, chunk.shape, shape, "M5");
+      check(!i || compare(chunks[i - 1].offset, chunk.offset) < 0, "M5: offsets do not rise");
+    });
+    const full = chunks.filter((chunk) => product(chunk.shape));
+    const cut = shape.map((_, i) => i).filter((i) => full.some((chunk) => chunk.shape[i] !== shape[i]));
+    if (!whole) return checkApart(full, cut);
+    if (!full.length) return check(product(shape) === 0, "M5: an element is in no chunk");
+    const grid = cut.map((i) => new Map(full.map((chunk) => [chunk.offset[i], chunk.shape[i]])));
+    const regular = full.every((chunk) => cut.every((i, at) => grid[at].get(chunk.offset[i]) === chunk.shape[i]));
+    if (regular && product(grid.map((lengths) => lengths.size)) === full.length) {
+      const lengths = grid.map((each) => [...each.values()].reduce((sum, length) => sum + length, 0));
+      return check(cut.every((i, at) => lengths[at] === shape[i] && adjoin(grid[at])), "M5: an element is in no chunk, or in two");
+    }
+    check(full.length * 2 ** cut.length <= 2 ** 20, "M5: too many chunks that are no grid");
+    const corners = new Map();
+    const add = (offset, lengths, sign) => {
+      for (let bits = 0; bits < 2 ** cut.length; bits++) {
+        let [key, value] = ["", sign];
+        cut.forEach((i, at) => {
+          const far = (bits >> at) & 1;
+          key += `${offset[i] + far * lengths[i]} `;
+          if (far) value = -value;
+        });
+        corners.set(key, (corners.get(key) ?? 0) + value);
+      }
+    };
+    for (const chunk of full) add(chunk.offset, chunk.shape, 1);
+    add(shape.map(() => 0), shape, -1);
+    for (const sum of corners.values()) check(sum === 0, "M5: an element is in no chunk, or in two");
+  }
+
+  const adjoin = (lengths) => {
+    let end = 0;
+    return [...lengths].sort(([a], [b]) => a - b).every(([offset, length]) => offset === end && (end += length));
+  };
+
+  // That no two of them overlap.
+  function checkApart(chunks, cut) {
+    let steps = 2 ** 24;
+    const spans = cut.map((i) => chunks.reduce((sum, chunk) => sum + chunk.shape[i] / 2 ** 53, 0));
+    const along = cut[spans.indexOf(Math.min(...spans))] ?? 0;
+    const sorted = [...chunks].sort((a, b) => a.offset[along] - b.offset[along]);
+    sorted.forEach((one, i) => {
+      for (let k = i + 1; k < sorted.length && sorted[k].offset[along] < one.offset[along] + one.shape[along]; k++) {
+        const other = sorted[k];
+        check(steps-- > 0, "M5: too many chunks");
+        check(cut.some((d) => one.offset[d] >= other.offset[d] + other.shape[d] || other.offset[d] >= one.offset[d] + one.shape[d]), "M5: chunks overlap");
+      }
+    });
+  }
+
+  // -- a checkpoint ------------------------------------------------------------------------------------------------------------
+
+  // `folder.open(path)` gives a source, or null where there is no such file.
+  class Checkpoint {
+    static async open(folder, options = {}) {
+      const { rank = null, transforms = new Map() } = options;
+      const access = accessOf(options);
+      const name = rank === null ? ".metadata" : `__${rank}.metadata`;
+      const source = await folder.open(name);
+      check(source, `index: there is no ${name}`);
+      const [first] = await source.read(0, Math.min(1, source.size));
+      const end = await source.read(Math.max(0, source.size - 8), source.size);
+      if (first === 0x80 && !equal(end, unhex("0a1a0d0a4d5853d3"))) throw new NotHere("checkpoints of torch's own writers, whose index is a pickle");
+      const index = await Index.read(source, rank, access);
+      return Object.assign(new Checkpoint(), { index, folder, transforms, items: index.items });
+    }
+
+    // R4: what has to be right before a chunk's blocks are decoded.
+    async openChunk(item, chunk) {
+      const { index } = this;
+      const { file } = chunk;
+      const source = await this.folder.open(file.path);
+      check(source, `M3: there is no ${file.path}`);
+      check(source.size === file.size, "M3: the size of a file");
+      const stored = part(source, chunk.at, chunk.bytes);
+      if (!index.codecs.length) return { stored };
+      const header = await readHeader(stored);
+      const chain = [...header.transforms.map((each) => `!${each.text}`), ...header.codecs.map((each) => each.text)];
+      check(same(chain, index.bound), "M8: the chain");
+      check(header.flags & PUBLISHED, "M8: published");
+      const { identity } = header;
+      check(identity.writer === file.writer && identity.number === chunk.number && identity.kind === chunk.kind && identity.dtype === (item.dtype ?? ""), "M8: this item");
+      check(same(identity.offset, chunk.offset) && same(identity.shape, chunk.shape) && same(identity.whole, item.shape), "M8: this item");
+      check(Boolean(header.flags & HASHED) === Boolean(chunk.digest), "M7: hashed");
+      const key = await unseal(header, await index.dataKeyOf(file));
+      const table = await readTable(stored, header);
+      check(!chunk.digest || equal(chunk.digest, table.digest), "M7: T");
+      return { stored, header: { ...header, codecs: index.codecs }, table, key };
+    }
+
+    // All of a chunk's stream, or of an object's.
+    async stream(item, chunk) {
+      const { stored, header, table, key } = await this.openChunk(item, chunk);
+      let data = header ? await readBlocks(stored, header, table, key) : await this.readBare(stored, chunk, 0, stored.size);
+      for (const transform of [...this.index.transforms].reverse()) {
+        check(this.transforms.has(transform.name), `D5: nothing here undoes ${transform.name}`);
+        data = await this.transforms.get(transform.name)(data);
+      }
+      return data;
+    }
+
+    // B2
+    async readBare(stored, { crcs }, begin, end) {
+      const first = Math.floor(begin / MIB);
+      const data = await stored.read(first * MIB, Math.min(stored.size, Math.ceil(end / MIB) * MIB));
+      for (let at = 0, i = first; at < data.length; at += MIB, i++) check(crc32c(data.subarray(at, at + MIB)) === crcs[i], "B2: the CRC of a MiB");
+      return data.subarray(begin - first * MIB, end - first * MIB);
+    }
+  }
+
+  return { Checkpoint, NotHere, Refused, keyOf, parseKey, readContainer, readNote, readPlain, sourceOf, unhex, hex, sha256, unzstd };
+})();
+
+if (typeof module !== "undefined") module.exports = Reader;
