@@ -16,7 +16,7 @@ from benchmarks.child import in_child
 from benchmarks.costs import need_proc, peak_added
 from benchmarks.harness import MIB, Settings, progress, timed
 from benchmarks.result import Result, Row, Spread, Table, goal_row
-from streamxf.chain import Chain
+from streamxf.chain import Chains
 from streamxf.checkpoint.datafile import FileRecord
 from streamxf.checkpoint.publish import assemble
 from streamxf.checkpoint.saving import Extensions
@@ -109,7 +109,7 @@ def make_up(path: Path, ranks: int, items: int, gib: int) -> int:
     tensors = items // ranks
     stored = gib * GIB // items
     rows = max(1, stored // (4096 * 2))
-    chains = [Extensions((), Chain([streamxf.FloatZip(), streamxf.Encrypt(OLD)])).renew() for _ in range(ranks)]
+    chains = [Extensions((), Chains.chosen([streamxf.FloatZip(), streamxf.Encrypt(OLD)])).renew() for _ in range(ranks)]
     records = []
     for rank, chain in enumerate(chains):
         writer_id = os.urandom(16)

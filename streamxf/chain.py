@@ -7,7 +7,8 @@ On save a block passes the codecs front to back, on load back to front, inside o
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -41,8 +42,11 @@ DEFAULT_CHAIN = "floatzip"
 """Where no chain is given; for bytes, too: most are files of floats, and what is not goes through zstd."""
 
 _RAW = "raw"
+_ANY = "*"  # the pattern of all items
 
 ChainLike = Union["Chain", str, Codec, Sequence[Codec]]
+ChainsLike = Union[ChainLike, "Chains", Mapping[str, ChainLike]]
+"""One chain for all items, or several by patterns of items' names, as `Chains` says."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,8 @@ class Chain:
             return chain
         if isinstance(chain, str):
             return cls.parse(chain, keys=keys, codecs=codecs)
+        if isinstance(chain, Mapping | Chains):
+            raise ChainError("chains by name are for the items of a checkpoint; here one chain is needed")
         return cls((chain,)) if isinstance(chain, Codec) else cls(chain)
 
     @classmethod
@@ -159,6 +165,12 @@ class Chain:
         """The chain for one save: whatever is random for each save is drawn again."""
         return Chain((codec.renew() for codec in self.codecs), raw=self.raw)
 
+    def sharing(self, encryption: Encrypt | None) -> Chain:
+        """The same with this in the place of its own."""
+        if encryption is None or encryption is self.encryption:
+            return self
+        return Chain(encryption if codec.name == ENCRYPT else codec for codec in self.codecs)
+
     @cached_property
     def encryption(self) -> Encrypt | None:
         return cast("Encrypt | None", next((codec for codec in self.codecs if codec.name == ENCRYPT), None))
@@ -197,6 +209,86 @@ class Chain:
                 "the container's seal does not match: its header was altered, or it was sealed under another data key"
             )
         return state
+
+
+class Chains:
+    """The chain of each item of a checkpoint, by its name: that of the last pattern that fits, in which ``*`` stands
+    for any text. If one of them encrypts, all do, and for the same readers: then they share the first one's `Encrypt`.
+
+    Raises ChainError if only some encrypt, or for others; ParameterError if `by_pattern` is no mapping of patterns.
+
+    - `by_pattern`: the first is ``"*"``, whose chain is the default.
+    """
+
+    def __init__(self, by_pattern: Mapping[str, Chain]) -> None:
+        encrypting = {chain.encryption for chain in by_pattern.values()}
+        if len(encrypting) > 1:
+            texts = "; ".join(f"{pattern}: {chain}" for pattern, chain in by_pattern.items())
+            raise ChainError(f"if one chain encrypts, all do, for the same keys and by the same signer: {texts}")
+        own = self.encryption = next(iter(encrypting), None)
+        self.by_pattern = {pattern: chain.sharing(own) for pattern, chain in by_pattern.items()}
+        others = [*self.by_pattern][:0:-1]  # the last first, without that for all
+        self._patterns = [(each, re.compile(".*".join(map(re.escape, each.split("*"))), re.DOTALL)) for each in others]
+
+    @classmethod
+    def of(cls, chains: ChainsLike | None, make: Callable[[ChainLike | None], Chain]) -> Chains:
+        """From the value of a ``chain=`` argument, each chain of which, or the default, `make` makes."""
+        if isinstance(chains, Chains):
+            return chains
+        if not isinstance(chains, Mapping):
+            return cls({_ANY: make(chains)})
+        if not all(isinstance(pattern, str) and pattern for pattern in chains):
+            raise ParameterError("chain= is a mapping from patterns of items' names, which are text, to chains")
+        if _ANY in [*chains][1:]:
+            raise ParameterError("of the patterns in chain=, '*' stands first: the last one that fits an item counts")
+        return cls({pattern: make(chain) for pattern, chain in {_ANY: chains.get(_ANY), **chains}.items()})
+
+    @classmethod
+    def chosen(cls, chains: ChainsLike | None, *, keys: KeysLike = None) -> Chains:
+        """Those of a writer, each as `Chain.chosen`."""
+        ring = None if keys is None else KeyRing.of(keys)  # looked up once: one may ask for a passphrase
+        made = cls.of(chains, lambda chain: Chain.chosen(chain, keys=ring))
+        Chain.chosen(made.default, keys=ring)  # which may have been made without keys
+        return made
+
+    @staticmethod
+    def by_text(texts: Sequence[str]) -> ChainsLike | None:
+        """The value of ``chain=`` that texts stand for: CHAIN for all items, or NAME=CHAIN, where NAME is a pattern
+        without colons. Raises ParameterError if one name is given twice.
+        """
+        found: dict[str, ChainLike] = {}
+        for text in texts:
+            name, equals, chain = text.partition("=")
+            name, chain = (name.strip(), chain) if equals and ":" not in name else (_ANY, text)
+            if name in found:
+                raise ParameterError(f"there are two chains for {name}")
+            found[name] = chain
+        return (found[_ANY] if [*found] == [_ANY] else found) if found else None
+
+    @property
+    def default(self) -> Chain:
+        return self.by_pattern[_ANY]
+
+    def pattern_for(self, item: str) -> str:
+        for pattern, fits in self._patterns:
+            if fits.fullmatch(item):
+                return pattern
+        return _ANY
+
+    def for_item(self, name: str) -> Chain:
+        return self.by_pattern[self.pattern_for(name)]
+
+    def __iter__(self) -> Iterator[Chain]:
+        return iter(self.by_pattern.values())
+
+    def renew(self) -> Chains:
+        """As `Chain.renew`."""
+        return Chains({pattern: chain.renew() for pattern, chain in self.by_pattern.items()})
+
+    def __str__(self) -> str:
+        if len(self.by_pattern) == 1:
+            return str(self.default)
+        return ", ".join(f"{pattern}={chain}" for pattern, chain in self.by_pattern.items())
 
 
 def _parse_codec(text: str, keys: KeyRing, registry: CodecRegistry) -> Codec:

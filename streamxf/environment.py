@@ -15,7 +15,8 @@ ignored = False  # whether the variables are left alone: commands have chains an
 
 
 def install_from_environment() -> None:
-    """Install the chain in ``STREAMXF_CHAIN``; without it, readers alone are given the keys.
+    """Install the chain in ``STREAMXF_CHAIN``; without it, readers alone are given the keys. Several are separated by
+    semicolons: ``floatzip; embedding.*=raw``.
 
     ``STREAMXF_KEYS`` has locations of keys, separated by spaces. The first is for ``encrypt``, and readers try all.
 
@@ -26,7 +27,7 @@ def install_from_environment() -> None:
     text, locations = os.environ.get(CHAIN_VARIABLE, ""), os.environ.get(KEYS_VARIABLE, "").split()
     if ignored or not (text or locations):
         return
-    from streamxf.chain import Chain
+    from streamxf.chain import Chains
     from streamxf.dcp.install import Installation, install
     from streamxf.errors import ParameterError, StreamxfError
     from streamxf.keys import KeyRing
@@ -40,7 +41,8 @@ def install_from_environment() -> None:
         elif not text.strip():
             raise ParameterError("it names no codecs")
         else:
-            install(Chain.parse(text, keys=locations[:1] or None), keys=locations or None)
+            chains = Chains.chosen(Chains.by_text(text.split(";")), keys=locations[:1] or None)
+            install(chains, keys=locations or None)
     except StreamxfError as error:
         what = "every save and load" if text else "every load"
         error.message = f"{variable} cannot be used: {error.message.replace(' in keys=', f' in {KEYS_VARIABLE}')}"

@@ -1,7 +1,7 @@
 """What tools use to read checkpoints: the terms, metadata, items and boxes of elements; docs/api.md, "For tools"."""
 
 from streamxf.budget import Budget
-from streamxf.chain import ChainLike
+from streamxf.chain import ChainLike, ChainsLike
 from streamxf.checkpoint.access import Access, AccessOptions
 from streamxf.checkpoint.bare import BareHeader
 from streamxf.checkpoint.elements import Elements
@@ -18,10 +18,11 @@ from streamxf.storage.reading import StoredFile
 from streamxf.stream.container import StoredStream
 from streamxf.stream.plain import PlainParts
 from streamxf.stream.reader import BareBlocks, Blocks, StreamReader
-from streamxf.stream.scan import Found, Scan
+from streamxf.stream.scan import Scan
 from streamxf.torchsave.legacy import TorchFile
 
 __all__ = ["Access", "AccessOptions", "Budget", "KeySet", "KeysLike", "SignerLike", "TrustLike", "ChainLike"]
-__all__ += ["Metadata", "metadata_files", "read_metadata", "Item", "TensorItem", "Path", "Nesting", "Note", "Progress"]
-__all__ += ["Share", "Shares", "Box", "BoxReader", "Elements", "ItemOpener", "ItemPart", "Kind", "Scan", "StoredStream"]
-__all__ += ["StreamReader", "Blocks", "BareBlocks", "StoredFile", "TorchFile", "BareHeader", "PlainParts", "Found"]
+__all__ += ["ChainsLike", "Metadata", "metadata_files", "read_metadata", "Item", "TensorItem", "Path", "Nesting"]
+__all__ += ["Note", "Progress", "Share", "Shares", "Box", "BoxReader", "Elements", "ItemOpener", "ItemPart", "Kind"]
+__all__ += ["Scan", "StoredStream", "StreamReader", "Blocks", "BareBlocks", "StoredFile", "TorchFile", "BareHeader"]
+__all__ += ["PlainParts"]

@@ -6,9 +6,9 @@ Each thread counts in its own cell, so that a codec call takes no lock; the cell
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Self
 
 from streamxf.errors import escaped
@@ -25,6 +25,7 @@ class Cell:
     io_seconds: float = 0.0  # spent in reads, or in writes, flushes and syncs
     peak_blocks: int = 0  # the most that were in flight at a time
     busy: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # seconds, by the codec's name
+    patterns: Counter[str] = field(default_factory=Counter)  # of items, by the pattern whose chain they passed
 
 
 class Meter:
@@ -68,6 +69,7 @@ class Meter:
             total.peak_blocks = max(total.peak_blocks, cell.peak_blocks)
             for name, seconds in list(cell.busy.items()):
                 total.busy[name] += seconds
+            total.patterns.update(cell.patterns)
         return total
 
 
@@ -158,17 +160,25 @@ class SaveReport(Report):
     """Report of a save in this process; the attributes are those of `Report`, and more.
 
     - `stock`: whether torch's own readers can read the metadata that this process published; None if it published none.
+    - `patterns`: if there is a chain for each of several patterns of names, how many items of this process each had.
     - `compared`: whether what ranks have under the same names was compared, in the process that published; None if it
       saved alone. Plans that come from a cache, and planners with methods of their own, give nothing to compare.
     """
 
     stock: bool | None = None
     compared: bool | None = None
+    patterns: Mapping[str, int] = field(default_factory=dict)
 
     what: ClassVar[str] = "Save"
 
+    @classmethod
+    def of(cls, meter: Meter, wall_seconds: float) -> Self:
+        patterns = meter.total().patterns
+        return replace(super().of(meter, wall_seconds), patterns=dict(patterns) if len(patterns) > 1 else {})
+
     def _more_rows(self) -> list[tuple[str, str, str]]:
-        rows = [("torch's own readers", "no", "`streamxf stock` lets them")] if self.stock is False else []
+        rows = [(f"items by chain of {escaped(pattern)}", f"{count:,}", "") for pattern, count in self.patterns.items()]
+        rows += [("torch's own readers", "no", "`streamxf stock` lets them")] if self.stock is False else []
         return [*rows, ("ranks' values", "", "not compared")] if self.compared is False else rows
 
 

@@ -418,7 +418,7 @@ def item_columns(items: dict[str, Any], dtypes: list[str], begin: int, stop: int
     """The columns of a part of a band, and the number of chunks in it."""
     names = [name.encode("utf-8", "surrogatepass") for name in items]
     tensors = ["dtype" in item for item in items.values()]
-    coded = {"file", "at", "bytes", "number", "sha256", "crc32c", "dtype", "shape", "chunks"}
+    coded = {"file", "at", "bytes", "number", "sha256", "crc32c", "dtype", "shape", "chunks", "chain"}
     more = [{name: value for name, value in item.items() if name not in coded} for item in items.values()]
     texts = [json.dumps(each, separators=(",", ":")).encode() if each else b"" for each in more]
     shapes = [item.get("shape", []) for item in items.values()]
@@ -434,16 +434,16 @@ def item_columns(items: dict[str, Any], dtypes: list[str], begin: int, stop: int
         6: [len(shape) for shape in shapes],
         7: [size for shape in shapes for size in shape],
         8: [len(all_) for all_ in chunks],
+        9: [item.get("chain", 0) for item in items.values()],
         10: [number for offset, _ in boxes for number in offset],
         11: [number for _, shape in boxes for number in shape],
         12: kinds,
     }
     columns |= {number: [chunk[name] for chunk, _ in own] for number, name in ((13, "file"), (14, "at"), (15, "bytes"))}
     known = {name for all_ in chunks for chunk in all_ for name in chunk}
-    if "number" in known:
-        columns[16] = [chunk["number"] for chunk, _ in own if "number" in chunk]
+    columns[16] = [chunk["number"] for chunk, _ in own if "number" in chunk]
     for member, number in (("sha256", 17), ("crc32c", 18)):
-        if member in known:
+        if member in known or number == 18:
             columns[number] = b"".join(bytes.fromhex(chunk[member]) for chunk, _ in own if member in chunk)
     return columns, len(own)
 
@@ -490,7 +490,7 @@ def unpack_index(root: dict[str, Any], parts: bytes) -> dict[str, Any]:
     for band in root["items"]:
         begins = [entry["from"] for entry in band["parts"]] + [1 << 62]
         for number, entry in enumerate(band["parts"]):
-            _add_items(index["items"], columns(entry), root["dtypes"], *begins[number : number + 2])
+            _add_items(index["items"], columns(entry), root, *begins[number : number + 2])
     return index
 
 
@@ -505,22 +505,24 @@ def _rows(columns: Any) -> list[dict[str, Any]]:
     return rows
 
 
-def _add_items(items: dict[str, Any], columns: Any, dtypes: list[str], begin: int, stop: int) -> None:
-    boxes, shapes = ((iter(columns[10]), iter(columns[11])), iter(columns[7]))
-    chunk = crcs = 0
+def _add_items(items: dict[str, Any], columns: Any, root: dict[str, Any], begin: int, stop: int) -> None:
+    boxes, shapes, numbers = (iter(columns[10]), iter(columns[11])), iter(columns[7]), iter(columns[16])
+    dtypes, chunk, crcs = root["dtypes"], 0, 0
     for row, (name_at, name_end) in enumerate(pairwise([0, *columns[1]])):
         name, ndim, dtype = columns[2][name_at:name_end].decode(), columns[6][row], columns[5][row]
         shape = [*islice(shapes, ndim)]
         item = items.setdefault(name, {"dtype": dtypes[dtype - 1], "shape": shape, "chunks": []} if dtype else {})
         if 3 in columns and (text := columns[4][columns[3][row - 1] if row else 0 : columns[3][row]]):
             item |= json.loads(text)
+        if columns[9][row]:
+            item["chain"] = columns[9][row]
         for _ in range(max(min(columns[8][row], stop) - begin, 0)):
             made = {"file": columns[13][chunk], "at": columns[14][chunk], "bytes": columns[15][chunk]}
-            if 16 in columns:
-                made["number"] = columns[16][chunk]
             if 17 in columns:
                 made["sha256"] = columns[17][32 * chunk :][:32].hex()
-            if 18 in columns:
+            if root["chains"][columns[9][row]]:
+                made["number"] = next(numbers)
+            else:
                 size = 4 * -(-made["bytes"] // 2**20)
                 made["crc32c"] = columns[18][crcs : crcs + size].hex()
                 crcs += size

@@ -199,18 +199,18 @@ def read_plain(file: bytes, reader: Reader) -> bytes:
 # -- The index
 
 # A chunk of a tensor, or an object: where it is, and what its container says of it; the columns of its file.
-Part = namedtuple("Part", "at size sha256 crcs file identity")
+Part = namedtuple("Part", "at size sha256 crcs file identity chain")
 File = namedtuple("File", "path size writer key")
 # The parts of each item; dtype and shape of each tensor; the first wrapped data key.
-Index = namedtuple("Index", "transforms chain parts shapes wrapped run")
+Index = namedtuple("Index", "transforms parts shapes wrapped run")
 # What JSON has to look like: a type, a pattern, a list of something, something or null, or an object with these members
 # ("?" marks optional ones), and others whose names begin with "_".
 HASH, HEX32 = "[0-9a-f]{64}", "[0-9a-f]{32}"
 ENTRY = {"from": int, "bytes": int, "raw": int, "sha256": HASH}
 MORE = {"properties?": dict, "path?": list}
 ROOT = {
-    **{"save_id": HEX32, "rank": (int, None), "transforms": [str], "chain": [str], "dtypes": [str], "files": [ENTRY]},
-    **{"items": [{"first": str, "last": str, "items": int, "parts": [ENTRY]}]},
+    **{"save_id": HEX32, "rank": (int, None), "transforms": [str], "chains": [[str]], "dtypes": [str]},
+    **{"files": [ENTRY], "items": [{"first": str, "last": str, "items": int, "parts": [ENTRY]}]},
     **{"modules": [str], "packages": dict, "extra": dict},
     "run?": {"run": HEX32, "name": str, "step": int, "time": int, "rules": dict, "metrics": dict}
     | {"continues?": {"step": int, "save_id": HEX32}, "line?": [int]},
@@ -359,27 +359,32 @@ def parse_root(root: Any, rank: int | None, found: Sections, signed: bool) -> In
     if "run" in root:
         check_run(root["run"], rank)
     check(root["rank"] == rank and (rank is None or rank < (1 << 31) - 1), "M10")
-    transforms, chain = ([parse_descriptor(text) for text in root[side]] for side in ("transforms", "chain"))
-    bound = [*(f"!{d.text}" for d in transforms), *(d.text for d in chain)]
-    check(len(bound) <= 8 and len("\n".join(bound)) <= 1024, "C1: more than 8 descriptors, or too long")
+    transforms, *chains = ([parse_descriptor(text) for text in each] for each in (root["transforms"], *root["chains"]))
+    for chain in chains or [[]]:
+        bound = [*(f"!{d.text}" for d in transforms), *(d.text for d in chain)]
+        check(len(bound) <= 8 and len("\n".join(bound)) <= 1024, "C1: more than 8 descriptors, or too long")
+        check(not any(d.fragment for d in chain if d.name == "streamxf.encrypt"), "M8: a wrapped key in a descriptor")
     check(not any(d.name.startswith("streamxf.") for d in transforms), "D5")
-    check(not any(d.fragment for d in chain if d.name == "streamxf.encrypt"), "M8: a wrapped key in a descriptor")
-    keyed = any(d.name == "streamxf.encrypt" for d in chain)
+    encrypting = {any(d.name == "streamxf.encrypt" for d in chain) for chain in chains}
+    check(len(chains) <= 256, "index: chains")
+    check(len(encrypting) < 2, "M17: only some encrypt")
+    keyed = encrypting == {True}
     check(keyed == bool(found.lines), "M12: keys exactly if the chain encrypts")
     check(len(root["dtypes"]) <= 256, "index: dtypes")
     for dtype in root["dtypes"]:
         check_dtype(dtype, FRAMED)
     f = Fields(found.parts, "index: parts")
     files = read_files(root["files"], f, keyed)
-    items = [item for band in root["items"] for item in read_band(band, f, bool(chain), signed)]
+    items = [item for band in root["items"] for item in read_band(band, f, [*map(bool, chains)], signed)]
     check(not f.rest(), "index: bytes that belong to no part")
     names = [item["name"] for item in items]
     check(names == sorted(set(names)), "M16: the names of items do not rise")
-    parts = {item["name"].decode(): parse_item(item, root, files, signed) for item in items}
-    numbers = [(part.identity.writer, part.identity.number) for each in parts.values() for part in each]
-    check(not chain or len(set(numbers)) == len(numbers), "M2: a number twice")
+    parts = {item["name"].decode(): parse_item(item, root, chains[item["chain"]], files) for item in items}
+    coded = [part.identity for each in parts.values() for part in each if part.chain]
+    numbers = [(identity.writer, identity.number) for identity in coded]
+    check(len(set(numbers)) == len(numbers), "M2: a number twice")
     shapes = {i["name"].decode(): (root["dtypes"][i["dtype"] - 1], i["shape"]) for i in items if i["dtype"]}
-    return Index(transforms, chain, parts, shapes, parse_wrapped(found.lines[0]) if keyed else None, root.get("run"))
+    return Index(transforms, parts, shapes, parse_wrapped(found.lines[0]) if keyed else None, root.get("run"))
 
 
 def read_part(entry: Any, f: Fields, needed: set[int]) -> tuple[int, int, dict[int, tuple[int, bytes]]]:
@@ -449,18 +454,19 @@ def check_file_path(path: str) -> None:
     check(not {"", ".", ".."} & set(steps) and ":" not in steps[0], "M4: a part of the path")
 
 
-def read_band(band: Any, f: Fields, coded: bool, signed: bool) -> list[Any]:
+def read_band(band: Any, f: Fields, coded: list[bool], signed: bool) -> list[Any]:
     """The items of a band, with all their chunks."""
     items: list[Any] = []
     begins = [entry["from"] for entry in band["parts"]]
     check(begins and begins[0] == 0 and begins == sorted(set(begins)), "index: where the parts of a band begin")
     for begin, end, entry in zip(begins, [*begins[1:], 1 << 53], band["parts"], strict=True):
-        needed = {1, 2, *range(5, 9), *range(10, 16), *[3, 4] * (begin == 0), *[16 if coded else 18], *[17] * signed}
+        needed = {1, 2, *range(5, 17), 18, *[3, 4] * (begin == 0), *[17] * signed}
         rows, count, columns = read_part(entry, f, needed)
         names = strings(columns[1], columns[2], rows)
         more = strings(columns[3], columns[4], rows) if not begin else [b""] * rows
-        dtypes, ndims, counts = (integers(columns[number], rows) for number in (5, 6, 8))
+        dtypes, ndims, counts, chains = (integers(columns[number], rows) for number in (5, 6, 8, 9))
         check(max(ndims, default=0) <= 64, "M16: dimensions")
+        check(max(chains, default=0) < len(coded), "M16: no such chain")
         numbers = iter(integers(columns[7], sum(ndims)))
         shapes = [tuple(next(numbers) for _ in range(ndim)) for ndim in ndims]
         here = [max(min(n, end) - begin, 0) for n in counts]
@@ -468,20 +474,22 @@ def read_band(band: Any, f: Fields, coded: bool, signed: bool) -> list[Any]:
         dims = sum(map(int.__mul__, here, ndims))
         boxes = [iter(integers(columns[number], dims)) for number in (10, 11)]
         rest = [integers(columns[number], count) for number in (12, 13, 14, 15)]
-        rest.append(integers(columns[16], count) if coded else [None] * count)
-        pieces = [-(-size // MIB) for size in rest[3]]
-        crcs = iter(fixed(columns[18], 4, sum(pieces)) if not coded else ())
-        rest.append([[next(crcs) for _ in range(n)] if not coded else None for n in pieces])
+        boxed = [coded[chain] for chain, n in zip(chains, here, strict=True) for _ in range(n)]
+        values = iter(integers(columns[16], sum(boxed)))
+        rest.append([next(values) if own else 0 for own in boxed])
+        pieces = [0 if own else -(-size // MIB) for own, size in zip(boxed, rest[3], strict=True)]
+        crcs = iter(fixed(columns[18], 4, sum(pieces)))
+        rest.append([[next(crcs) for _ in range(n)] for n in pieces])
         chunks = zip(*rest, fixed(columns[17], 32, count) if signed else [None] * count, strict=True)
         made = []
-        rows_of = zip(names, more, dtypes, ndims, shapes, counts, here, strict=True)
-        for name, text, dtype, ndim, shape, n, own in rows_of:
-            item = {"name": name, "dtype": dtype, "shape": shape, "count": n}
+        rows_of = zip(names, more, dtypes, ndims, shapes, counts, chains, here, strict=True)
+        for name, text, dtype, ndim, shape, n, chain, own in rows_of:
+            item = {"name": name, "dtype": dtype, "shape": shape, "count": n, "chain": chain}
             places = [(*(tuple(next(b) for _ in range(ndim)) for b in boxes), *next(chunks)) for _ in range(own)]
             made.append((item, text, places))
         if not items:
             items = [{**item, "more": text, "chunks": []} for item, text, _ in made]
-        same = [{key: item[key] for key in ("name", "dtype", "shape", "count")} for item in items]
+        same = [{key: item[key] for key in ("name", "dtype", "shape", "count", "chain")} for item in items]
         check(same == [item for item, _, _ in made], "M16: the items of a band's parts")
         for item, (_, _, places) in zip(items, made, strict=True):
             item["chunks"] += places
@@ -495,7 +503,7 @@ def read_band(band: Any, f: Fields, coded: bool, signed: bool) -> list[Any]:
     return items
 
 
-def parse_item(item: Any, root: dict[str, Any], files: list[File], signed: bool) -> list[Part]:
+def parse_item(item: Any, root: dict[str, Any], chain: list[Any], files: list[File]) -> list[Part]:
     more = parse_json(item["more"], "more") if item["more"] else {}
     tensor, name, shape, parts = bool(item["dtype"]), item["name"].decode(), item["shape"], []
     conform(more, MORE if tensor else {"path?": list}, "more")
@@ -512,11 +520,11 @@ def parse_item(item: Any, root: dict[str, Any], files: list[File], signed: bool)
         check(file < len(files), "M16: no such file")
         check(at + size <= files[file].size, "M2: not within the file")
         check(kind != TENSOR or dtype in ELEMENT_SIZE, "C5: the dtype")
-        raw = kind == TENSOR and not root["chain"]
+        raw = kind == TENSOR and not chain
         check(not raw or size == prod(shard) * ELEMENT_SIZE[dtype], "B1: the size of a raw tensor")
         box = (offset, shard, shape) if tensor else ((), (), ())
         identity = Identity(files[file].writer, number, kind, dtype, *box, name)
-        parts.append(Part(at, size, digest, crcs, files[file], identity))
+        parts.append(Part(at, size, digest, crcs, files[file], identity, chain))
     if tensor:
         offsets = [part.identity.offset for part in parts]
         check_chunks(shape, [(part.identity.offset, part.identity.shard) for part in parts], root["rank"] is None)
@@ -562,18 +570,18 @@ def read_stream(folder: Path, part: Part, index: Index, reader: Reader) -> bytes
     file = (folder / part.file.path).read_bytes()
     check(len(file) == part.file.size, "M3: the size of a file")
     stream = file[part.at : part.at + part.size]
-    if not index.chain:
+    if not part.chain:
         check([crc(stream[at : at + MIB]) for at in range(0, len(stream), MIB)] == part.crcs, "B2: the CRC of a MiB")
     else:
         header = parse_header(stream)
-        check(header.chain == ["!" + d.text for d in index.transforms] + [d.text for d in index.chain], "M8: the chain")
+        check(header.chain == ["!" + d.text for d in index.transforms] + [d.text for d in part.chain], "M8: the chain")
         check(header.flags & PUBLISHED, "M8: published")
         check(header.identity._replace(name=part.identity.name) == part.identity, "M8: this item")
         check(bool(header.flags & HASHED) == bool(part.sha256), "M7: hashed")
         stream_key = unseal(header, data_key_of(part.file, index, reader))
         table = parse_table(stream, header)
         check(part.sha256 in (None, table.digest), "M7: T")
-        stream = decode_blocks(stream, header._replace(codecs=index.chain), table, stream_key)
+        stream = decode_blocks(stream, header._replace(codecs=part.chain), table, stream_key)
     return undo(stream, index.transforms)
 
 

@@ -13,6 +13,7 @@ from typing import IO, NamedTuple
 from typing_extensions import Buffer
 
 from streamxf.buffers import collector_paused, flat_view, write_all
+from streamxf.chain import Chain
 from streamxf.checkpoint.saving import Entry, Save
 from streamxf.checkpoint.sources import Content
 from streamxf.engine import side_by_side
@@ -41,7 +42,7 @@ class FileRecord:
     - `data_key`: the same bare, for the process that publishes: records cross the group of processes that save, as the
       weights do, and are neither written nor kept.
     - `modules`: the third-party packages that provided its codecs.
-    - `chain`: the extensions and the ids of the keys, for people; all ranks must have the same.
+    - `chain`: all extensions and the ids of the keys, for people; all ranks must have the same.
     - `place`: where the process found the checkpoint's folder, if that is a local or mounted one.
     """
 
@@ -94,13 +95,11 @@ class DataFile:
         self._pipeline = SinkPipeline(self._leave, waits=not save.storage.near)
         self._leaving: deque[tuple[_InFlight, int]] = deque()  # of each block in the pipeline, and the block's bytes
         self._done: deque[tuple[Share, int, bool]] = deque()  # of blocks that have left, for the progress
-        self._in_blocks = len(save.extensions.chain) > 0 and not save.extensions.foreign  # else data has to be a stream
         self._hashed = save.extensions.hashed
-        self._descriptors = save.extensions.recorded
         self._notes: list[_Note] = []  # of the items that have left, in order
         self.size = 0
         self._seconds = 0.0  # that writing took so far
-        self._crcs = None if len(save.extensions.chain) else PieceCrcs()  # of the item that is written, if it is bare
+        self._crcs: PieceCrcs | None = None  # of the item that is written, if it is bare
 
     def add(self, part: Identity, take: Callable[[], Content]) -> None:
         """Write an item, or a shard of one, that `take` gives; the writer's id and a number are added. Raises whatever
@@ -112,9 +111,14 @@ class DataFile:
             part = Identity(self._save.writer_id, content.kind, *part[2:7], next(self._save.numbers))
             if content.kind is Kind.OBJECT and isinstance(content.source, MemorySource):
                 self._save.note_needs(part.name, content.source.data)
-            if self._crcs is not None:
-                check_bare(part)
-            self._add_blocks(part, content, place) if self._in_blocks else self._add_framed(part, content)
+            extensions = self._save.extensions
+            pattern = extensions.chains.pattern_for(part.name)
+            chain = extensions.chains.by_pattern[pattern]
+            self._save.meter.cell.patterns[pattern] += 1
+            if len(chain) and not extensions.foreign:
+                self._add_blocks(part, content, chain, place)
+            else:  # data has to be a stream
+                self._add_framed(part, content, chain)
 
     def settle(self) -> None:
         """Wait until no memory that was handed over is in use any more; raises as `add`."""
@@ -155,9 +159,9 @@ class DataFile:
         self.size += size
         return size
 
-    def _add_blocks(self, part: Identity, content: Content, place: located) -> None:
+    def _add_blocks(self, part: Identity, content: Content, chain: Chain, place: located) -> None:
         save = self._save
-        encoder = save.extensions.encoder(part, published=True, block_log2=save.block_log2, meter=save.meter)
+        encoder = save.extensions.encoder(part, chain, published=True, block_log2=save.block_log2, meter=save.meter)
         leaving = _InFlight(encoder, part, place, self._share_of(part, content.source.size))
         for job, size in encoder.jobs(content.source):
             self._leaving.append((leaving, size))
@@ -192,16 +196,18 @@ class DataFile:
             if last:
                 share.finish()
 
-    def _add_framed(self, part: Identity, content: Content) -> None:
-        save, raw = self._save, False
-        if part.kind is Kind.TENSOR:
-            raw = save.extensions.chain.raw
-            part = part if raw else part._replace(kind=Kind.FRAMED)
+    def _add_framed(self, part: Identity, content: Content, chain: Chain) -> None:
+        save, raw = self._save, chain.raw and part.kind is Kind.TENSOR
+        if not len(chain):
+            check_bare(part)
+        if part.kind is Kind.TENSOR and not raw:
+            part = part._replace(kind=Kind.FRAMED)
+        self.settle()  # blocks of items before it may be on their way
         if raw and content.source.size:
             self.write(bytes(-self.size % alignment(content.source.size)))
-        self._crcs = None if self._crcs is None else PieceCrcs()
+        self._crcs = None if len(chain) else PieceCrcs()
         how = {"published": True, "block_log2": save.block_log2, "meter": save.meter}
-        stream, container = save.extensions.open(self, part, **how)
+        stream, container = save.extensions.open(self, part, chain, **how)
         start, raw_size = self.size, 0
         share = self._share_of(part, content.source.size)
         try:
@@ -219,6 +225,7 @@ class DataFile:
                 container.abort()
             raise
         self._note(part, raw_size, self.size - start)
+        self._crcs = None
         if share is not None:
             share.finish()
 
@@ -239,9 +246,9 @@ class DataFile:
 
     @collector_paused()
     def _written(self) -> list[tuple[str, Chunk]]:
-        made, path, descriptors = list[tuple[str, Chunk]](), self.path, self._descriptors
+        made, path, recorded = list[tuple[str, Chunk]](), self.path, self._save.extensions.recorded_for
         for name, offset, shape, framed, at, size, sha256, number, crcs in self._notes:
-            place = Place(path, at, size, descriptors, sha256, number, crcs)
+            place = Place(path, at, size, recorded(name), sha256, number, crcs)
             made.append((name, Chunk(offset, shape, place, framed)))
         return made
 

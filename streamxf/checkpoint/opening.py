@@ -147,7 +147,7 @@ class ItemOpener:
         """The stream of an item, whose header was compared with what the metadata says."""
         place, index = wanted.place, self.metadata.index
         stream, header = StoredStream(source, None, place.sha256), None
-        if index is not None and index.chain:
+        if index is not None and place.number is not None:
             identity = wanted.identity(index.files[place.file].writer)
             with suppress(OSError):  # of a sector behind it
                 start = source.read_at(0, min(_START, source.length))
@@ -213,7 +213,7 @@ class ItemOpener:
         """The header of an item's container; None if the metadata or, without an index, its bytes show none."""
         index = self.metadata.index
         if index is not None:
-            contained = bool(index.chain)
+            contained = place.number is not None
         else:
             contained = source.read_at(0, min(source.length, len(CONTAINER_MAGIC))) == CONTAINER_MAGIC
             if contained and not place.descriptors:

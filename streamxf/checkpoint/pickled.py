@@ -64,7 +64,7 @@ def pickled(index: Index, wrapped: Mapping[bytes, str], checkpoint_id: str) -> b
     """The pickle at the head of a metadata file. `wrapped` is each writer's wrapped data key, as text, and
     `checkpoint_id` where the checkpoint is. Raises UnsupportedError for a tensor of a dtype that is not known here.
     """
-    made = _Pickle(descriptors_of(index, wrapped))
+    made = _Pickle(index, wrapped)
     items = (index.items.whole() if isinstance(index.items, ItemTable) else index.items).values()
     extra = {name: partial(made.plain, value) for name, value in members_of(index.extra).items()}
     about: dict[str, Any] = {"checkpoint_id": redacted(checkpoint_id), "save_id": index.save_id, "load_id": None}
@@ -80,19 +80,6 @@ def pickled(index: Index, wrapped: Mapping[bytes, str], checkpoint_id: str) -> b
     return b"\x80\x04" + bytes(made.opcodes) + b"."
 
 
-def descriptors_of(index: Index, wrapped: Mapping[bytes, str]) -> dict[str, list[str]]:
-    """What torch's readers need for the items of each file, in the order of its use; nothing for bare items."""
-    if not (index.transforms or index.chain):
-        return {}
-    by_writer: dict[bytes, list[str]] = {}
-    for file in index.files.values():
-        if file.writer not in by_writer:
-            own = wrapped.get(file.writer)
-            keyed = (f"{text}#{own}" if text.startswith(f"{ENCRYPT}/") else text for text in index.chain)
-            by_writer[file.writer] = [*index.transforms, *keyed][::-1]
-    return {path: by_writer[file.writer] for path, file in index.files.items()}
-
-
 _INDEX = "MetadataIndex", "fqn", "offset", "index"
 _STORED = "_StorageInfo", "relative_path", "offset", "length"
 _CODED = *_STORED, "transform_descriptors"
@@ -105,9 +92,11 @@ class _Pickle:
     the first time, and referred to from then on; so are lists of strings, each by itself.
     """
 
-    def __init__(self, descriptors: Mapping[str, list[str]]) -> None:
+    def __init__(self, index: Index, wrapped: Mapping[bytes, str]) -> None:
         self.opcodes = bytearray()
-        self._descriptors = descriptors
+        self._writers = {path: file.writer for path, file in index.files.items()}
+        self._wrapped = wrapped
+        self._descriptors: dict[Any, list[str] | None] = {}
         self._raw: dict[Hashable, list[str]] = {}
         self._known: dict[Hashable, bytes] = {}
         self._alike: dict[Hashable, bytes] = {}  # tensors that differ in their names alone, as layers do
@@ -186,15 +175,24 @@ class _Pickle:
         for item in items:
             if isinstance(item, ObjectItem):
                 self.object(_INDEX, item.name, None, None)
-                self._stored(item.place, self._descriptors.get(item.place.file))
+                self._stored(item.place, self._needed(item.place))
                 continue
             for number, chunk in enumerate(item.chunks):
                 self.object(_INDEX, item.name, chunk.offset, number)
-                texts = self._descriptors.get(chunk.place.file)
+                texts = self._needed(chunk.place)
                 if chunk.raw:
                     texts = self._raw.setdefault((item.dtype, chunk.shape), [raw_descriptor(item.dtype, chunk.shape)])
                 self._stored(chunk.place, texts)
         self.opcodes += b"u"
+
+    def _needed(self, place: Place) -> list[str] | None:
+        """What torch's readers need for an item, in the order of its use; None for one that passed nothing."""
+        key = self._writers[place.file], place.descriptors
+        if key not in self._descriptors:
+            own = self._wrapped.get(key[0])
+            keyed = (f"{text}#{own}" if text.startswith(f"{ENCRYPT}/") else text for text in place.descriptors)
+            self._descriptors[key] = [text.removeprefix("!") for text in keyed][::-1] or None
+        return self._descriptors[key]
 
     def _stored(self, place: Place, descriptors: list[str] | None) -> None:
         if descriptors is None:

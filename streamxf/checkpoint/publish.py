@@ -74,7 +74,7 @@ def assemble(
         save_id,
         rank,
         tuple(transform.get_descriptor() for transform in extensions.foreign),
-        tuple(map(str, extensions.chain.descriptors)),
+        tuple(dict.fromkeys(tuple(map(str, chain.descriptors)) for chain in extensions.chains)),
         _files(records, encryption.data_key if encryption is not None else None),
         items,
         encryption is not None and encryption.hashed,

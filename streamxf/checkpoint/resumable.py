@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from streamxf.chain import Chain
+from streamxf.chain import Chains
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.datafile import FileRecord, SavedFile, write_file
 from streamxf.checkpoint.metadata import SLIP_RANK, read_metadata
@@ -55,11 +55,12 @@ class ResumableSave:
                 item.check_limits()
         self._items, self._rank = items, rank
         self.files = _split(items, file_size)
-        facts = [identity, rank, *to.extensions.recorded, to.extensions.summary(), to.block_log2, file_size]
+        recorded = [*map(to.extensions.recorded, to.extensions.chains)]
+        facts = [identity, rank, recorded, to.extensions.summary(), to.block_log2, file_size]
         self._job = _job_id(__version__, *facts)
         self.save = to.renew()
         self.save.place = to.storage.mount()
-        self._access = Access.for_chain(self.save.extensions.chain)  # for slips: authentic where it encrypts
+        self._access = Access.for_chain(self.save.extensions.chains.default)  # for slips: authentic where it encrypts
         self.finished: dict[int, SavedFile] = {}
         self.discarded = 0
 
@@ -121,9 +122,9 @@ class ResumableSave:
         parts = self.files[number]
         return placed({part.item.name: part.item for part in parts}.values(), [map(_written, parts)])
 
-    def write_apart(self, number: int) -> Callable[[Chain, Iterable[Item], Read], tuple[str, int]]:
+    def write_apart(self, number: int) -> Callable[[Chains, Iterable[Item], Read], tuple[str, int]]:
         """What writes a data file in another process, by a writer id and data key of its own, and can be pickled. It
-        takes a chain, the `items_in` the file, and `read`, and returns the name and the items' bytes.
+        takes the chains, the `items_in` the file, and `read`, and returns the name and the items' bytes.
         """
         make = partial(Save, self.save.storage, block_log2=self.save.block_log2, sync=True, overwrite=True)
         return partial(_write_apart, make, (self.number, number), self._job)
@@ -190,9 +191,9 @@ def _write(save: Save, at: tuple[int, int], parts: Sequence[ItemPart], read: Rea
 
 
 def _write_apart(
-    make: Callable[..., Save], at: tuple[int, int], job: str, chain: Chain, items: Iterable[Item], read: Read
+    make: Callable[..., Save], at: tuple[int, int], job: str, chains: Chains, items: Iterable[Item], read: Read
 ) -> tuple[str, int]:
-    save = make(extensions=Extensions((), chain.renew()))
+    save = make(extensions=Extensions((), chains.renew()))
     parts = [part for item in items for part in ItemPart.of(item)]
     return _write(save, at, parts, read, job).record.path, save.meter.total().raw_bytes
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from itertools import count
 from types import SimpleNamespace
 from typing import IO, Any, ClassVar, Literal, Self
@@ -17,7 +18,7 @@ from weakref import finalize
 
 from streamxf.buffers import Writable
 from streamxf.cached import cached_property
-from streamxf.chain import DEFAULT_CHAIN, Chain, ChainLike
+from streamxf.chain import DEFAULT_CHAIN, Chain, ChainLike, Chains, ChainsLike
 from streamxf.checkpoint.sources import Content
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.errors import KeyMissingError, NoSpaceError, ParameterError, add_note, escaped
@@ -64,33 +65,43 @@ _ADVICE: dict[int | None, str] = {
 
 @dataclass(frozen=True)
 class Extensions:
-    """What the data of a save passes: torch's stream transforms, then the codecs of the chain, block by block."""
+    """What the data of a save passes: torch's stream transforms, then the codecs of an item's chain, block by block."""
 
     foreign: tuple[Any, ...]  # torch's stream extensions, which have get_descriptor and transform_to
-    chain: Chain
+    chains: Chains
 
     def renew(self) -> Extensions:
-        return Extensions(self.foreign, self.chain.renew())
+        return Extensions(self.foreign, self.chains.renew())
 
     def providers(self) -> list[str]:
         """The third-party packages that the codecs come from, as ``StorageMeta.modules`` records them."""
-        others = [codec for codec in self.chain if codec.name not in BUILTINS]
+        others = [codec for chain in self.chains for codec in chain if codec.name not in BUILTINS]
         found = map(CodecRegistry().provider, others) if others else ()
         return [str(provider) for provider in found if provider is not None]
 
     def summary(self) -> str:
         """The extensions in save order, without what differs from process to process, and the ids of the keys."""
-        names = [extension.get_descriptor() for extension in self.foreign] + list(self.chain.bound)
-        text = " > ".join(names or [str(self.chain) or "no extension"])
+        transforms = [extension.get_descriptor() for extension in self.foreign]
+        by_pattern = self.chains.by_pattern.items()
+        texts = {
+            name: " > ".join([*transforms, *chain.bound] or [str(chain) or "no extension"])
+            for name, chain in by_pattern
+        }
+        text = texts["*"] if len(texts) == 1 else ", ".join(f"{name}: {text}" for name, text in texts.items())
         if (encryption := self.encryption) is not None:
             signer = [f"signed by {encryption.signer.id}"] if encryption.signer is not None else []
             text += f" under key {', '.join([*encryption.key_ids, *signer])}"
         return text
 
-    @property
-    def recorded(self) -> tuple[str, ...]:
+    def recorded(self, chain: Chain) -> tuple[str, ...]:
         """The descriptors of a `Place`, in save order."""
-        return (*self._transforms, *map(str, self.chain.descriptors))
+        return (*self._transforms, *map(str, chain.descriptors))
+
+    @cached_property
+    def recorded_for(self) -> Callable[[str], tuple[str, ...]]:
+        """The same for an item's name."""
+        known = {name: self.recorded(chain) for name, chain in self.chains.by_pattern.items()}
+        return lambda item: known[self.chains.pattern_for(item)]
 
     @cached_property
     def _transforms(self) -> tuple[str, ...]:
@@ -98,12 +109,13 @@ class Extensions:
 
     @property
     def encryption(self) -> Encrypt | None:
-        return self.chain.encryption
+        return self.chains.encryption
 
     @property
     def may_shrink(self) -> bool:
         """Whether data may take fewer bytes than it has, as it does not by checksums and encryption."""
-        return bool(self.foreign) or not {codec.role for codec in self.chain} <= {"checksum", "encryption"}
+        roles = {codec.role for chain in self.chains for codec in chain}
+        return bool(self.foreign) or not roles <= {"checksum", "encryption"}
 
     @cached_property
     def hashed(self) -> bool:
@@ -111,11 +123,17 @@ class Extensions:
         return self.encryption is not None and self.encryption.hashed
 
     def encoder(
-        self, identity: Identity, *, published: bool, block_log2: int = DEFAULT_BLOCK_LOG2, meter: Meter | None = None
+        self,
+        identity: Identity,
+        chain: Chain,
+        *,
+        published: bool,
+        block_log2: int = DEFAULT_BLOCK_LOG2,
+        meter: Meter | None = None,
     ) -> ContainerEncoder:
         """The container of one item."""
         return ContainerEncoder(
-            self.chain,
+            chain,
             transforms=self._transforms,
             identity=identity,
             published=published,
@@ -124,11 +142,11 @@ class Extensions:
             meter=meter,
         )
 
-    def open(self, raw: Writable, identity: Identity, **how: Any) -> tuple[Any, StreamWriter | None]:
+    def open(self, raw: Writable, identity: Identity, chain: Chain, **how: Any) -> tuple[Any, StreamWriter | None]:
         """Open an item's streams: for its bytes, and the container by which blocks leave; `how` as in `encoder`."""
         container, nothing = None, lambda: None
-        if len(self.chain):
-            container = StreamWriter(raw, self.encoder(identity, **how), meter=how.get("meter"))
+        if len(chain):
+            container = StreamWriter(raw, self.encoder(identity, chain, **how), meter=how.get("meter"))
         # without a container items share the file, which is closed once, at the end
         stream: Any = container or SimpleNamespace(write=raw.write, flush=nothing, close=nothing)
         for extension in reversed(self.foreign):
@@ -171,6 +189,7 @@ class Save:
         self.modules = tuple(self.extensions.providers())
         self.numbers = count()
         self.meter = Meter()
+        self.meter.cell.patterns.update(dict.fromkeys(self.extensions.chains.by_pattern, 0))
         self.sizes: dict[str, int] = {}
         self._needs: dict[str, tuple[tuple[str, ...], str]] = {}
         self.failures: list[BaseException] = []
@@ -182,7 +201,7 @@ class Save:
     def to(
         cls,
         path: Location,
-        chain: ChainLike | None,
+        chain: ChainsLike | None,
         recipients: KeysLike = None,
         signer: SignerLike | None = None,
         overwrite: bool = False,
@@ -196,7 +215,7 @@ class Save:
         """A save of the arguments of public functions, of which `renew` makes those that write. Raises what is wrong
         with them, and FileExistsError, with the advice `cure`, if there is a checkpoint that may not be replaced.
         """
-        made = cls.chain_of(chain, recipients, signer, was_encrypted)
+        made = cls.chains_of(chain, recipients, signer, was_encrypted)
         storage = open_storage(path, storage_options)
         storage.check_fresh()
         save = cls(storage, Extensions((), made), block_log2_of(block_size), True, overwrite, stock)
@@ -210,30 +229,12 @@ class Save:
         return save
 
     @staticmethod
-    def chain_of(chain: ChainLike | None, recipients: KeysLike, signer: Any, was_encrypted: bool) -> Chain:
-        """The chain to write with, by default that of writers; `Encrypt` for keys, which go with ``encrypt`` in it."""
+    def chains_of(chain: ChainsLike | None, recipients: KeysLike, signer: Any, was_encrypted: bool) -> Chains:
+        """Those to write with, by default that of writers; `Encrypt` for keys, which go with ``encrypt`` in them."""
         if recipients is None and signer is not None:
             raise ParameterError("signer= signs encrypted data: also give the keys of those who may read (recipients)")
-        if chain is None:
-            if recipients is not None:
-                return Chain([*Chain.parse(DEFAULT_CHAIN), Encrypt(recipients, signer=signer)])
-            if was_encrypted:
-                raise ParameterError(
-                    "the source is encrypted, and the default chain does not encrypt: give the keys of those who may "
-                    "read the copy (recipients), or a chain without encrypt to write it unencrypted"
-                )
-            return Chain.parse(DEFAULT_CHAIN)
-        if not isinstance(chain, str):
-            if recipients is not None:
-                raise ParameterError("recipients= goes with a chain in text form; put Encrypt(...) into this one")
-            return Chain.of(chain)
-        words = [word.strip() for word in chain.split("+")] if chain.strip() else []
-        if _ENCRYPT in words and recipients is None:
-            raise KeyMissingError("the chain encrypts: give the keys of those who may read (recipients)")
-        if recipients is not None and _ENCRYPT not in words:
-            raise ParameterError("recipients were given, and the chain does not encrypt: add '+encrypt' to it")
-        own = [Chain([Encrypt(recipients, signer=signer)]) if word == _ENCRYPT else Chain.parse(word) for word in words]
-        return Chain((codec for each in own for codec in each), raw=any(each.raw for each in own))
+        encrypt = cache(partial(Encrypt, recipients, signer=signer)) if recipients is not None else None
+        return Chains.of(chain, lambda each: _chain_of(each, encrypt, was_encrypted))
 
     def renew(self) -> Self:
         """Another save to the same place, with an id and data key of its own."""
@@ -248,7 +249,7 @@ class Save:
         volume, (total, free, ranks) = self.storage.volume(), shared
         if volume is None or self.extensions.may_shrink:
             return
-        makes_less = not volume.plain and all(codec.role != "encryption" for codec in self.extensions.chain)
+        makes_less = not volume.plain and self.extensions.encryption is None
         if makes_less or (planned <= volume.free and total <= free):
             return
         size = planned if exact is None else exact()
@@ -329,7 +330,7 @@ class Save:
 
     def decide_stock(self, chunks: int) -> bool:
         """Whether torch's own readers get a pickle for so many chunks and objects: always if they need no codec."""
-        readable = not self.extensions.chain and not self.extensions.chain.raw
+        readable = not any(self.extensions.chains)
         if self.stock == "auto" or readable:
             self.stock = chunks <= STOCK_CHUNKS or readable
             if not self.stock:
@@ -356,6 +357,29 @@ class Save:
         for item, reason in list(reasons.items())[:_REASONS]:
             text += f" {some([item])} does not load then either: {reason}; store a list, a dict or a string instead."
         return frozenset([*names, *reasons.values()]), text
+
+
+def _chain_of(chain: ChainLike | None, encrypt: Callable[[], Encrypt] | None, was_encrypted: bool) -> Chain:
+    if chain is None:
+        if encrypt is not None:
+            return Chain([*Chain.parse(DEFAULT_CHAIN), encrypt()])
+        if was_encrypted:
+            raise ParameterError(
+                "the source is encrypted, and the default chain does not encrypt: give the keys of those who may "
+                "read the copy (recipients), or a chain without encrypt to write it unencrypted"
+            )
+        return Chain.parse(DEFAULT_CHAIN)
+    if not isinstance(chain, str):
+        if encrypt is not None:
+            raise ParameterError("recipients= goes with a chain in text form; put Encrypt(...) into this one")
+        return Chain.of(chain)
+    words = [word.strip() for word in chain.split("+")] if chain.strip() else []
+    if _ENCRYPT in words and encrypt is None:
+        raise KeyMissingError("the chain encrypts: give the keys of those who may read (recipients)")
+    if encrypt is not None and _ENCRYPT not in words:
+        raise ParameterError("recipients were given, and the chain does not encrypt: add '+encrypt' to it")
+    own = [Chain([encrypt()]) if encrypt and word == _ENCRYPT else Chain.parse(word) for word in words]
+    return Chain((codec for each in own for codec in each), raw=any(each.raw for each in own))
 
 
 def check_stock(stock: Stock) -> Stock:

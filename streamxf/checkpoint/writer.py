@@ -11,7 +11,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any, Self
 
-from streamxf.chain import ChainLike
+from streamxf.chain import ChainsLike
 from streamxf.checkpoint.datafile import DataFile, SavedFile
 from streamxf.checkpoint.pickled import PLANNER_DATA, plain_members
 from streamxf.checkpoint.publish import placed, publish
@@ -48,8 +48,9 @@ class CheckpointWriter:
     ----------
     path : path, str or Storage
         The checkpoint's folder, which is made if there is none, or its URL.
-    chain : Chain, str or codecs, optional
-        The codecs, in the order of a save; by default `FloatZip`, and `Encrypt` if there are recipients.
+    chain : Chain, str or codecs, or a mapping, optional
+        The codecs, in the order of a save; by default `FloatZip`, and `Encrypt` if there are recipients. A mapping from
+        patterns of items' names to chains is as in `FileSystemWriter`.
     recipients : Key, bytes, location or several, optional
         Who may read it, for the word ``encrypt`` in the chain's text form, or for the default chain.
     signer : SigningKey or location, optional
@@ -79,7 +80,7 @@ class CheckpointWriter:
     def __init__(
         self,
         path: Location,
-        chain: ChainLike | None = None,
+        chain: ChainsLike | None = None,
         *,
         recipients: KeysLike = None,
         signer: SignerLike | None = None,

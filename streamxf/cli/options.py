@@ -241,12 +241,13 @@ _GROUPS: dict[str, dict[str, tuple[Any, Any]]] = {
     },
     "written": {
         "chain": (
-            str | None,
+            list[str] | None,
             value(
                 "CHAIN",
                 "Codecs of the output, such as floatzip, zstd:level=3+checksum or floatzip+encrypt; '' for none, raw "
                 "for bare bytes that can be mapped into memory. By default floatzip, and with --recipient "
-                "floatzip+encrypt. streamxf codecs lists them.",
+                "floatzip+encrypt. streamxf codecs lists them. NAME=CHAIN is for items whose names match, such as "
+                "'embedding.*=raw'; repeatable, the last that matches counts.",
                 autocompletion=codecs_behind,
             ),
         ),
@@ -275,6 +276,10 @@ def expanded(command: Callable[..., int]) -> Callable[..., int]:
         for name, group in groups.items():
             facts = {ARGUMENTS.get(option, option): given.pop(option) for option in group}
             given[name] = Output(**facts) if name == "out" else facts
+            if "chain" in facts:
+                from streamxf.chain import Chains
+
+                facts["chain"] = Chains.by_text(facts["chain"] or ())
         return command(**given)
 
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]

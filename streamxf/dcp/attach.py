@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, ReadItem, SavePla
 
 from streamxf import torch_private
 from streamxf.budget import MAX_EXPANSION
-from streamxf.chain import Chain
+from streamxf.chain import Chain, Chains
 from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 def attach(
     target: T,
-    extensions: Sequence[Any] | Chain | None = None,
+    extensions: Sequence[Any] | Chain | Chains | None = None,
     *,
     codecs: ExtensionRegistry | CodecRegistry | None = None,
     keys: KeysLike = None,
@@ -90,7 +90,10 @@ def attach(
         if extensions is None or for_readers != (None, None, None, None, True, MAX_EXPANSION):
             raise ParameterError("attach to a writer takes extensions= and nothing else")
         known_extensions = extensions_of(extensions)
-        if known_extensions.chain.raw:
+        chain, *others = known_extensions.chains
+        if others:
+            raise UnsupportedError(f"{type(target).__name__} is a writer of torch's own, with one chain for all items")
+        if chain.raw:
             raise UnsupportedError("a writer of torch's own puts torch.save's frame around tensors, so none is raw")
         made = _WriterTransforms(known_extensions)
         made.begin()  # rather than in the middle of the first save
@@ -179,7 +182,7 @@ class _WriterTransforms(StorageWriterTransforms):
     """
 
     def __init__(self, extensions: Extensions) -> None:
-        super().__init__([*extensions.foreign, *extensions.chain])
+        super().__init__([*extensions.foreign, *extensions.chains.default])
         self._extensions = extensions
         self._begun: tuple[int, bytes, list[str]] | None = None
         self._numbers = count()
@@ -202,7 +205,7 @@ class _WriterTransforms(StorageWriterTransforms):
         part = part_of(write_item)
         kind = Kind.FRAMED if part.kind is Kind.TENSOR else part.kind
         identity = part._replace(writer_id=writer_id, kind=kind, number=next(self._numbers))
-        stream, _ = self._extensions.open(raw, identity, published=False)
+        stream, _ = self._extensions.open(raw, identity, self._extensions.chains.default, published=False)
         return cast("IO[bytes]", stream), descriptors
 
     def __reduce__(self) -> tuple[Any, ...]:

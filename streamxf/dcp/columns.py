@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import pickle
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat, zip_longest
 from typing import Any, NamedTuple, Self, TypeVar
 from weakref import WeakValueDictionary
@@ -37,6 +37,7 @@ from streamxf.format.tiling import Boxes
 from streamxf.storage.storage import Storage
 
 T = TypeVar("T")
+Recorded = Callable[[str], tuple[str, ...]]  # from an item's name to the descriptors of its places
 _NEXT_TO_TYPE = ["bytes_io_data"] * hasattr(WriteItem, "bytes_io_data")  # which torch 2.7 does not have
 
 
@@ -228,13 +229,13 @@ class StoredResults(LazyItems[WriteResult]):
     def __reduce__(self) -> Any:
         return StoredResults, (self.planned, self._places, self.records, self.beside)
 
-    def written(self) -> Iterator[tuple[Any, Chunk]]:
+    def written(self, recorded: Recorded) -> Iterator[tuple[Any, Chunk]]:
         """Name and offset, which is None of an object, and what is stored there."""
         paths = [record.path for record in self.records]
         places = self.places(range(len(paths))).T.tolist()
         columns = zip(self.planned.rows(), places, self.beside or repeat((None, None), len(places)), strict=True)
         for (name, _, data, offset), (file, at, size, number, framed), (sha256, crcs) in columns:
-            place = Place(paths[file], at, size, (), sha256, number if crcs is None else None, crcs)
+            place = Place(paths[file], at, size, recorded(name), sha256, number if crcs is None else None, crcs)
             chunk = Chunk(tuple(offset), data[2] if data else (), place, bool(framed))
             yield (name, chunk.offset if data else None), chunk
 
@@ -242,7 +243,7 @@ class StoredResults(LazyItems[WriteResult]):
         records: Any = {record.path: record for record in self.records}
         return [
             WriteResult(item.index, chunk.place.size, (chunk, records.pop(chunk.place.file, None)))
-            for item, (_, chunk) in zip(self.planned.objects(), self.written(), strict=True)
+            for item, (_, chunk) in zip(self.planned.objects(), self.written(lambda _: ()), strict=True)
         ]
 
 
@@ -364,12 +365,14 @@ def stored_properties(properties: TensorProperties) -> dict[str, bool | str]:
 
 
 @collector_paused()
-def items_of(content: Metadata, paths: Mapping[str, Path], results: Sequence[StoredResults]) -> dict[str, Item]:
+def items_of(
+    content: Metadata, paths: Mapping[str, Path], results: Sequence[StoredResults], recorded: Recorded
+) -> dict[str, Item]:
     """The items of a save that is about to be published, from the planner's `content`, its `paths`, and the results of
     all ranks. Raises UnsupportedError if something has no place in the index, or was not stored.
     """
-    columns = _stored_columns(results, len(content.state_dict_metadata))
-    stored = {key: chunk for own in (() if columns else results) for key, chunk in own.written()}
+    columns = _stored_columns(results, len(content.state_dict_metadata), recorded)
+    stored = {key: chunk for own in (() if columns else results) for key, chunk in own.written(recorded)}
     items: dict[str, Item] = {}
     for name, entry in content.state_dict_metadata.items():
         path, chunks = paths.get(name), _chunks(name, entry, columns.get(name), stored)
@@ -381,7 +384,7 @@ def items_of(content: Metadata, paths: Mapping[str, Path], results: Sequence[Sto
     return items
 
 
-def _stored_columns(results: Sequence[StoredResults], names: int) -> dict[str, ChunkColumns]:
+def _stored_columns(results: Sequence[StoredResults], names: int, recorded: Recorded) -> dict[str, ChunkColumns]:
     """What all ranks stored, by name, where that is very much and columns have all of it; else nothing."""
     if sum(map(len, results)) < FEW * names or any(own.beside for own in results):
         return {}
@@ -393,7 +396,7 @@ def _stored_columns(results: Sequence[StoredResults], names: int) -> dict[str, C
     places = [own.places([ordinals[record.path] for record in own.records]) for own in results]
     whole, made = np.concatenate(places, 1)[:, items.order], {}
     for name, data, boxes, rows in items.spans():
-        made[name] = ChunkColumns(boxes, whole[:, rows], paths, (), Kind.TENSOR if data else Kind.OBJECT)
+        made[name] = ChunkColumns(boxes, whole[:, rows], paths, recorded(name), Kind.TENSOR if data else Kind.OBJECT)
     return made
 
 

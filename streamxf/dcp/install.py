@@ -14,7 +14,7 @@ import inspect
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from functools import wraps
 from importlib.util import find_spec
@@ -24,14 +24,15 @@ import torch
 from torch.distributed.checkpoint import staging
 from torch.distributed.checkpoint.filesystem import FileSystemReader as ReaderOfTorch
 
-from streamxf.chain import Chain, ChainLike
+from streamxf.chain import Chains, ChainsLike
 from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.saving import Extensions
 from streamxf.codec import Codec
 from streamxf.dcp.attach import attach
 from streamxf.dcp.base import StorageMixin
 from streamxf.dcp.extensions import Registry
 from streamxf.dcp.reader import FileSystemReader
-from streamxf.dcp.writer import ChainWriterMixin, FileSystemWriter
+from streamxf.dcp.writer import ChainWriterMixin, FileSystemWriter, extensions_of
 from streamxf.errors import ChainError, ParameterError, StreamxfError, UnsupportedError
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.torch_private import part, path_of_async_save
@@ -46,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 def install(
-    chain: ChainLike | None = None,
+    chain: ChainsLike | None = None,
     *,
     keys: KeysLike = None,
     writer: Mapping[str, Any] | None = None,
@@ -62,7 +63,7 @@ def install(
 
     Parameters
     ----------
-    chain : Chain, codecs or str
+    chain : Chain, codecs or str, or a mapping
         As in `FileSystemWriter`, after extensions that a writer is made with; one that is made with codecs keeps those.
     keys : Key, location, several of them or a KeyRing
         The key for ``encrypt`` in a chain's text form, and the readers' keys. By default these are the keys of the
@@ -77,8 +78,8 @@ def install(
     """
     given = dict(reader or {})
     trust, unsigned = given.pop("trust", None), given.pop("allow_unsigned", False)
-    made = Chain.chosen(chain, keys=(ring := None if keys is None else KeyRing.of(keys)))  # asks but once
-    ring = made.ring(ring, trust, unsigned)
+    made = Chains.chosen(chain, keys=(ring := None if keys is None else KeyRing.of(keys)))  # asks but once
+    ring = made.default.ring(ring, trust, unsigned)
     installation = Installation(made, ring, dict(writer or {}), given)
     if trust is None and ring.trust and not (isinstance(keys, KeyRing) and keys.trust):
         installation._attached = KeyRing([*ring], allow_unsigned=ring.allow_unsigned)
@@ -116,8 +117,8 @@ class Installation:
 
     Attributes
     ----------
-    chain : Chain or None
-        The writers' chain; None if ``STREAMXF_KEYS`` alone was set, so that only readers are changed.
+    chain : Chains or None
+        The writers' chain for each item; None if ``STREAMXF_KEYS`` alone was set, so that only readers are changed.
     keys : KeyRing
         The readers' keys.
     left_alone : set of str
@@ -126,7 +127,7 @@ class Installation:
 
     def __init__(
         self,
-        chain: Chain | None,
+        chain: Chains | None,
         keys: KeyRing,
         writer: dict[str, Any],
         reader: dict[str, Any],
@@ -145,7 +146,7 @@ class Installation:
         cls, keys: KeysLike = None, error: StreamxfError | None = None, writers: bool = False
     ) -> Installation:
         """As `install` for readers alone; with an `error`, torch's raise it from now on, and its `writers`, too."""
-        return _put_in_force(cls(Chain([]) if writers else None, KeyRing.of(keys), {}, {}, error))
+        return _put_in_force(cls(Chains.chosen([]) if writers else None, KeyRing.of(keys), {}, {}, error))
 
     def uninstall(self) -> None:
         """Undo it: torch's classes are as before, or as of an outer installation. Objects made since keep their chain.
@@ -192,11 +193,11 @@ class Installation:
 
     def _for_writer(self, given: dict[str, Any]) -> dict[str, Any]:
         """The arguments of streamxf's writer, from those that torch's was given by name."""
-        extensions: Sequence[Any] | Chain = list(given.pop("_extensions", None) or ())
+        extensions: Any = list(given.pop("_extensions", None) or ())
         if not any(isinstance(extension, Codec) for extension in extensions):
-            if len(extensions) and self.chain is not None and self.chain.raw:
+            if len(extensions) and self.chain is not None and any(chain.raw for chain in self.chain):
                 raise ChainError("chain='raw' cannot be combined with stream extensions, which change the stored bytes")
-            extensions = [*extensions, *(self.chain or ())] if len(extensions) else self.chain or ()
+            extensions = Extensions(extensions_of(extensions).foreign, self.chain or Chains.chosen([]))
         return {**self._writer, **given, "_extensions": extensions}
 
     def _for_reader(self, given: dict[str, Any]) -> dict[str, Any]:
@@ -220,7 +221,7 @@ class Installation:
     def _fit(self, reader: Any) -> None:
         """Let a reader expect what the chain makes."""
         if self.chain is not None:
-            reader.for_chain(self.chain)
+            reader.for_chain(self.chain.default)
 
     def _warn_of(self, writer: Any) -> None:
         """Log, once for each class, that a writer saves without codecs: of its own, from `attach`, or the chain's."""

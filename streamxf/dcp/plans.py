@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 
 from streamxf.buffers import collector_paused
+from streamxf.chain import Chains
 from streamxf.checkpoint.datafile import check_bare
 from streamxf.checkpoint.saving import Entry, Save
 from streamxf.checkpoint.sources import Content, Staging, check_memory, content_of, dtype_name, flat_bytes, has_elements
@@ -100,7 +101,7 @@ def is_caching(planner: Any) -> bool:
 
 
 @collector_paused()
-def check_index(plans: Sequence[SavePlan], in_containers: bool = True) -> list[str]:
+def check_index(plans: Sequence[SavePlan], chains: Chains | None = None) -> list[str]:
     """Refuse a save that its index cannot hold; raises MetadataError. What planners add later is not known yet. Returns
     names in the order of the ranks' states, as far as planners say it.
     """
@@ -114,7 +115,7 @@ def check_index(plans: Sequence[SavePlan], in_containers: bool = True) -> list[s
         for name, data in zip(layout["names"], layout["about"], strict=True):
             if data:
                 check_limits(name, data[1])
-            if data and not in_containers:
+            if data and chains is not None and not len(chains.for_item(name)):
                 check_bare(Identity(b"", Kind.TENSOR, name, dtype_name(data[0].dtype), (), data[2]))
     longest = max(map(check_name, names), key=lambda name: len(name.encode()), default="")
     together = _size_of([*paths.values()])

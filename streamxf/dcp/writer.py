@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.planner import WriteItemType
 from torch.futures import Future
 
 from streamxf import torch_private
-from streamxf.chain import Chain, ChainLike
+from streamxf.chain import Chain, Chains, ChainsLike
 from streamxf.checkpoint.datafile import write_files
 from streamxf.checkpoint.publish import check_free, publish, remove_unpublished
 from streamxf.checkpoint.saving import Extensions, Save, Stock, check_stock
@@ -102,9 +102,9 @@ class ChainWriterMixin(StorageMixin):
         per_thread_copy_ahead: int = 10_000_000,
         *,
         overwrite: bool = True,
-        _extensions: Sequence[Any] | Chain | None = None,
+        _extensions: Sequence[Any] | Chain | Chains | Extensions | None = None,
         serialization_format: Any = None,
-        chain: ChainLike | None = None,
+        chain: ChainsLike | None = None,
         keys: KeysLike = None,
         stock: Stock = "auto",
         block_size: int = 1 << DEFAULT_BLOCK_LOG2,
@@ -115,7 +115,7 @@ class ChainWriterMixin(StorageMixin):
         own |= {"per_thread_copy_ahead": per_thread_copy_ahead, "overwrite": overwrite}
         super().__init__(path, progress, kwargs, **own)
         if _extensions is None:
-            _extensions = Chain.chosen(chain, keys=keys)
+            _extensions = Chains.chosen(chain, keys=keys)
         elif chain is not None or len(KeyRing.of(keys)):
             raise ParameterError("_extensions= is the whole chain: pass chain= in its place, and keys= with that alone")
         if getattr(serialization_format, "value", "torch_save") != "torch_save":  # torch 2.7 has no such class
@@ -127,7 +127,7 @@ class ChainWriterMixin(StorageMixin):
             raise ParameterError(f"thread_count={thread_count!r}: it is a whole number from 1")
         self._extensions = extensions_of(_extensions)
         self._stock = check_stock(stock)
-        self._for_torch = stock is True or not len(self._extensions.chain)
+        self._for_torch = stock is True or not any(map(len, self._extensions.chains))
         self._block_log2 = block_log2_of(block_size)
         self._save = None
         self._warned = set[object]()
@@ -220,7 +220,7 @@ class ChainWriterMixin(StorageMixin):
             if not save.alone:
                 save.compared, text = planning.compare_ranks(kept)
                 self._warn(text)
-        save.names = planning.check_index(plans, bool(len(save.extensions.chain)))
+        save.names = planning.check_index(plans, save.extensions.chains)
         given = save.storage, save.writer_id.hex(), others, None if self.use_collectives else self.rank, os.getpid()
         save.unpublished = finalize(save, finalize_apart, remove_unpublished, *given)
         return planning.share_room(plans)
@@ -241,7 +241,7 @@ class ChainWriterMixin(StorageMixin):
         if self.single_file_per_rank:
             buckets = torch_private.split_by_size_and_type(self.thread_count, plan.items)
         files = {
-            save.file_name(self.rank or 0, number): sorted(items, key=lambda item: item.type != WriteItemType.BYTE_IO)
+            save.file_name(self.rank or 0, number): sorted(items, key=self._turn)
             for number, items in enumerate(filter(None, buckets))
         }
         items = [*chain.from_iterable(files.values())]
@@ -291,7 +291,7 @@ class ChainWriterMixin(StorageMixin):
             try:
                 save.enter()
                 paths = paths_of(metadata)
-                items = items_of(metadata, paths, results)
+                items = items_of(metadata, paths, results, save.extensions.recorded_for)
                 order = filter(items.__contains__, dict.fromkeys((*save.names, *items)))
                 extra = Nesting({**extra_of(metadata, paths), **save.nesting}).with_order(order)
             except BaseException as error:
@@ -306,6 +306,10 @@ class ChainWriterMixin(StorageMixin):
         self.save_id, self._stock = save_id, save.stock  # so that checkpoints of a run are alike
         self.report = save.report and replace(save.report, stock=save.stock is True, compared=save.compared)
         complete(metadata, index, self._storage)
+
+    def _turn(self, item: Any) -> tuple[bool, bool]:
+        """In which order items are written: objects first, and bare ones before others, which wait for those."""
+        return len(self._extensions.chains.for_item(item.index.fqn)) > 0, item.type != WriteItemType.BYTE_IO
 
     def _warn(self, text: str, matter: object = None, stacklevel: int = 5) -> None:
         """Warn of a matter, by default of the text, once."""
@@ -389,10 +393,12 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
         torch's argument: as `chain`, with other packages' stream extensions before the first codec.
     serialization_format : SerializationFormat, optional
         Only ``TORCH_SAVE``.
-    chain : Chain, codecs or str
+    chain : Chain, codecs or str, or a mapping
         The codecs, in the order in which data passes them, as in `streamxf.open`: ``[FloatZip(), Encrypt(key)]`` or
         ``"floatzip+encrypt"``. The default is ``[FloatZip()]``; an empty list means no chain, and ``"raw"`` that of
-        tensors only their bare bytes are stored, which `Checkpoint` maps into memory.
+        tensors only their bare bytes are stored, which `Checkpoint` maps into memory. A mapping has a chain for each
+        pattern of items' names: ``{"*": "floatzip+checksum", "embedding.*": "raw", "*.ids": "zstd:level=9"}``. The last
+        pattern that fits counts, and ``*`` stands for any text. If one chain encrypts, all do.
     keys : Key, location, several of them or a KeyRing
         The key for ``encrypt`` in a chain's text form.
     stock : bool or "auto"
@@ -413,14 +419,16 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
     for_urls = "FsspecWriter"
 
 
-def extensions_of(extensions: Iterable[Any] | str | Codec) -> Extensions:
+def extensions_of(extensions: Iterable[Any] | Chains | Extensions | str | Codec) -> Extensions:
     """Part a list of extensions, in the order in which data flows through them; raises ChainError if the codecs break a
     rule of order, or a foreign extension follows a codec, and UnsupportedError for what is no stream transform.
     """
     if isinstance(extensions, str):
         extensions = Chain.parse(extensions)
-    if isinstance(extensions, Chain):
-        return Extensions((), extensions)
+    if isinstance(extensions, Extensions):
+        return extensions
+    if isinstance(extensions, Chain | Chains):
+        return Extensions((), Chains.chosen(extensions))
     if isinstance(extensions, Codec | torch_private.StreamTransformExtension):
         extensions = (extensions,)
     foreign: list[torch_private.StreamTransformExtension] = []
@@ -437,7 +445,7 @@ def extensions_of(extensions: Iterable[Any] | str | Codec) -> Extensions:
             )
         else:
             foreign.append(extension)
-    return Extensions(tuple(foreign), Chain(codecs))
+    return Extensions(tuple(foreign), Chains.chosen(codecs))
 
 
 def begin_sharing() -> None:

@@ -72,20 +72,21 @@ DTYPE = Column(5, 0, _rows)
 NDIM = Column(6, 0, _rows)
 SHAPE = Column(7, 0, lambda part: part.shapes_at[-1])
 COUNT = Column(8, 0, _rows)
+CHAIN = Column(9, 0, _rows)
 OFFSET = Column(10, 0, lambda part: part.numbers_at[-1])
 SIZES = Column(11, 0, lambda part: part.numbers_at[-1])
 KIND = Column(12, 0, _chunks)
 FILE = Column(13, 0, _chunks)
 AT = Column(14, 0, _chunks)
 BYTES = Column(15, 0, _chunks)
-NUMBER = Column(16, 0, _chunks)
+NUMBER = Column(16, 0, lambda part: int(numpy.count_nonzero(part.coded)))
 SHA256 = Column(17, limits.DIGEST_BYTES, _chunks)
 CRCS = Column(18, CRC_BYTES, lambda part: part.crcs_at[-1])
 ITEM_COLUMNS = (
-    *(NAME_ENDS, NAMES, MORE_ENDS, MORE, DTYPE, NDIM, SHAPE, COUNT),
+    *(NAME_ENDS, NAMES, MORE_ENDS, MORE, DTYPE, NDIM, SHAPE, COUNT, CHAIN),
     *(OFFSET, SIZES, KIND, FILE, AT, BYTES, NUMBER, SHA256, CRCS),
 )
-SAME_IN_BAND = (NAME_ENDS, NAMES, DTYPE, NDIM, SHAPE, COUNT)
+SAME_IN_BAND = (NAME_ENDS, NAMES, DTYPE, NDIM, SHAPE, COUNT, CHAIN)
 
 
 class PartEntry(NamedTuple):
@@ -106,13 +107,15 @@ class PartEntry(NamedTuple):
 @dataclass(eq=False)
 class IndexPart:
     """A part that was read: `rows` files, or items with `chunks` chunks from the `begin`-th of each to the `stop`-th;
-    None for all. Columns are arrays: of integers, or of the bytes that they have.
+    None for all. Columns are arrays: of integers, or of the bytes that they have. `chains` says of each chain whether
+    its items are in containers.
     """
 
     rows: int
     chunks: int
     begin: int = 0
     stop: int | None = None
+    chains: Array = None
     columns: dict[int, Array] = field(default_factory=dict)
 
     def __getitem__(self, column: Column) -> Array:
@@ -135,9 +138,27 @@ class IndexPart:
         return _sums(self[NDIM] * self.here)
 
     @cached_property
+    def coded(self) -> Array:
+        """Whether each chunk is in a container."""
+        return numpy.repeat(self.chains[self[CHAIN]], self.here)
+
+    @cached_property
+    def all_coded(self) -> bool:
+        return bool(self.coded.all())
+
+    @cached_property
     def crcs_at(self) -> Array:
-        """The same where each chunk has a CRC for each piece."""
-        return _sums(pieces_of(self[BYTES].astype("i8")))
+        """The same where each chunk without a container has a CRC for each piece."""
+        return _sums(self.coded * 0 if self.all_coded else pieces_of(self[BYTES].astype("i8")) * ~self.coded)
+
+    @cached_property
+    def numbers_of(self) -> Array:
+        """That of each chunk in its container; -1 without one."""
+        if self.all_coded:
+            return self[NUMBER]
+        made = numpy.full(self.chunks, -1, "i8")
+        made[self.coded] = self[NUMBER]
+        return made
 
     @cached_property
     def shapes_at(self) -> Array:
@@ -193,7 +214,13 @@ class IndexPart:
 
     @classmethod
     def parse(
-        cls, data: bytes, entry: PartEntry, columns: Iterable[Column], rows: int | None = None, stop: int | None = None
+        cls,
+        data: bytes,
+        entry: PartEntry,
+        columns: Iterable[Column],
+        rows: int | None = None,
+        stop: int | None = None,
+        chains: Array = None,
     ) -> IndexPart:
         """A part of exactly these columns, from the bytes that `entry` names. Raises MetadataError if it is damaged."""
         entry.check(data)
@@ -204,7 +231,7 @@ class IndexPart:
         at = _HEAD.size + count * _ENTRY.size
         if magic != limits.PART_MAGIC or at > len(raw) or (rows is not None and rows != found):
             bad("the head of a part")
-        made = cls(found, chunks, entry.begin, stop)
+        made = cls(found, chunks, entry.begin, stop, chains)
         stored = dict[int, tuple[int, int, int]]()
         last = 0
         for number, width, zeros, values in _ENTRY.iter_unpack(raw[_HEAD.size : at]):
@@ -223,6 +250,8 @@ class IndexPart:
                 bad(f"column {column.id} of a part")
             if column is COUNT and made.chunks_at[-1] != chunks:
                 bad("the number of chunks in a part")
+            if column is CHAIN and made[CHAIN].size and made[CHAIN].max() >= len(chains):
+                bad("an item has a chain that there is not")
         if any(number < _IGNORED for number in stored):
             bad("a part has a column that it should not have")
         if entry.size < least_part(found, chunks, made.columns.get(OFFSET.id), made.columns.get(MORE.id, b"")):
@@ -235,22 +264,22 @@ class ItemRules:
     """What an index says of all items, and checks of what a part says of them: as columns, no chunk becomes an object.
 
     - `rank`: whose rank-local metadata it stands in.
-    - `descriptors`: those of each `Place`.
+    - `descriptors`: by chain, those of each `Place`.
+    - `coded`: by chain, whether items are in containers.
     - `framed`: whether all tensors are, behind stream transforms.
-    - `coded`: whether items are in containers.
     - `sizes`: bytes of each file, in the order in which chunks count them.
     """
 
     rank: int | None
-    descriptors: tuple[str, ...]
+    descriptors: tuple[tuple[str, ...], ...]
+    coded: Any
     framed: bool
-    coded: bool
     hashed: bool
     dtypes: tuple[str, ...]
     sizes: Any
 
     def __post_init__(self) -> None:
-        self.sizes = numpy.array(self.sizes, "i8")
+        self.sizes, self.coded = numpy.array(self.sizes, "i8"), numpy.array(self.coded, bool)
         self._itemsizes = numpy.array([0, *(ITEMSIZES.get(dtype, 0) for dtype in self.dtypes)])
 
     def check_items(self, part: IndexPart) -> None:
@@ -266,7 +295,7 @@ class ItemRules:
 
     def _is_usual(self, part: IndexPart) -> bool:
         """Whether all chunks are elements in containers, and extremes show that they lie in their files, as most do."""
-        if not (self.coded and not self.framed and part.chunks and self._itemsizes[part[DTYPE]].all()):
+        if self.framed or not (part.chunks and part.all_coded and self._itemsizes[part[DTYPE]].all()):
             return False
         files, kinds = part[FILE], part[KIND]
         first, last = files.min(), files.max()
@@ -287,9 +316,9 @@ class ItemRules:
         ends = numpy.add(part[AT], sizes, dtype="i8")
         _refuse_chunk(part, ends > self.sizes.take(files), "it reaches beyond the end of its file")
         _refuse_chunk(part, ~known, "a chunk has a kind that it cannot have")
-        if not self.coded:
+        if not part.all_coded:
             elements = _products(part[SIZES], numpy.repeat(part[NDIM], part.here))
-            other = tensors & (elements * widths != sizes)
+            other = tensors & ~part.coded & (elements * widths != sizes)
             _refuse_chunk(part, other, "a raw tensor has other bytes than its elements")
 
 

@@ -27,7 +27,7 @@ from streamxf.format.tiling import Boxes
 from streamxf.lazy import numpy
 
 _MEMBERS = {
-    "save_id", "rank", "transforms", "chain", "dtypes", "files", "items", "modules", "packages", "extra",
+    "save_id", "rank", "transforms", "chains", "dtypes", "files", "items", "modules", "packages", "extra",
 }  # fmt: skip
 _NONE: frozenset[str] = frozenset()
 _FILES_IN_A_PART = 16_384
@@ -58,7 +58,8 @@ class Index:
     - `save_id`: random for each save, 32 hexadecimal digits.
     - `rank`: whose rank-local metadata it stands in; None in ``.metadata``.
     - `transforms`: descriptors of the stream transforms that the data passed before the codecs, in save order.
-    - `chain`: descriptors of the codecs in save order, that of `streamxf.encrypt` without its wrapped keys.
+    - `chains`: each the descriptors of its codecs in save order, that of `streamxf.encrypt` without its wrapped keys.
+      An item has one of them, behind the transforms, in its places.
     - `files`: by path, in the order of paths.
     - `items`: by name, in the order of names. Those of a large index are read and checked when they are asked for.
     - `hashed`: whether the containers carry a SHA-256 for each block.
@@ -71,7 +72,7 @@ class Index:
     save_id: str
     rank: int | None
     transforms: tuple[str, ...]
-    chain: tuple[str, ...]
+    chains: tuple[tuple[str, ...], ...]
     files: Mapping[str, File]
     items: Mapping[str, Item]
     hashed: bool = False
@@ -91,10 +92,10 @@ class Index:
             "save_id": self.save_id,
             "rank": self.rank,
             "transforms": self.transforms,
-            "chain": self.chain,
+            "chains": self.chains,
             "dtypes": dtypes,
             "files": [*self._packed_files(files, parts)],
-            "items": [*packed_bands(self.items, numbers, dtypes, bool(self.chain), self.hashed, parts)],
+            "items": [*packed_bands(self.items, numbers, dtypes, self._recorded, self.hashed, parts)],
             "modules": self.modules,
             "packages": self.packages,
             "extra": self.extra,
@@ -134,7 +135,13 @@ class Index:
 
     @property
     def keyed(self) -> bool:
-        return any(text.partition("/")[0] == ENCRYPT for text in self.chain)
+        return any(text.partition("/")[0] == ENCRYPT for chain in self.chains for text in chain)
+
+    @property
+    def _recorded(self) -> dict[tuple[str, ...], int]:
+        """The place of each chain, by what items through it have as descriptors."""
+        marked = [f"!{text}" for text in self.transforms]
+        return {(*marked, *chain): number for number, chain in enumerate(self.chains)}
 
 
 class _Root:
@@ -149,12 +156,20 @@ class _Root:
         content = self._content
         save_id = fields.digits(content["save_id"], 32, "save_id")
         rank = None if content["rank"] is None else fields.integer(content["rank"], "rank", limits.NO_RANK)
-        self._keyed = False  # unless a descriptor says so
-        transforms, chain = self._read_descriptors("transforms"), self._read_descriptors("chain")
-        descriptors = (*(f"!{text}" for text in transforms), *chain)
-        bound = sum(len(text.partition("#")[0]) + 1 for text in descriptors) - 1  # joined, as in headers
-        if len(descriptors) > limits.MAX_CODECS or bound > limits.MAX_CHAIN:
-            fields.bad("there are too many descriptors, or they are too long")
+        transforms = self._read_descriptors(content["transforms"], "transforms")
+        lists = fields.array(content["chains"], "chains")
+        if len(lists) > limits.MAX_CHAINS:
+            fields.bad("chains")
+        chains = tuple(self._read_descriptors(each, "chains") for each in lists)
+        keyed = [any(text.partition("/")[0] == ENCRYPT for text in chain) for chain in chains]
+        self._keyed = any(keyed)
+        if self._keyed and not all(keyed):
+            fields.bad("some chains encrypt, and others do not")
+        recorded = [(*(f"!{text}" for text in transforms), *chain) for chain in chains]
+        for descriptors in recorded or [transforms]:
+            bound = sum(len(text.partition("#")[0]) + 1 for text in descriptors) - 1  # joined, as in headers
+            if len(descriptors) > limits.MAX_CODECS or bound > limits.MAX_CHAIN:
+                fields.bad("there are too many descriptors, or they are too long")
         dtypes = fields.array(content["dtypes"], "dtypes")
         if len(dtypes) > limits.MAX_DTYPES or not all(map(is_dtype_name, dtypes)):
             fields.bad("dtypes")
@@ -170,8 +185,8 @@ class _Root:
         bands = [self._band(entry) for entry in fields.array(content["items"], "items")]
         if any(one.last >= two.first for one, two in pairwise(bands)):
             fields.bad("bands of items do not rise")
-        about = bool(transforms), bool(chain), self._hashed, tuple(dtypes), [file.size for file in files.values()]
-        rules = ItemRules(rank, descriptors, *about)
+        about = bool(transforms), self._hashed, tuple(dtypes), [file.size for file in files.values()]
+        rules = ItemRules(rank, tuple(recorded), [*map(bool, chains)], *about)
         if self._at != self._size:
             fields.bad("the parts are not those that it names")
         table = ItemTable(ItemParts(rules, bands, files, self._read))
@@ -180,21 +195,18 @@ class _Root:
         for part in parts if lazy and small else ():
             part.check(self._read(part.at, part.size))
         items: Mapping[str, Item] = table.whole() if small and not lazy else table
-        return Index(save_id, rank, transforms, chain, files, items, self._hashed, modules, packages, extra, run)
+        return Index(save_id, rank, transforms, chains, files, items, self._hashed, modules, packages, extra, run)
 
-    def _read_descriptors(self, member: str) -> tuple[str, ...]:
-        texts = fields.array(self._content[member], member)
-        for text in texts:
+    def _read_descriptors(self, texts: Any, member: str) -> tuple[str, ...]:
+        for text in fields.array(texts, member):
             try:
                 descriptor = Descriptor.parse(fields.string(text, member))
             except DescriptorError as error:
                 fields.bad(f"{member}: {error.message}")
             if member == "transforms" and descriptor.name.startswith("streamxf."):
                 fields.bad(f"{member}: {descriptor.name} is not a stream transform")
-            if descriptor.name == ENCRYPT:
-                if descriptor.fragment:
-                    fields.bad(f"{member}: wrapped keys do not belong there")
-                self._keyed = True
+            if descriptor.name == ENCRYPT and descriptor.fragment:
+                fields.bad(f"{member}: wrapped keys do not belong there")
         return tuple(texts)
 
     def _parts(self, value: Any) -> tuple[PartEntry, ...]:
@@ -276,15 +288,15 @@ def packed_bands(
     items: Mapping[str, Item],
     files: Mapping[str, int],
     dtypes: list[str],
-    numbered: bool,
+    chains: Mapping[tuple[str, ...], int],
     hashed: bool,
     parts: list[bytes],
 ) -> Iterator[dict[str, Any]]:
-    """What the root says of bands; their parts are added to `parts`. `files` are the ordinals of files."""
+    """What the root says of bands; their parts are added to `parts`. `files` and `chains` are ordinals."""
     kinds = {dtype: number for number, dtype in enumerate(dtypes, 1)}
-    left_out = {col.CRCS if numbered else col.NUMBER, *(() if hashed else [col.SHA256])}
+    left_out = {*(() if hashed else [col.SHA256])}
     for band in _bands(map(items.__getitem__, sorted(items))):
-        about = _about(band, kinds)
+        about = _about(band, kinds, chains)
         step = max(1, _ROWS // len(band))
         while True:
             try:
@@ -329,6 +341,10 @@ def _chunks(item: Item) -> Sequence[Chunk]:
     return [Chunk((), (), item.place, False)]
 
 
+def _descriptors(chunks: Sequence[Chunk]) -> tuple[str, ...]:
+    return chunks.descriptors if isinstance(chunks, ChunkColumns) else chunks[0].place.descriptors
+
+
 def _more(item: Item) -> bytes:
     properties = item.properties if isinstance(item, TensorItem) else None
     members = [] if item.path is None else [f'"path":[{",".join(map(_step, item.path))}]']
@@ -340,7 +356,7 @@ def _step(step: str | int) -> str:
     return encode_basestring_ascii(step) if isinstance(step, str) else str(step)
 
 
-def _about(band: list[_Coded], dtypes: Mapping[str, int]) -> dict[Column, Any]:
+def _about(band: list[_Coded], dtypes: Mapping[str, int], chains: Mapping[tuple[str, ...], int]) -> dict[Column, Any]:
     """The columns of a band's items."""
     names = [item.name.encode() for item, _, _ in band]
     if max(map(len, names)) > limits.MAX_IDENTITY:
@@ -356,6 +372,7 @@ def _about(band: list[_Coded], dtypes: Mapping[str, int]) -> dict[Column, Any]:
         col.NDIM: [*map(len, shapes)],
         col.SHAPE: [*chain.from_iterable(shapes)],
         col.COUNT: [len(chunks) for _, chunks, _ in band],
+        col.CHAIN: [chains[_descriptors(chunks)] if len(chunks) else 0 for _, chunks, _ in band],
     }
 
 
@@ -381,7 +398,8 @@ def _of_chunks(found: list[tuple[Sequence[Chunk], bool]], files: Mapping[str, in
             some.columns() if isinstance(some, ChunkColumns) else _of_objects([*some], [tensor] * len(some), files)
             for some, tensor in found
         ]
-        return {c: numpy.concatenate([numpy.asarray(own[c], "i8") for own in each]) for c in _NUMBERS}
+        made = {c: numpy.concatenate([numpy.asarray(own[c], "i8") for own in each]) for c in _NUMBERS}
+        return {**made, col.CRCS: b""}
     chunks, tensors = [chunk for some, _ in found for chunk in some], [tensor for some, tensor in found for _ in some]
     return _of_objects(chunks, tensors, files)
 
@@ -397,7 +415,7 @@ def _of_objects(chunks: list[Chunk], tensors: list[bool], files: Mapping[str, in
         col.FILE: [files[path] for path in paths],
         col.AT: at,
         col.BYTES: sizes,
-        col.NUMBER: [number or 0 for number in numbers],
+        col.NUMBER: [number or 0 for number, bare in zip(numbers, crcs, strict=True) if bare is None],
         col.SHA256: b"".join(digest or b"" for digest in sha256),
         col.CRCS: b"".join(each or b"" for each in crcs),
     }

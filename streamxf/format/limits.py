@@ -37,7 +37,7 @@ MAX_PART = 2**22
 PART_EXPANSION = 32
 FREE_MARKS, MARK_BYTES = 2**12, 3  # commas and opening brackets of any JSON, and what each further one takes, stored
 FILE_BYTES, ITEM_BYTES, CHUNK_BYTES = 16, 2, 4  # of a part, as it is stored, for each that it has
-MAX_DTYPES = 256
+MAX_DTYPES = MAX_CHAINS = 256
 MAX_RANK = 2**31 - 2
 NO_RANK = MAX_RANK + 1
 MAX_DEPTH = 128

@@ -71,9 +71,7 @@ class ItemParts:
         self._owners: dict[tuple[bytes, int | None], tuple[str, Any]] = {}  # the chunks that were given away
         self.tiled: set[tuple[int, int]] = set()  # band and row of items whose chunks were checked as a whole
         self._lately = 0.0  # how far behind the begin of its band the last part that was asked for is
-        without = col.CRCS if rules.coded else col.NUMBER
-        columns = [column for column in col.ITEM_COLUMNS if column is not without]
-        self._first = [column for column in columns if rules.hashed or column is not col.SHA256]
+        self._first = [column for column in col.ITEM_COLUMNS if rules.hashed or column is not col.SHA256]
         self._further = [column for column in self._first if column not in (col.MORE_ENDS, col.MORE)]
 
     def __deepcopy__(self, memo: Any) -> Self:
@@ -150,7 +148,8 @@ class ItemParts:
     def _taken(self, number: int, place: int, data: bytes) -> IndexPart:
         band = self.bands[number]
         entry, stop = band.parts[place], band.parts[place + 1].begin if place + 1 < len(band.parts) else None
-        part = IndexPart.parse(data, entry, self._further if place else self._first, band.rows, stop)
+        columns = self._further if place else self._first
+        part = IndexPart.parse(data, entry, columns, band.rows, stop, self.rules.coded)
         if (head := self._heads.get(number)) is not None:
             _check_same_items(head, part)
         else:
@@ -182,14 +181,24 @@ class ItemParts:
 
     def some_chunks(self, part: IndexPart, begin: int, end: int, spans: Iterable[Box]) -> list[Chunk]:
         """Some chunks of a part, by where they are in it; `spans` are their offsets and shapes."""
+        descriptors: Iterable[Any] = repeat(self.rules.descriptors[0])
+        numbers: Iterable[Any] = part.numbers_of[begin:end].tolist()
+        crcs: Iterable[Any] = repeat(None)
+        if len(self.rules.descriptors) > 1:
+            chains = numpy.repeat(part[col.CHAIN], part.here)[begin:end].tolist()
+            descriptors = [self.rules.descriptors[chain] for chain in chains]
+        if not part.all_coded:
+            crcs = [crc if number < 0 else None for number, crc in zip(numbers, part.crcs(begin, end), strict=True)]
+            numbers = [None if number < 0 else number for number in numbers]
         places = zip(
             [self._paths[file] for file in part[col.FILE][begin:end].tolist()],
             part[col.AT][begin:end].tolist(),
             part[col.BYTES][begin:end].tolist(),
-            repeat(self.rules.descriptors),
+            descriptors,
             (part.value(col.SHA256, at) for at in range(begin, end)) if self.rules.hashed else repeat(None),
-            part[col.NUMBER][begin:end].tolist() if self.rules.coded else repeat(None),
-            repeat(None) if self.rules.coded else part.crcs(begin, end),
+            numbers,
+            crcs,
+            strict=False,
         )
         framed = (part[col.KIND][begin:end] == Kind.FRAMED).tolist()
         made = zip(spans, map(Place._make, places), framed, strict=True)
@@ -197,7 +206,7 @@ class ItemParts:
 
     def compare(self, name: str, chunks: Iterable[Chunk]) -> None:
         """Check that no other chunk that somebody was given has the writer and number of one of an item's."""
-        for chunk in chunks if self.rules.coded else ():
+        for chunk in (chunk for chunk in chunks if chunk.place.number is not None):
             key, owner = (self._files[chunk.place.file].writer, chunk.place.number), (name, chunk.offset)
             if self._owners.setdefault(key, owner) != owner:
                 fields.bad(_TWICE)
@@ -299,8 +308,7 @@ class ItemTable(Mapping[str, Item]):
             slabs = _Slabs(self.parts.part(number, 0).rows, self.parts.rules.rank is not None)
             for part in self.parts.each(number):
                 slabs.add(part)
-                if self.parts.rules.coded:
-                    numbers.append((part[col.FILE].copy(), part[col.NUMBER].copy()))
+                numbers.append((part[col.FILE][part.coded], part[col.NUMBER].copy()))
             for row in range(band.rows) if paths else ():
                 self.parts.more(number, row)
             self._check_rows(number, numpy.flatnonzero(~slabs.good).tolist(), slabs.seen)

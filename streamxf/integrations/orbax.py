@@ -10,13 +10,13 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from streamxf.chain import Chain
+from streamxf.chain import Chains
 from streamxf.checkpoint.checkpoint import Checkpoint, ObjectHandle, TensorHandle
 from streamxf.checkpoint.writer import CheckpointWriter
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError
 from streamxf.keys import KeyRing
 from streamxf.places import GLOBAL, is_url, open_storage
-from streamxf.reading import Access, ChainLike, KeysLike, TensorItem
+from streamxf.reading import Access, ChainsLike, KeysLike, TensorItem
 from streamxf.wording import some
 
 _STOCK = "_METADATA"  # the tree of what orbax itself has saved
@@ -26,10 +26,10 @@ _TREE = "orbax_tree"  # an attribute of DCP's metadata
 class ChainHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # orbax is not there when types are checked
     """Stores each array of a PyTree as a tensor and each other leaf as an object; `chain_handlers` has more."""
 
-    def __init__(self, chain: ChainLike | None = None, *, keys: KeysLike = None) -> None:
+    def __init__(self, chain: ChainsLike | None = None, *, keys: KeysLike = None) -> None:
         ring = None if keys is None else KeyRing.of(keys)  # looked up once: one may ask for a passphrase
-        self._chain = Chain.chosen(chain, keys=ring)
-        self._access = Access.for_chain(self._chain, ring)
+        self._chain = Chains.chosen(chain, keys=ring)
+        self._access = Access.for_chain(self._chain.default, ring)
 
     async def async_save(self, directory: Any, args: Any) -> list[Any]:
         return [self._begin(str(directory), _only_item(args))]
@@ -90,7 +90,7 @@ class ChainRestore(ocp.args.StandardRestore):  # type: ignore[misc]
     """With which orbax restores when it is given no arguments; `StandardRestore` does the same."""
 
 
-def chain_handlers(chain: ChainLike | None = None, *, keys: KeysLike = None) -> Any:
+def chain_handlers(chain: ChainsLike | None = None, *, keys: KeysLike = None) -> Any:
     """Handlers by which orbax stores PyTrees through a chain: ``CheckpointManager(folder, handler_registry=...)``.
 
     Saves and restores by ``StandardSave``, ``StandardRestore``, ``PyTreeSave`` and ``PyTreeRestore`` need no change. An

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_asyn
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from streamxf import errors
-from streamxf.chain import Chain
+from streamxf.chain import Chains
 from streamxf.dcp.install import installed
 from streamxf.dcp.reader import FileSystemReader
 from streamxf.dcp.writer import FileSystemWriter
@@ -48,7 +48,7 @@ from streamxf.manager.retention import Retention
 from streamxf.manager.schedule import Interval, SaveTimer, Schedule
 from streamxf.manager.signals import StopSignals, deaf_from_the_start, is_dead
 from streamxf.places import AbilitiesLike, Location, Storage, is_url, open_storage
-from streamxf.reading import Access, ChainLike, KeysLike
+from streamxf.reading import Access, ChainsLike, KeysLike
 from streamxf.writing import RunFacts
 
 T = TypeVar("T")
@@ -182,7 +182,7 @@ class CheckpointManager:
     def __init__(
         self,
         run: Location,
-        chain: ChainLike | None = None,
+        chain: ChainsLike | None = None,
         *,
         keys: KeysLike = None,
         save: Schedule | int | None = None,
@@ -716,12 +716,12 @@ class CheckpointManager:
 
     def _make_reader(self, place: Storage, *, plaintext: bool = False, **more: Any) -> FileSystemReader:
         reader = FileSystemReader(place, **{**more, **self._reader, **({"require": None} if plaintext else {})})
-        return reader if plaintext else reader.for_chain(self._chain)
+        return reader if plaintext else reader.for_chain(self._chain.default)
 
 
 def _chain_and_access(
-    chain: ChainLike | None, keys: KeysLike, reader: dict[str, Any]
-) -> tuple[Chain, Access, dict[str, Any]]:
+    chain: ChainsLike | None, keys: KeysLike, reader: dict[str, Any]
+) -> tuple[Chains, Access, dict[str, Any]]:
     """What the job saves through and reads with, and what its readers are made with. Without `chain` it is that of the
     installation in force, and so are the keys, unless there are some. Raises ParameterError, ChainError.
     """
@@ -731,9 +731,9 @@ def _chain_and_access(
         if keys is None:  # trust= replaces that of the installation, which a ring would keep
             keys = [*current.keys] or None if "trust" in reader else current.keys
     ring = None if keys is None else KeyRing.of(keys)
-    made = Chain.chosen(chain, keys=ring)
+    made = Chains.chosen(chain, keys=ring)
     known = {name: reader.pop(name) for name in ("trust", "allow_unsigned") if name in reader}
-    access = Access.for_chain(made, reader.get("keys", ring), require=reader.get("require"), **known)
+    access = Access.for_chain(made.default, reader.get("keys", ring), require=reader.get("require"), **known)
     return made, access, {**reader, "keys": access.keys}
 
 

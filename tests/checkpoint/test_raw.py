@@ -485,6 +485,6 @@ def test_the_largest_shard_has_room_in_a_part() -> None:
     files, crcs = {"a": File(2 * MAX_BARE, bytes(16))}, bytes(CRC_BYTES * pieces_of(MAX_BARE))
     chunk = Chunk((0,), (MAX_BARE,), Place("a", 0, MAX_BARE, (), crcs=crcs), False)
     item = TensorItem("n" * 4096, "uint8", (MAX_BARE,), (chunk,), ("path" * 1000,))
-    root, parts = Index("0" * 32, None, (), (), files, {item.name: item}).pack()
+    root, parts = Index("0" * 32, None, (), ((),), files, {item.name: item}).pack()
     found = Index.parse(memoryview(root), lambda at, size: parts[at : at + size], len(parts))
     assert found.items[item.name] == item

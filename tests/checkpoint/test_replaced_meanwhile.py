@@ -45,7 +45,7 @@ def version(seed: int, items: int = 40) -> bytes:
     files = {"a.distcp": File(2**50, draw.randbytes(16))}
     places = [Place("a.distcp", draw.randrange(2**49), draw.randrange(2**40), CHAIN, None, at) for at in range(items)]
     made = {f"item {at:05}": ObjectItem(f"item {at:05}", place, None) for at, place in enumerate(places)}
-    index = Index(draw.randbytes(16).hex(), None, (), CHAIN, files, made)
+    index = Index(draw.randbytes(16).hex(), None, (), (CHAIN,), files, made)
     root, parts = index.pack()
     return pack(NO_PICKLE, parts, root, b"")
 

@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.torch_version import TorchVersion
 
 import streamxf
-from streamxf.chain import Chain
+from streamxf.chain import Chains
 from streamxf.checkpoint.saving import Extensions, Save
 from streamxf.errors import NoSpaceError
 from streamxf.storage.disk import Volume
@@ -90,7 +90,7 @@ def test_a_folder_that_cannot_be_listed(saved: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_where_room_is_short_by_a_few_bytes_both_numbers_are_exact() -> None:
-    save = Save(open_storage("there"), Extensions((), Chain([])), 20, True, True)
+    save = Save(open_storage("there"), Extensions((), Chains.chosen([])), 20, True, True)
     save.storage.volume = lambda: Volume(("there",), 1_000_001, plain=True)  # type: ignore[method-assign]
     with pytest.raises(NoSpaceError, match=r"at least 1,000,002 bytes .* 1,000,001 bytes are free. A checkpoint that"):
         save.check_space(1_000_002)

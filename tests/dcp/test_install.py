@@ -465,7 +465,7 @@ def test_a_known_reader_does_not_ignore_what_it_cannot_check(checkpoint: Path) -
 
 def chain_of(path: Path) -> str:
     writer = WriterNamedBefore(path)
-    return str(writer._extensions.chain) if isinstance(writer, streamxf.FileSystemWriter) else "none"
+    return str(writer._extensions.chains) if isinstance(writer, streamxf.FileSystemWriter) else "none"
 
 
 def test_nesting(tmp_path: Path) -> None:

@@ -142,12 +142,12 @@ PATH = f"__0_0_{'0' * 32}.distcp"
 
 def in_parts(items: Sequence[TensorItem], rows: int) -> StoredMetadata:
     """The same as they are read from a large index, with parts of a few rows."""
-    numbers = itertools.count()
+    numbers, chain = itertools.count(), ("streamxf.lz4/1?level=0",)
     made = {}
     for item in items:
-        chunks = [Chunk(at, shape, Place(PATH, 0, 1, (), None, next(numbers)), False) for at, shape, *_ in item.chunks]
+        chunks = [Chunk(*box[:2], Place(PATH, 0, 1, chain, None, next(numbers)), False) for box in item.chunks]
         made[item.name] = replace(item, chunks=chunks)
-    index = Index("ab" * 16, None, (), ("streamxf.lz4/1?level=0",), {PATH: File(1, bytes(16))}, made)
+    index = Index("ab" * 16, None, (), (chain,), {PATH: File(1, bytes(16))}, made)
     with patch("streamxf.format.index._ROWS", rows), patch("streamxf.format.index._SMALL", 0):
         root, parts = index.pack()
         read = Index.parse(memoryview(root), lambda at, size: parts[at : at + size], len(parts))

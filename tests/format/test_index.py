@@ -60,9 +60,9 @@ runs = st.builds(
 @st.composite
 def indices(draw: st.DrawFn) -> Index:
     transforms = tuple(draw(st.lists(st.just("stream.zstd/1"), max_size=1)))
-    chain = tuple(draw(st.lists(codecs, max_size=3)))
     keyed = draw(st.booleans())
-    chain += ("streamxf.encrypt/1",) * keyed
+    own = st.lists(codecs, max_size=3).map(lambda found: (*found, *["streamxf.encrypt/1"] * keyed))
+    chains = tuple(draw(st.lists(own, min_size=1, max_size=3, unique=True)))
     writers = draw(st.dictionaries(ids, st.binary(min_size=40, max_size=40), min_size=1, max_size=3))
     files = {}
     for number in range(draw(st.integers(1, 3))):
@@ -70,10 +70,10 @@ def indices(draw: st.DrawFn) -> Index:
         size, key = draw(st.integers(2**20, 2**53 - 1)), writers[writer] if keyed else None
         files[f"{number}/{draw(st.sampled_from('abc'))}"] = File(size, writer, key)
     hashed = keyed and draw(st.booleans())
-    descriptors = (*(f"!{text}" for text in transforms), *chain)
     numbers = iter(draw(st.lists(st.integers(0, 2**53 - 1), unique=True, min_size=16, max_size=16)))
 
-    def place(size: int | None = None) -> Place:
+    def place(chain: tuple[str, ...], size: int | None = None) -> Place:
+        descriptors = (*(f"!{text}" for text in transforms), *chain)
         name = draw(st.sampled_from(sorted(files)))
         most = files[name].size if chain else min(files[name].size, 2**22)
         size = draw(st.integers(0, most)) if size is None else size
@@ -84,26 +84,27 @@ def indices(draw: st.DrawFn) -> Index:
         return Place(name, at, size, descriptors, crcs=draw(st.binary(min_size=count, max_size=count)))
 
     def tensor(name: str) -> TensorItem:
-        rows = draw(st.lists(st.integers(1, 9), max_size=4))
+        rows, chain = draw(st.lists(st.integers(1, 9), max_size=4)), draw(st.sampled_from(chains))
         width, dtype = draw(st.integers(0, 3)), draw(st.sampled_from(sorted(ITEMSIZES)))
         chunks = []
         for number, count in enumerate(rows):
             framed = bool(transforms) or draw(st.booleans())
             size = None if framed or chain else count * width * ITEMSIZES[dtype]
-            chunks.append(Chunk((sum(rows[:number]), 0), (count, width), place(size), framed))
+            chunks.append(Chunk((sum(rows[:number]), 0), (count, width), place(chain, size), framed))
         properties = draw(st.dictionaries(texts, st.one_of(st.booleans(), texts), max_size=2))
         path = draw(st.none() | paths)
         return TensorItem(name, dtype, (sum(rows), width), tuple(chunks), path, properties)
 
     items: dict[str, Item] = {}
     for name in draw(st.lists(names, unique=True, max_size=4)):
-        items[name] = tensor(name) if draw(st.booleans()) else ObjectItem(name, place(), draw(st.none() | paths))
+        made = place(draw(st.sampled_from(chains)))
+        items[name] = tensor(name) if draw(st.booleans()) else ObjectItem(name, made, draw(st.none() | paths))
     rank = draw(st.none() | st.integers(0, 2**31 - 2))
     return Index(
         draw(ids).hex(),
         rank,
         transforms,
-        chain,
+        chains,
         files,
         dict(sorted(items.items())),
         hashed,
@@ -178,7 +179,7 @@ def cut_tensors(draw: st.DrawFn) -> tuple[tuple[int, ...], list[tuple[tuple[int,
 def test_a_box_finds_the_chunks_that_reach_into_it(tensor: Any, step: int, data: st.DataObject) -> None:
     shape, boxes = tensor
     index = parse(of(TEXT))
-    place = Place(next(iter(index.files)), 0, 1, index.chain)
+    place = Place(next(iter(index.files)), 0, 1, index.chains[0])
     chunks = (Chunk(*box, place._replace(number=n), False) for n, box in enumerate(boxes))
     item = TensorItem("w", "uint8", shape, tuple(chunks))
     spans = [sorted(data.draw(st.tuples(st.integers(0, size), st.integers(0, size)))) for size in shape]
@@ -207,8 +208,9 @@ def refusal_by_reference(packed: Packed, signed: bool = False) -> str | None:
         if isinstance(content, dict):
             rank = content.get("rank")
             rank = rank if isinstance(rank, int) and not isinstance(rank, bool) else None
-            chain = content.get("chain")
-            keyed = isinstance(chain, list) and any(str(text).startswith("streamxf.encrypt/") for text in chain)
+            chains = content.get("chains")
+            found = [each for each in chains if isinstance(each, list)] if isinstance(chains, list) else []
+            keyed = any(str(text).startswith("streamxf.encrypt/") for each in found for text in each)
             lines = [f"dek={'0' * 64}&w=a:{'0' * 16}:AAAA", ""] if keyed else []
         parse_root(content, rank, Sections(b"", b"", parts, b"", root, lines), signed)
     except Refused as error:
@@ -228,7 +230,7 @@ EXAMPLE: dict[str, Any] = {
     "save_id": "0" * 32,
     "rank": None,
     "transforms": [],
-    "chain": ["streamxf.zstd/1#level=3", "streamxf.encrypt/1"],
+    "chains": [["streamxf.zstd/1#level=3", "streamxf.encrypt/1"]],
     "files": [
         {"path": "a/b", "size": 1000, "writer": "1" * 32, "key": "0" * 80},
         {"path": "c", "size": 70, "writer": "2" * 32, "key": "c" * 80},
@@ -259,7 +261,7 @@ EXAMPLE: dict[str, Any] = {
     },
 }
 HASHED = json.loads(json.dumps(EXAMPLE).replace('"bytes"', f'"sha256": "{"c" * 64}", "bytes"'))
-BARE = json.loads(re.sub(r'"number": \d, ', "", json.dumps(EXAMPLE))) | {"chain": []}
+BARE = json.loads(re.sub(r'"number": \d, ', "", json.dumps(EXAMPLE))) | {"chains": [[]]}
 for _each in BARE["files"]:
     del _each["key"]
 for _each in (*BARE["items"]["weight"]["chunks"], BARE["items"]["step"]):
@@ -506,7 +508,7 @@ def test_what_any_level_makes_too_little_of_is_stored_as_it_is(zeros: int) -> No
 @pytest.mark.parametrize("grid", [(1024,), (32, 32), (8, 16, 8), (4, 4, 4, 16), (2,) * 10])
 def test_tensors_that_are_all_cut_alike_are_read(grid: tuple[int, ...]) -> None:
     index = parse(of(TEXT))
-    place, numbers = Place(next(iter(index.files)), 0, 1, index.chain), itertools.count()
+    place, numbers = Place(next(iter(index.files)), 0, 1, index.chains[0]), itertools.count()
     items: dict[str, Item] = {}
     for name in "abcde":
         places = ((at, place._replace(number=next(numbers))) for at in product(*map(range, grid)))
@@ -542,7 +544,7 @@ def test_paths_of_steps_that_look_like_what_is_between_them(length: int) -> None
 
 def test_chunks_of_many_dimensions_are_cut_into_more_parts() -> None:
     index = parse(of(TEXT))
-    place, count = Place(next(iter(index.files)), 0, 1, index.chain), 9000
+    place, count = Place(next(iter(index.files)), 0, 1, index.chains[0]), 9000
     chunks = (Chunk((at,) + (0,) * 63, (1,) * 64, place._replace(number=at), False) for at in range(count))
     item = TensorItem("w", "uint8", (count,) + (1,) * 63, tuple(chunks))
     assert dict(parse(replace(index, items={"w": item}).pack()).items) == {"w": item}
@@ -634,7 +636,7 @@ def test_a_band_whose_last_name_is_below_its_first() -> None:
     packed = []
     for at, name in enumerate(("step", "weight")):
         items: dict[str, Item] = {name: ObjectItem(name, Place("a", at, 1, chain, None, at), None)}
-        root, parts = Index("0" * 32, None, (), chain, files, items).pack()
+        root, parts = Index("0" * 32, None, (), (chain,), files, items).pack()
         packed.append((json.loads(zstandard.ZstdDecompressor().decompress(root)), parts))
     (content, parts), (other, more) = packed
     parts += more[sum(part["bytes"] for part in other["files"]) :]

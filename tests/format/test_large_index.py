@@ -47,7 +47,7 @@ def made_of(names: str) -> dict[str, TensorItem]:
 
 def packed(items: dict[str, TensorItem], rows: int = 8) -> tuple[bytes, bytes]:
     """Each item is a band, of parts of so many chunks."""
-    index = Index("ab" * 16, None, (), CHAIN, {PATH: File(1, bytes(16))}, {**items})
+    index = Index("ab" * 16, None, (), (CHAIN,), {PATH: File(1, bytes(16))}, {**items})
     with patch("streamxf.format.index._ROWS", rows), patch("streamxf.format.index._ITEMS", 1):
         return index.pack()
 
@@ -263,7 +263,7 @@ def test_items_beside_each_other_are_cut_alike_or_not(step: int) -> None:
     same, other = (2, 2, 2, 2), (2, 3, 1, 2)
     shapes = [(8, 6)] * 4 + [(8, 5), (8, 6), (9, 6), (8, 6)]
     made = cut([same, same, other, same, same, other, (2, 2, 2, 3), (4, 4)], shapes)
-    index = Index("ab" * 16, None, (), CHAIN, {PATH: File(1, bytes(16))}, {**made})
+    index = Index("ab" * 16, None, (), (CHAIN,), {PATH: File(1, bytes(16))}, {**made})
     with patch("streamxf.format.index._ROWS", step * len(made)):
         table = read(*index.pack())
     assert len(table.parts.bands) == 1
@@ -288,7 +288,7 @@ def test_what_does_not_tile_is_refused_beside_what_does(at: int, other: dict[str
         made[name] = replace(wrong, chunks=(*wrong.chunks[:2], wrong.chunks[2]._replace(**other), wrong.chunks[3]))
     else:
         made[name] = replace(wrong, shape=(9, 6))
-    table = read(*Index("ab" * 16, None, (), CHAIN, {PATH: File(1, bytes(16))}, {**made}).pack())
+    table = read(*Index("ab" * 16, None, (), (CHAIN,), {PATH: File(1, bytes(16))}, {**made}).pack())
     assert len(table.parts.bands) == 1
     for each in "dacb":
         item = table[each]
@@ -303,7 +303,7 @@ def test_what_is_beside_a_box_is_seen_whichever_item_was_asked_first() -> None:
     own = made["b"].chunks
     made["b"] = replace(made["b"], chunks=(*own[:3], own[3]._replace(shape=(7, 6)), *own[4:]))  # reaches into the next
     with patch("streamxf.format.index._ROWS", 4 * len(made)):
-        packed = Index("ab" * 16, None, (), CHAIN, {PATH: File(1, bytes(16))}, {**made}).pack()
+        packed = Index("ab" * 16, None, (), (CHAIN,), {PATH: File(1, bytes(16))}, {**made}).pack()
     for names in itertools.permutations("abc"):
         table = read(*packed)
         for name in names:
@@ -340,7 +340,7 @@ def test_an_item_that_is_malformed_is_not_pickled() -> None:
 def test_a_tensor_without_dimensions_has_one_chunk_in_all_parts_together(rank: int | None, rows: int) -> None:
     chunks = tuple(Chunk((), (), Place(PATH, 0, 1, CHAIN, None, number), False) for number in range(2))
     items: dict[str, Item] = {"a": TensorItem("a", "float32", (), chunks)}
-    index = Index("ab" * 16, rank, (), CHAIN, {PATH: File(1, bytes(16))}, items)
+    index = Index("ab" * 16, rank, (), (CHAIN,), {PATH: File(1, bytes(16))}, items)
     with patch("streamxf.format.index._ROWS", rows):
         table = read(*index.pack())
     assert len(table.parts.bands[0].parts) == 2 // rows

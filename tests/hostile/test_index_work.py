@@ -160,7 +160,7 @@ def grids(count: int) -> Index:
         places = [Place("a", 0, 1, ("streamxf.zstd/1",), None, GRID * item + at) for at in range(GRID)]
         chunks = tuple(Chunk((0, at * item), (1, item), place, False) for at, place in enumerate(places))
         items[f"w{item:03}"] = TensorItem(f"w{item:03}", "float32", (1, GRID * item), chunks)
-    return Index("0" * 32, None, (), ("streamxf.zstd/1",), {"a": File(9, bytes(16))}, items)
+    return Index("0" * 32, None, (), (("streamxf.zstd/1",),), {"a": File(9, bytes(16))}, items)
 
 
 def test_a_band_is_read_once_for_all_its_items() -> None:
@@ -182,6 +182,6 @@ def test_what_is_as_regular_as_can_be_is_written_so_that_it_is_read() -> None:
     chunks = tuple(Chunk((at,), (1,), Place("a", 0, 1, ("streamxf.zstd/1",), None, at), False) for at in range(40_000))
     items = {"w": TensorItem("w", "float32", (40_000,), chunks)}
     extra = {"a": [[]] * 30_000, "b": "x" * 10**6}
-    index = Index("0" * 32, None, (), ("streamxf.zstd/1",), {"a": File(9, bytes(16))}, items, extra=extra)
+    index = Index("0" * 32, None, (), (("streamxf.zstd/1",),), {"a": File(9, bytes(16))}, items, extra=extra)
     root, parts = index.pack()
     assert Index.parse(memoryview(root), lambda at, size: parts[at : at + size], len(parts)) == index

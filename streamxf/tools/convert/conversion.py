@@ -29,7 +29,7 @@ FILE_SIZE = 256 * 2**20
 class Converted:
     """The result of `pack` and `transcode`.
 
-    - `chain`: in its text form.
+    - `chain`: in its text form; several as ``NAME=CHAIN``, joined by commas.
     - `key_ids`, `signers`: kinds and ids of keys that open it (``"aeskw:0123456789abcdef"``), ids of those that sign.
     - `save_ids`: one for each metadata file.
     - `items`, `files`: tensors, shards and objects; data files.
@@ -152,13 +152,13 @@ def _convert(
             progress.expect(expected)
         raw = _write_all(resumable, conversion, fleet)
         save_id = _publish(resumable, conversion)
-    chain = save.extensions.chain
-    recipients, signer = (chain.encryption.recipients, chain.encryption.signer) if chain.encryption else ((), None)
+    own = save.extensions.encryption
+    recipients, signer = (own.recipients, own.signer) if own else ((), None)
     who = tuple(f"{key.kind}:{key.id}" for key in recipients), (signer.id,) if signer is not None else ()
     counts = sum(map(len, resumable.files)), len(resumable.files), kept, discarded
     raw += save.meter.total().raw_bytes
     notes = tuple(fleet.notes) if fleet else ()
-    return Converted(str(chain), *who, (save_id,), *counts, raw, resumable.stored_bytes(), 0.0, notes)
+    return Converted(str(save.extensions.chains), *who, (save_id,), *counts, raw, resumable.stored_bytes(), 0.0, notes)
 
 
 def _write_all(resumable: ResumableSave, conversion: Conversion, fleet: Fleet | None) -> int:

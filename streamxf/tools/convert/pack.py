@@ -26,7 +26,7 @@ from streamxf.reading import (
     BareBlocks,
     Blocks,
     BoxReader,
-    ChainLike,
+    ChainsLike,
     ItemPart,
     KeysLike,
     Kind,
@@ -49,7 +49,7 @@ Fill = Callable[[memoryview], None]
 def transcode(
     source: Location,
     target: Location | None = None,
-    chain: ChainLike | None = None,
+    chain: ChainsLike | None = None,
     *,
     in_place: bool = False,
     overwrite: bool = False,
@@ -205,7 +205,7 @@ def _stored(checkpoint: Checkpoint, wanted: ItemPart) -> Content:
 def pack(
     source: Location,
     target: Location,
-    chain: ChainLike | None = None,
+    chain: ChainsLike | None = None,
     *,
     overwrite: bool = False,
     recipients: KeysLike = None,

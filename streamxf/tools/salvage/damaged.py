@@ -13,7 +13,7 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
-from typing import Self
+from typing import Any, Self
 
 from streamxf import errors
 from streamxf.buffers import Scratch
@@ -26,7 +26,6 @@ from streamxf.reading import (
     Access,
     Blocks,
     Budget,
-    Found,
     Item,
     ItemOpener,
     ItemPart,
@@ -390,7 +389,7 @@ class _Files:
 
     def read(self, name: str, shares: Shares) -> None:
         """Find everything in a file. Raises StreamxfError if it is encrypted, and no key opens what is left."""
-        found: list[Found] = []  # up to where it cannot be read
+        found: list[Any] = []  # up to where it cannot be read
         try:
             with self._storage.open(name) as opened:
                 file = opened.counted(shares.begin(name).advance)
@@ -425,7 +424,7 @@ class _Files:
                 made[name] = replace(found[0], chunks=tuple(chunks)) if isinstance(found[0], TensorItem) else found[0]
         return made
 
-    def _take(self, name: str, found: Found) -> None:
+    def _take(self, name: str, found: Any) -> None:
         header, fragment = found.header, ""
         assert header is not None
         assert header.identity is not None
@@ -443,7 +442,7 @@ class _Files:
         made = ObjectItem(item, place) if kind is Kind.OBJECT else TensorItem(item, dtype, whole, (chunk,))
         self._found.setdefault(item, []).append(made)
 
-    def _fragment(self, writer: str, found: Found) -> str:
+    def _fragment(self, writer: str, found: Any) -> str:
         """The wrapped data key under which a container of this writer is sealed."""
         header, known = found.header, self._by_writer.get(writer)
         if known is not None:

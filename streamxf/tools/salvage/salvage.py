@@ -11,7 +11,7 @@ from streamxf.codecs.encrypt import Encrypt
 from streamxf.errors import MetadataError
 from streamxf.notes import known_run
 from streamxf.places import Location, open_storage
-from streamxf.reading import Access, AccessOptions, ChainLike, ItemPart, KeysLike, Progress, SignerLike
+from streamxf.reading import Access, AccessOptions, ChainsLike, ItemPart, KeysLike, Progress, SignerLike
 from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Converted, convert, refuse_same
 from streamxf.tools.salvage.damaged import DamagedCheckpoint, open_damaged
 from streamxf.tools.salvage.fill import Filler, Salvaged
@@ -86,7 +86,7 @@ def load_intact(
 def salvage(
     source: Location,
     target: Location,
-    chain: ChainLike | None = None,
+    chain: ChainsLike | None = None,
     *,
     recipients: KeysLike = None,
     signer: SignerLike | None = None,

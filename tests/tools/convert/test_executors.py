@@ -17,7 +17,7 @@ from torch.distributed.checkpoint import FileSystemWriter as StockWriter
 from torch.distributed.checkpoint import save as dcp_save
 
 import streamxf
-from streamxf.chain import Chain
+from streamxf.chain import Chains
 from streamxf.checkpoint.publish import assemble
 from streamxf.errors import BlockError, KeyMissingError, ParameterError, PolicyError
 from streamxf.keys import Key, KeyRing, PrivateKey, SigningKey
@@ -331,9 +331,8 @@ def test_slips_of_who_has_no_key_are_of_no_use(tmp_path: Path, source: Path, mon
     class Plain(Elsewhere):
         def made(self, call: Callable[..., Any], args: Any) -> Any:
             there, (*first, inner) = args
-            plain = [
-                partial(Chain.parse, "zstd") if "zstd+encrypt" in getattr(each, "args", ()) else each for each in inner
-            ]
+            clear = partial(Chains.chosen, "zstd")
+            plain = [clear if "zstd+encrypt" in getattr(each, "args", ()) else each for each in inner]
             return super().made(call, (there, (*first, tuple(plain))))
 
     target = tmp_path / "target"

@@ -304,8 +304,7 @@ def parts() -> dict[str, Any]:
         return puts({1: ends, 2: b"".join(names)})
 
     def inserted(found: Columns) -> None:
-        later = {number: found.pop(number) for number in [*found] if number > 9}
-        found |= {9: [0, 0], **later}
+        found |= {99: [0, 0]}
 
     many: Columns = {8: [2, 1], 6: [0, 0], 7: [], 5: [0, 0], 10: [], 11: []}
     noise = b"".join(hashlib.sha256(bytes([number % 256, number // 256])).digest() for number in range(520))
@@ -364,13 +363,13 @@ def containers() -> dict[str, Any]:
         return world([*WEIGHT, replace(STEP, header=changes)]).files()
 
     bound = identity_of("step", writer=WRITERS[0], number=2)
-    keyed = FULL.files(put("chain", value=[ZSTD, CHECKSUM, f"{ENCRYPT}#{wrapped()}"]))
+    keyed = FULL.files(put("chains", value=[[ZSTD, CHECKSUM, f"{ENCRYPT}#{wrapped()}"]]))
     return locals()
 
 
 def fragment() -> dict[str, bytes]:
     made = world([*WEIGHT, replace(STEP, header={"chain": f"{ZSTD}#level=3".encode()})])
-    return made.files(put("chain", value=[f"{ZSTD}#level=3"]))
+    return made.files(put("chains", value=[[f"{ZSTD}#level=3"]]))
 
 
 def of_identity(**changes: Any) -> dict[str, bytes]:
@@ -399,7 +398,7 @@ def shorter(index: dict[str, Any]) -> None:
 def no_container() -> dict[str, bytes]:
     made = world([STEP], ())
     step = put("items", "step", "number", value=0)
-    return made.files(lambda index: (index.update(chain=[ZSTD]), index["items"]["step"].pop("crc32c"), step(index)))
+    return made.files(lambda index: (index.update(chains=[[ZSTD]]), index["items"]["step"].pop("crc32c"), step(index)))
 
 
 def signed() -> dict[str, Any]:
@@ -485,6 +484,6 @@ def descriptors() -> dict[str, Any]:
     def of(chain: list[str]) -> dict[str, bytes]:
         texts = "\n".join(text.partition("#")[0] for text in chain).encode()
         pieces = [replace(STEP, header={"chain": texts})]
-        return world(pieces).files(put("chain", value=chain))
+        return world(pieces).files(put("chains", value=[chain]))
 
     return locals()

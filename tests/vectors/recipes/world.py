@@ -50,6 +50,7 @@ class Piece:
     shard: tuple[int, ...] = ()
     tensor: tuple[int, ...] = ()
     writer: int = 0
+    chain: int = 0
     header: dict[str, Any] | None = None
     stored: Callable[[Parts], Parts] | None = None
 
@@ -130,9 +131,10 @@ def world(
     vouching: Vouching | None = None,
     deks: Sequence[bytes] = (DEK, OTHER_DEK),
     gap: bytes = b"",
+    others: Sequence[Sequence[str]] = (),
 ) -> World:
-    """A checkpoint of `pieces`; those of writer 1 are in a file of their own."""
-    keyed = ENCRYPT in chain
+    """A checkpoint of `pieces`; those of writer 1 are in a file of their own, those of chain 1 passed the other."""
+    keyed, chains = ENCRYPT in chain, [chain, *others]
     if keyed and vouching is None:
         vouching = Vouching()
     signed = vouching is not None and vouching.signer is not None
@@ -141,24 +143,25 @@ def world(
     data = dict.fromkeys(names, b"")
     items: dict[str, Any] = {}
     for number, piece in enumerate(pieces):
-        name, texts = names[piece.writer], [*(f"!{text}" for text in transforms), *chain]
+        name, texts = names[piece.writer], [*(f"!{text}" for text in transforms), *chains[piece.chain]]
         stored, digest = _stored(piece, number, texts, signed, deks[piece.writer])
         data[name] += gap
         place: dict[str, Any] = {"file": piece.writer, "at": len(data[name]), "bytes": len(stored)}
-        if chain:
+        if chains[piece.chain]:
             place["number"] = number
         else:
             place["crc32c"] = crcs_of(stored)
         if signed:
             place["sha256"] = digest.hex()
         data[name] += stored
+        about = {"chain": piece.chain} if piece.chain else {}
         if piece.kind == OBJECT:
-            items[piece.name] = place
+            items[piece.name] = place | about
             continue
         place |= {"offset": list(piece.offset), "shape": list(piece.shard)}
         if piece.kind == FRAMED:
             place["framed"] = True
-        usual = {"dtype": piece.dtype, "shape": list(piece.tensor), "chunks": []}
+        usual = {"dtype": piece.dtype, "shape": list(piece.tensor), "chunks": [], **about}
         items.setdefault(piece.name, usual)["chunks"].append(place)
         items[piece.name]["chunks"].sort(key=lambda chunk: chunk["offset"])
     keys = [bytes(40), *(aes_key_wrap(hkdf(deks[0], b"streamxf/1 keys"), dek) for dek in deks[1:count])]
@@ -166,7 +169,7 @@ def world(
         "save_id": SAVE_ID,
         "rank": None,
         "transforms": list(transforms),
-        "chain": list(chain),
+        "chains": [*map(list, chains)],
         "files": [
             {"path": name, "size": len(data[name]), "writer": WRITERS[number].hex()}
             | ({"key": keys[number].hex()} if keyed else {})
