@@ -81,10 +81,8 @@ def inspect(
     from streamxf.cli import figures
     from streamxf.tools.inspect.inspect import tree_of
 
-    if html is not None and os.path.isfile(html) and os.path.getsize(html):
-        with open_storage(html).open() as old:
-            if old.read(0, min(old.size, len(_PAGE))) != _PAGE:
-                raise FileExistsError(17, "the file exists and is not an HTML page; it was not replaced", html)
+    if html is not None:
+        _check_page(html)
     values = values or fail_on is not None
     try:
         with out.progress("Counting values") if values else nullcontext() as bar:
@@ -104,8 +102,7 @@ def inspect(
     if html is not None:
         from streamxf.tools.inspect.page.page import html_page
 
-        with open_storage(html).replacing() as draft:
-            write_all(draft, memoryview(html_page(summary).encode()))
+        _write_page(html, html_page(summary))
     if out.json:
         more = {} if module is None else {"tree": [_branch(child, depth) for child in module.children]}
         budget = show.budget_for(access["max_expansion"], path)
@@ -124,6 +121,41 @@ def inspect(
     if html is not None:
         show.say(f"the page is in {html}", wrap=False)
     return code
+
+
+def _check_page(path: str) -> None:
+    """Raise an error for a file that is there and is no page."""
+    if os.path.isfile(path) and os.path.getsize(path):
+        with open_storage(path).open() as old:
+            if old.read(0, min(old.size, len(_PAGE))) != _PAGE:
+                raise FileExistsError(17, "the file exists and is not an HTML page; it was not replaced", path)
+
+
+def _write_page(path: str, page: str) -> None:
+    with open_storage(path).replacing() as draft:
+        write_all(draft, memoryview(page.encode()))
+
+
+def viewer(
+    file: str = options.argument("FILE", "Where to write the page."),
+    *,
+    out: show.Output,
+) -> int:
+    """Write an HTML page that opens checkpoints in a browser, without a server and without Python.
+
+    In the page, choose or drop a folder: it shows what inspect --html shows, and the values of tensors. The page is one
+    file, and its policy forbids it to connect to anything. It reads checkpoints of streamxf, encrypted ones with a key
+    that is pasted and not stored. Hybrid keys, passphrases, pickled objects and checkpoints of torch's own writers are
+    left to the other commands.
+
+    Examples:
+    streamxf viewer viewer.html
+    """
+    from streamxf.tools.inspect.page.page import viewer_page
+
+    _check_page(file)
+    _write_page(file, viewer_page())
+    return out.result({"page": file}, f"the page is in {file}")
 
 
 def _plain(path: str, access: options.Group) -> PlainSummary | None:

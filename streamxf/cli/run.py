@@ -205,7 +205,7 @@ class Interrupts:
 # Commands by panels, each with its module, in which it is a function of its own name, with an underscore behind a
 # builtin's; what is heavy is imported when it runs.
 PANELS = {
-    "Look": dict.fromkeys(("inspect", "diff", "cat"), "look"),
+    "Look": dict.fromkeys(("inspect", "diff", "cat", "viewer"), "look"),
     "Check and repair": dict.fromkeys(("verify", "salvage", "clean"), "check"),
     "Training runs": dict.fromkeys(("list", "latest", "forget"), "runs"),
     "Convert": dict.fromkeys(("pack", "unpack", "transcode", "rename", "stock"), "convert"),

@@ -187,7 +187,7 @@ class Summary:
             if isinstance(item, TensorItem):
                 dtypes.setdefault(item.dtype, ItemTotals()).add(item)
                 shards += len(item.chunks)
-            used = _chains_of(item)
+            used = chains_of(item)
             for chain in used:
                 chains.setdefault(chain, ItemTotals()).add(item, chain if len(used) > 1 else None)
         failed = {**values.unreadable, **values.unread}.items() if values is not None else ()
@@ -238,7 +238,7 @@ class Summary:
             "stored_bytes": item.stored_bytes,
             "ratio": ratio_of(item),
             "shards": len(item.places),
-            "chains": list(dict.fromkeys(map(names_of, _chains_of(item)))),
+            "chains": list(dict.fromkeys(map(names_of, chains_of(item)))),
         }
         if self.values is not None:
             found = self.values.statistics.get(item.name)
@@ -252,7 +252,7 @@ def ratio_of(item: Item) -> float | None:
     return item.stored_bytes / raw if raw else None
 
 
-def _chains_of(item: Item) -> dict[tuple[str, ...], None]:
+def chains_of(item: Item) -> dict[tuple[str, ...], None]:
     return dict.fromkeys(part.chain for part in (item.chunks if isinstance(item, TensorItem) else item.places))
 
 

@@ -6,10 +6,12 @@ import json
 import math
 from statistics import fmean, pstdev
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import streamxf
 from streamxf.format.items import Item
 from streamxf.formats.contents import Format
 from streamxf.tools.inspect.inspect import Summary, TensorStatistics
@@ -25,6 +27,14 @@ ROLES = {"up": (100, 100), "bias": (4,), "gain": (4,), "down": (100, 100)}
 
 def page(entries: list[Item], kind: Format = Format.STREAMXF, **more: object) -> Page:
     return Page.parse(html_page(Summary.of(contents(entries, kind, **more))))
+
+
+def test_raw_tensors_are_of_a_chain_of_their_own(tmp_path):
+    with streamxf.CheckpointWriter(tmp_path / "raw", chain="raw") as writer:
+        writer["a"] = np.ones(3)
+    data = page_data(streamxf.inspect(tmp_path / "raw"))
+    assert data["chains"] == ["raw"]
+    assert data["tree"]["items"][0][-1] == 0
 
 
 def sums(node: dict) -> list[int]:

@@ -23,7 +23,16 @@ from typing import TYPE_CHECKING, Any
 
 from streamxf.buffers import collector_paused
 from streamxf.reading import Item, TensorItem
-from streamxf.tools.inspect.inspect import MAX_DEPTH, ItemTotals, chain_text, memory_of, number_of, ratio_of, ratio_text
+from streamxf.tools.inspect.inspect import (
+    MAX_DEPTH,
+    ItemTotals,
+    chain_text,
+    chains_of,
+    memory_of,
+    number_of,
+    ratio_of,
+    ratio_text,
+)
 from streamxf.tools.values.statistics import Moments, Statistics
 from streamxf.version import __version__
 from streamxf.wording import many, printable, size_text
@@ -127,7 +136,7 @@ class _Tree:
         about: list[Any] = [-1, [], 0]
         if isinstance(item, TensorItem):
             about = [self._dtypes[item.dtype], list(item.shape), memory_of(item)]
-        chain = self._chains[item.places[0].chain] if item.places else -1
+        chain = self._chains[next(iter(chains_of(item)))] if item.places else -1
         found = [printable(name, MAX_NAME), *about, item.stored_bytes, len(item.places), chain]
         statistics = self._values.statistics.get(item.name) if self._values is not None else None
         return found if statistics is None else [*found, _numbers(statistics)]
@@ -267,14 +276,11 @@ def html_page(summary: Summary, max_items: int = MAX_ITEMS) -> str:
     else; so even a mistake in that could neither run nor fetch anything.
     """
     contents = summary.contents
-    style = _asset("style.css")
-    script = "\n".join(_asset(name) for name in SCRIPTS)
     data = page_data(summary, max_items)
     left_out = data["left_out"]
     note = f"{many(left_out, 'smaller item')} of this checkpoint are added up by module." if left_out else ""
-    return Template(_asset("page.html")).substitute(
-        policy=f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
-        "base-uri 'none'; form-action 'none'",
+    return _page(
+        "\n".join(map(_asset, SCRIPTS)),
         title=_text(contents.path.rstrip("/").rpartition("/")[2] or contents.path),
         path=_text(contents.path),
         format=_text(str(contents.format)),
@@ -285,12 +291,30 @@ def html_page(summary: Summary, max_items: int = MAX_ITEMS) -> str:
         facts=_facts(summary),
         note=escape(note),
         source="the checkpoint's own metadata" + (" and its tensors" if summary.values is not None else ""),
-        version=escape(__version__),
-        style=style,
         # a ``</script`` anywhere in it would end the script element
         data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e"),
-        script=script,
     )
+
+
+def viewer_page() -> str:
+    """A page that opens folders in a browser with the reader in JavaScript, and shows what `html_page` shows of them,
+    and the values of tensors. It fetches nothing and sends nothing, which its policy enforces.
+    """
+    drawing = ["function drawCheckpoint() {", *map(_asset, SCRIPTS), "}"]
+    script = "\n".join([_asset("zstd.js"), _asset("reader.js"), *drawing, _asset("viewer.js")])
+    empty = dict.fromkeys(("path", "figures", "groups", "facts", "note"), "")
+    about = {"title": "Checkpoints", "format": "viewer", "source": "the folder that is opened in it", "data": "{}"}
+    return _page(script, attention=_asset("viewer.html"), **empty, **about)
+
+
+def _page(script: str, **parts: str) -> str:
+    style = _asset("style.css")
+    policy = (
+        f"default-src 'none'; connect-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    template = Template(_asset("page.html"))
+    return template.substitute(parts, policy=policy, version=escape(__version__), style=style, script=script)
 
 
 def _asset(name: str) -> str:

@@ -1024,6 +1024,7 @@ const Reader = (() => {
       check(root.get("dtypes").length <= 256, "index: dtypes");
       for (const dtype of root.get("dtypes")) checkDtype(dtype, FRAMED);
       Object.assign(this, { root, rank, transforms, codecs, wrapped, vouchers, dataKey, keyed, bound, signed: Boolean(vouchers?.signature), at: 0 });
+      Object.assign(this, { authentic: dataKey !== null, signers: vouchers?.signer ? [vouchers.signer] : [] });
       this.files = await this.readFiles(root.get("files"), parts);
       this.items = new Map();
       let before = null;
@@ -1259,6 +1260,11 @@ const Reader = (() => {
       return { stored, header: { ...header, codecs: index.codecs }, table, key };
     }
 
+    // The chain of an item, as descriptors; streamxf.raw/1 for tensors that are stored bare.
+    chainOf({ chunks }) {
+      return chunks[0]?.kind === TENSOR && chunks[0].crcs ? ["streamxf.raw/1"] : this.index.bound;
+    }
+
     // All of a chunk's stream, or of an object's.
     async stream(item, chunk) {
       const { stored, header, table, key } = await this.openChunk(item, chunk);
@@ -1270,6 +1276,56 @@ const Reader = (() => {
       return data;
     }
 
+    // The elements of a box in a tensor, row-major; of each chunk, only the blocks are read that have some of them.
+    async elements(item, offset, shape) {
+      const size = item.elementSize;
+      if (!size) throw new NotHere(`elements of the dtype ${item.dtype}`);
+      checkPlace(offset, shape, item.shape, "M5");
+      const out = new Uint8Array(product(shape) * size);
+      const last = Math.max(shape.length - 1, 0);
+      let filled = 0;
+      for (const chunk of out.length ? item.chunks : []) {
+        const low = offset.map((at, i) => Math.max(at, chunk.offset[i]));
+        const lengths = offset.map((at, i) => Math.min(at + shape[i], chunk.offset[i] + chunk.shape[i]) - low[i]);
+        if (lengths.some((length) => length <= 0)) continue;
+        if (chunk.kind !== TENSOR) throw new NotHere("framed tensors, which are pickles");
+        const read = await this.readerOf(item, chunk);
+        const place = (at, from, lengthsOf) => at.reduce((sum, value, i) => sum * lengthsOf[i] + value - from[i], 0);
+        const row = (lengths[last] ?? 1) * size;
+        for (let rows = product(lengths.slice(0, last)), i = 0; i < rows; i++) {
+          const at = [...low];
+          for (let d = last - 1, left = i; d >= 0; left = Math.floor(left / lengths[d--])) at[d] += left % lengths[d];
+          const from = place(at, chunk.offset, chunk.shape) * size;
+          out.set(await read(from, from + row), place(at, offset, shape) * size);
+        }
+        filled += product(lengths) * size;
+      }
+      if (filled < out.length) throw new NotHere("elements that other ranks have");
+      return out;
+    }
+
+    // What reads a range of a chunk's stream; it keeps the piece that it read last.
+    async readerOf(item, chunk) {
+      const { stored, header, table, key } = await this.openChunk(item, chunk);
+      const step = header ? header.block : MIB;
+      let [held, piece] = [-1, null];
+      const load = async (i) => {
+        if (held !== i) piece = header ? await readBlock(stored, header, table, i, key) : await this.readBare(stored, chunk, i * MIB, Math.min(stored.size, (i + 1) * MIB));
+        held = i;
+        return piece;
+      };
+      return async (begin, end) => {
+        const found = [];
+        for (let at = begin; at < end; ) {
+          const i = Math.floor(at / step);
+          const stop = Math.min(end, (i + 1) * step);
+          found.push((await load(i)).subarray(at - i * step, stop - i * step));
+          at = stop;
+        }
+        return concat(...found);
+      };
+    }
+
     // B2
     async readBare(stored, { crcs }, begin, end) {
       const first = Math.floor(begin / MIB);
@@ -1279,7 +1335,54 @@ const Reader = (() => {
     }
   }
 
-  return { Checkpoint, NotHere, Refused, keyOf, parseKey, readContainer, readNote, readPlain, sourceOf, unhex, hex, sha256, unzstd };
+  // -- numbers -----------------------------------------------------------------------------------------------------------------
+
+  // A float by its bits, of which `mantissa` are fractional and one is the sign.
+  function floatOf(bits, exponent, mantissa, bias, special) {
+    const [sign, power, fraction] = [bits >> (exponent + mantissa) ? -1 : 1, (bits >> mantissa) & (2 ** exponent - 1), bits & (2 ** mantissa - 1)];
+    const odd = special(power, fraction, sign);
+    if (odd !== undefined) return odd;
+    return sign * (power ? (1 + fraction / 2 ** mantissa) * 2 ** (power - bias) : (fraction / 2 ** mantissa) * 2 ** (1 - bias));
+  }
+
+  const ieee = (most) => (power, fraction, sign) => (power !== most ? undefined : fraction ? NaN : sign * Infinity);
+  const finite = (power, fraction, sign) => (sign < 0 && !power && !fraction ? NaN : undefined);
+  const half = (bits) => floatOf(bits, 5, 10, 15, ieee(31));
+  const four = (bits) => floatOf(bits, 2, 1, 1, () => undefined);
+  const complex = (real, imaginary) => `${real}${imaginary < 0 || Object.is(imaginary, -0) ? "-" : "+"}${Math.abs(imaginary)}i`;
+  const NUMBERS = new Map(Object.entries({
+    bool: (v, i) => v.getUint8(i) !== 0,
+    uint8: (v, i) => v.getUint8(i),
+    int8: (v, i) => v.getInt8(i),
+    uint16: (v, i) => v.getUint16(i, true),
+    int16: (v, i) => v.getInt16(i, true),
+    uint32: (v, i) => v.getUint32(i, true),
+    int32: (v, i) => v.getInt32(i, true),
+    uint64: (v, i) => v.getBigUint64(i, true),
+    int64: (v, i) => v.getBigInt64(i, true),
+    float16: (v, i) => half(v.getUint16(i, true)),
+    bfloat16: (v, i) => floatOf(v.getUint16(i, true), 8, 7, 127, ieee(255)),
+    float32: (v, i) => v.getFloat32(i, true),
+    float64: (v, i) => v.getFloat64(i, true),
+    complex32: (v, i) => complex(half(v.getUint16(i, true)), half(v.getUint16(i + 2, true))),
+    complex64: (v, i) => complex(v.getFloat32(i, true), v.getFloat32(i + 4, true)),
+    complex128: (v, i) => complex(v.getFloat64(i, true), v.getFloat64(i + 8, true)),
+    float8_e4m3fn: (v, i) => floatOf(v.getUint8(i), 4, 3, 7, (power, fraction) => (power === 15 && fraction === 7 ? NaN : undefined)),
+    float8_e4m3fnuz: (v, i) => floatOf(v.getUint8(i), 4, 3, 8, finite),
+    float8_e5m2: (v, i) => floatOf(v.getUint8(i), 5, 2, 15, ieee(31)),
+    float8_e5m2fnuz: (v, i) => floatOf(v.getUint8(i), 5, 2, 16, finite),
+    float8_e8m0fnu: (v, i) => (v.getUint8(i) === 255 ? NaN : 2 ** (v.getUint8(i) - 127)),
+    float4_e2m1fn_x2: (v, i) => `${four(v.getUint8(i) & 15)}, ${four(v.getUint8(i) >> 4)}`,
+  }));
+
+  // The elements of some bytes: numbers, integers of 64 bits, truth values, and text of pairs.
+  function numbersOf(dtype, data) {
+    const [size, read] = [ELEMENT_SIZE.get(dtype), NUMBERS.get(dtype)];
+    const view = new DataView(data.buffer, data.byteOffset, data.length);
+    return Array.from({ length: data.length / size }, (_, i) => read(view, i * size));
+  }
+
+  return { Checkpoint, NotHere, Refused, hex, keyOf, numbersOf, parseKey, readContainer, readNote, readPlain, sha256, sourceOf, unhex, unzstd };
 })();
 
 if (typeof module !== "undefined") module.exports = Reader;

@@ -1,0 +1,177 @@
+"""The viewer in a real browser: the same figures as a page of inspect, and the same numbers as a load."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("selenium", reason="Selenium is not installed: pip install selenium")
+
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
+
+import streamxf
+from streamxf import Checksum, Encrypt, FloatZip, Key, ZStandard
+from streamxf.keys import PrivateKey, SigningKey, write_key
+from streamxf.tools.inspect.page.page import page_data, viewer_page
+from tests.tools.inspect.browser import HOW_TO, browser, installed, requests, show
+
+pytestmark = pytest.mark.skipif(installed() is None, reason=HOW_TO)
+
+KEY = Key(bytes(range(7, 39)))
+HOSTILE = "</script><img src=x onerror=window.pwned=1>"
+Writer = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Chrome]:
+    with browser() as driver:
+        yield driver
+
+
+@pytest.fixture
+def viewer(chromium: Chrome, tmp_path: Path) -> Iterator[Chrome]:
+    """A viewer that nothing has been opened in; at the end it has fetched nothing."""
+    page = tmp_path / "viewer.html"
+    page.write_text(viewer_page(), encoding="utf-8")
+    chromium.get("about:blank")
+    requests(chromium)
+    chromium.get_log("browser")
+    show(chromium, page)
+    yield chromium
+    assert chromium.get_log("browser") == []
+    assert set(requests(chromium)) <= {page.as_uri()}
+    assert chromium.execute_script("return window.pwned") is None
+
+
+def save(folder: Path, chain: Any = "raw") -> dict[str, np.ndarray]:
+    random = np.random.default_rng(1)
+    state = {f"model.layers.{i}.mlp.w": random.normal(size=(40, 30)).astype(np.float32) for i in range(12)}
+    state |= {f"model.layers.{i}.norm": np.ones(4, np.float16) for i in range(12)}
+    state |= {"embed": random.normal(size=(300, 200)).astype(np.float32), "ids": np.arange(-5, 5)}
+    state |= {"__proto__": np.ones((2, 2)), f"a.{HOSTILE}": np.zeros((2, 3), np.uint8), "constructor.x": np.ones(3)}
+    with streamxf.CheckpointWriter(folder, chain=chain) as writer:
+        for name, value in state.items():
+            writer[name] = value
+    return state
+
+
+def choose(driver: Chrome, folder: Path, keys: str = "", *, unsigned: bool = False) -> None:
+    """Choose a folder, and open the only checkpoint in it."""
+    driver.execute_script("arguments[0].value = arguments[1]", one(driver, "#keys"), keys)
+    if unsigned:
+        one(driver, "#unsigned").click()
+    one(driver, "#folder").send_keys(str(folder))
+    if keys:
+        WebDriverWait(driver, 20).until(lambda _: driver.find_elements(By.CSS_SELECTOR, "#found-here button"))
+        one(driver, "#found-here button").click()
+    WebDriverWait(driver, 20).until(lambda _: opened(driver) or one(driver, "#said").text not in ("", "Reading..."))
+
+
+def one(driver: Chrome, selector: str) -> Any:
+    return driver.find_element(By.CSS_SELECTOR, selector)
+
+
+def opened(driver: Chrome) -> bool:
+    return bool(driver.find_elements(By.CSS_SELECTOR, "#treemap .tile"))
+
+
+@pytest.mark.parametrize(
+    "chain", ["raw", [ZStandard()], [FloatZip(), Checksum()], []], ids=["raw", "zstd", "floatzip", "none"]
+)
+def test_it_shows_what_a_page_of_inspect_shows(viewer: Chrome, tmp_path: Path, chain: Any):
+    save(tmp_path / "step-7", chain)
+    choose(viewer, tmp_path / "step-7")
+    assert opened(viewer), one(viewer, "#said").text
+    summary = streamxf.inspect(tmp_path / "step-7")
+    wanted = json.loads(json.dumps(page_data(summary)))
+    found = json.loads(one(viewer, "#data").get_attribute("textContent"))
+    assert found == wanted
+    assert one(viewer, "h1").text == "step-7"
+    assert one(viewer, ".figures").text.splitlines()[1].startswith(f"{summary.total.stored_bytes / 2**10:,.1f} KiB")
+    assert "nothing here is authenticated" in one(viewer, ".facts").text.lower()
+
+
+@pytest.mark.parametrize("chain", ["raw", [FloatZip()]], ids=["raw", "floatzip"])
+def test_the_values_of_a_tensor(viewer: Chrome, tmp_path: Path, chain: Any):
+    state = save(tmp_path / "step-7", chain)
+    choose(viewer, tmp_path / "step-7")
+    for name, begin in {"embed": (290, 195), "ids": (0,), "__proto__": (0, 0), "model.layers.3.norm": (0,)}.items():
+        search = one(viewer, "#search")
+        search.clear()
+        search.send_keys(name)
+        one(viewer, "#tensors tbody tr").click()
+        WebDriverWait(viewer, 20).until(lambda _, name=name: one(viewer, "#values h2").text == name)
+        for start, value in zip(viewer.find_elements(By.CSS_SELECTOR, "#values input"), begin, strict=True):
+            viewer.execute_script(
+                "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('change'))", start, value
+            )
+        box = state[name][tuple(slice(at, at + size) for at, size in zip(begin, (24, 12)[-len(begin) :], strict=True))]
+        wanted = [float(f"{number:.6g}") for number in box.ravel()]
+        WebDriverWait(viewer, 20).until(lambda _, wanted=wanted: numbers(viewer) == pytest.approx(wanted, rel=1e-5))
+
+
+def numbers(driver: Chrome) -> list[float]:
+    script = "return [...document.querySelectorAll('#values tbody td')].map((cell) => Number(cell.textContent))"
+    found: list[float] = driver.execute_script(script)
+    return found
+
+
+def test_hostile_names_are_only_ever_text(viewer: Chrome, tmp_path: Path):
+    save(tmp_path / HOSTILE.replace("/", "_"))
+    choose(viewer, tmp_path / HOSTILE.replace("/", "_"))
+    names = [row.text for row in viewer.find_elements(By.CSS_SELECTOR, "#tensors tbody th")]
+    assert {f"a.{HOSTILE}", "__proto__", "constructor.x"} <= set(names)
+    assert viewer.find_elements(By.CSS_SELECTOR, "img") == []
+    assert viewer.execute_script("return ({}).items === undefined && Object.keys(Object.prototype).length === 0")
+
+
+def test_an_encrypted_checkpoint(viewer: Chrome, tmp_path: Path):
+    state = save(tmp_path / "step-7", [FloatZip(), Encrypt(KEY)])
+    choose(viewer, tmp_path / "step-7", KEY.reveal().hex())
+    assert one(viewer, "#keys").get_attribute("value") == ""
+    assert opened(viewer), one(viewer, "#said").text
+    assert "authenticated" not in one(viewer, ".facts").text
+    one(viewer, "#search").send_keys("ids")
+    one(viewer, "#tensors tbody tr").click()
+    WebDriverWait(viewer, 20).until(lambda _: numbers(viewer) == list(state["ids"]))
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [(bytes(range(9, 41)).hex(), "no matching key"), ("what is this", "its form")],
+    ids=["another", "no key"],
+)
+def test_a_key_that_does_not_open(viewer: Chrome, tmp_path: Path, keys: str, said: str):
+    save(tmp_path / "step-7", [ZStandard(), Encrypt(KEY)])
+    choose(viewer, tmp_path / "step-7", keys)
+    assert not opened(viewer)
+    assert said in one(viewer, "#said").text
+    assert one(viewer, "#keys").get_attribute("value") == ""
+
+
+def test_public_key_recipients_need_a_signature(viewer: Chrome, tmp_path: Path):
+    private, signer = PrivateKey.generate("hpke-x25519"), SigningKey.generate()
+    save(tmp_path / "step-7", [ZStandard(), Encrypt(private.public, signer=signer)])
+    write_key(tmp_path / "private", private)
+    write_key(tmp_path / "signer", signer.verify_key)
+    secret = (tmp_path / "private").read_text()
+    choose(viewer, tmp_path / "step-7", secret)
+    assert "K6" in one(viewer, "#said").text
+    choose(viewer, tmp_path / "step-7", secret + (tmp_path / "signer").read_text())
+    assert opened(viewer), one(viewer, "#said").text
+
+
+def test_what_it_leaves_to_others(viewer: Chrome, tmp_path: Path):
+    choose(viewer, tmp_path)
+    assert "no .metadata" in one(viewer, "#said").text
+    (tmp_path / "stock").mkdir()
+    (tmp_path / "stock" / ".metadata").write_bytes(b"\x80\x04N.")
+    choose(viewer, tmp_path / "stock")
+    assert one(viewer, "#said").text.startswith("not in this viewer: checkpoints of torch's own writers")
