@@ -143,3 +143,12 @@ def test_only_a_page_is_written_over(run: Run, layered: Path, tmp_path: Path, te
     file.write_text(text)
     assert "not an HTML page" in run.exits(2, "inspect", layered, "--html", file).err
     assert file.read_text() == text
+
+
+def test_the_viewer_is_written_over_pages_alone(run: Run, tmp_path: Path):
+    file = tmp_path / "viewer.html"
+    for more in ([], ["--json"]):
+        assert str(file) in run.exits(0, "viewer", file, *more).out
+    assert "connect-src 'none'" in file.read_text()
+    file.write_text("precious")
+    assert "not an HTML page" in run.exits(2, "viewer", file).err

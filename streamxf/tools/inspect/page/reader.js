@@ -718,6 +718,15 @@ const Reader = (() => {
     return { writer, number, kind, dtype, offset, shape, whole, name };
   }
 
+  // A chain of the index, with what stands in headers for it.
+  function chainFrom(transforms, codecs) {
+    const bound = [...transforms.map((each) => `!${each.text}`), ...codecs.map((each) => each.text)];
+    check(bound.length <= 8 && bound.join("\n").length <= 1024, "C1: more than 8 descriptors, or too long");
+    const encrypt = codecs.filter(({ name }) => name === "streamxf.encrypt");
+    check(encrypt.every(({ fragment }) => !fragment.length), "M8: a wrapped key in a descriptor");
+    return { codecs, bound, keyed: encrypt.length > 0 };
+  }
+
   const DTYPE = /^[a-z][a-z0-9_]{0,31}$/;
   const checkDtype = (dtype, kind) => check(kind === TENSOR ? ELEMENT_SIZE.has(dtype) : DTYPE.test(dtype), `C${kind + 3}`);
   const product = (shape) => shape.reduce((found, length) => found * length, 1); // exact up to MAX_NUMBER, which checkPlace sees to
@@ -891,7 +900,7 @@ const Reader = (() => {
 
   const ENTRY_OF_PART = { from: count, bytes: count, raw: count, sha256: HASH };
   const ROOT = {
-    save_id: HEX32, rank: (value) => value === null || count(value), transforms: [text], chain: [text], dtypes: [text],
+    save_id: HEX32, rank: (value) => value === null || count(value), transforms: [text], chains: [[text]], dtypes: [text],
     files: [ENTRY_OF_PART], items: [{ first: text, last: text, items: count, parts: [ENTRY_OF_PART] }],
     modules: [text], packages: Map, extra: Map,
     "run?": {
@@ -951,7 +960,7 @@ const Reader = (() => {
       check(f.take(-f.at & 7).every((byte) => byte === 0), "M16: padding");
     }
     check(f.at === content.length, "M16: bytes that belong to no column");
-    check(same([...columns.keys()].filter((id) => id < 128), [...needed].sort((a, b) => a - b)), "M16: columns");
+    check(same([...columns.keys()].filter((id) => id < 128), needed), "M16: columns");
     const places = columns.get(10);
     const least = places ? 2 * rows + 4 * chunks + places.values + (columns.has(4) ? countMarks(columns.get(4).data) : 0) : 16 * rows;
     check(size >= least, "index: a part has more than its stored bytes allow");
@@ -1014,16 +1023,17 @@ const Reader = (() => {
       check(rank === null || !root.has("run"), "M1: only .metadata has a run");
       if (root.has("run")) checkRun(root.get("run"));
       check(root.get("rank") === rank && (rank === null || rank < 2 ** 31 - 1), "M10");
-      const [transforms, codecs] = ["transforms", "chain"].map((side) => root.get(side).map(parseDescriptor));
-      const bound = [...transforms.map((each) => `!${each.text}`), ...codecs.map((each) => each.text)];
-      check(bound.length <= 8 && bound.join("\n").length <= 1024, "C1: more than 8 descriptors, or too long");
+      const transforms = root.get("transforms").map(parseDescriptor);
       check(!transforms.some(({ name }) => name.startsWith("streamxf.")), "D5");
-      check(codecs.every(({ name, fragment }) => name !== "streamxf.encrypt" || !fragment.length), "M8: a wrapped key in a descriptor");
-      const keyed = codecs.some(({ name }) => name === "streamxf.encrypt");
-      check(keyed === Boolean(wrapped), "M12: keys exactly if the chain encrypts");
+      const chains = root.get("chains").map((texts) => chainFrom(transforms, texts.map(parseDescriptor)));
+      if (!chains.length) chainFrom(transforms, []);
+      check(chains.length <= 256, "index: chains");
+      const keyed = chains.some((chain) => chain.keyed);
+      check(chains.every((chain) => chain.keyed === keyed), "M17: only some encrypt");
+      check(keyed === Boolean(wrapped), "M12: keys exactly if the chains encrypt");
       check(root.get("dtypes").length <= 256, "index: dtypes");
       for (const dtype of root.get("dtypes")) checkDtype(dtype, FRAMED);
-      Object.assign(this, { root, rank, transforms, codecs, wrapped, vouchers, dataKey, keyed, bound, signed: Boolean(vouchers?.signature), at: 0 });
+      Object.assign(this, { root, rank, transforms, chains, wrapped, dataKey, keyed, signed: Boolean(vouchers?.signature), at: 0 });
       Object.assign(this, { authentic: dataKey !== null, signers: vouchers?.signer ? [vouchers.signer] : [] });
       this.files = await this.readFiles(root.get("files"), parts);
       this.items = new Map();
@@ -1082,12 +1092,12 @@ const Reader = (() => {
     }
 
     async readItems(entry, begin, end, parts, known) {
-      const bare = !this.codecs.length && !this.transforms.length;
-      const needed = [1, 2, 5, 6, 7, 8, 10, 11, 12, 13, 14, 15, ...(begin ? [] : [3, 4]), this.codecs.length ? 16 : 18, ...(this.signed ? [17] : [])];
+      const needed = [1, 2, ...(begin ? [] : [3, 4]), 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, ...(this.signed ? [17] : []), 18];
       const { rows, chunks, numbers, fixed, strings } = await this.next(parts, entry, needed);
       const names = strings(1, 2, rows);
       const more = begin ? [] : strings(3, 4, rows);
-      const [dtypes, ndims, counts] = [numbers(5, rows), numbers(6, rows), numbers(8, rows)];
+      const [dtypes, ndims, counts, chains] = [5, 6, 8, 9].map((id) => numbers(id, rows));
+      check(chains.every((chain) => chain < this.chains.length), "M16: no such chain");
       const sum = (list) => list.reduce((total, each) => total + each, 0);
       check(ndims.every((ndim) => ndim <= 64), "M16: dimensions");
       const shapes = numbers(7, sum(ndims));
@@ -1096,28 +1106,29 @@ const Reader = (() => {
       const dims = sum(here.map((n, i) => n * ndims[i]));
       const [offsets, lengths] = [numbers(10, dims), numbers(11, dims)];
       const [kinds, files, ats, sizes] = [12, 13, 14, 15].map((id) => numbers(id, chunks));
-      const idents = this.codecs.length ? numbers(16, chunks) : null;
       const digests = this.signed ? fixed(17, 32, chunks) : null;
-      const pieces = sizes.map((size) => Math.ceil(size / MIB));
-      const sums = this.codecs.length ? null : new DataView(concat(...fixed(18, 4, sum(pieces))).buffer);
+      const boxed = [...here].flatMap((n, i) => Array(n).fill(this.chains[chains[i]].codecs.length > 0));
+      const idents = numbers(16, sum(boxed));
+      const pieces = boxed.map((own, i) => (own ? 0 : Math.ceil(sizes[i] / MIB)));
+      const sums = new DataView(concat(...fixed(18, 4, sum(pieces))).buffer);
       check(known === null || known.length === rows, "M16: the items of a band's parts");
-      let [shapeAt, boxAt, chunk, sumAt] = [0, 0, 0, 0];
+      let [shapeAt, boxAt, chunk, sumAt, identAt] = [0, 0, 0, 0, 0];
       return names.map((key, i) => {
-        const item = { key, name: unutf8(key, "M16"), dtype: dtypes[i], shape: [...shapes.subarray(shapeAt, (shapeAt += ndims[i]))], count: counts[i], more: more[i], chunks: [] };
+        const item = { key, name: unutf8(key, "M16"), dtype: dtypes[i], shape: [...shapes.subarray(shapeAt, (shapeAt += ndims[i]))], count: counts[i], chain: chains[i], more: more[i], chunks: [] };
         check(1 <= key.length && key.length <= 4096, "M16: the length of a name");
         const first = known?.[i] ?? item;
-        check(equal(first.key, key) && first.dtype === item.dtype && same(first.shape, item.shape) && first.count === item.count, "M16: the items of a band's parts");
+        check(equal(first.key, key) && first.dtype === item.dtype && same(first.shape, item.shape) && first.count === item.count && first.chain === item.chain, "M16: the items of a band's parts");
         for (let n = 0; n < here[i]; n++, chunk++) {
           const [offset, shape] = [offsets, lengths].map((boxes) => [...boxes.subarray(boxAt, boxAt + ndims[i])]);
           boxAt += ndims[i];
-          const crcs = sums && Array.from({ length: pieces[chunk] }, () => sums.getUint32(4 * sumAt++, true));
-          first.chunks.push({ offset, shape, kind: kinds[chunk], file: files[chunk], at: ats[chunk], bytes: sizes[chunk], number: idents?.[chunk] ?? null, digest: digests?.[chunk] ?? null, crcs });
+          const crcs = boxed[chunk] ? null : Array.from({ length: pieces[chunk] }, () => sums.getUint32(4 * sumAt++, true));
+          first.chunks.push({ offset, shape, kind: kinds[chunk], file: files[chunk], at: ats[chunk], bytes: sizes[chunk], number: boxed[chunk] ? idents[identAt++] : null, digest: digests?.[chunk] ?? null, crcs });
         }
         return first;
       });
     }
 
-    checkItem({ name, dtype: place, shape, more: data, chunks, count: n }) {
+    checkItem({ name, dtype: place, shape, more: data, chunks, count: n, chain }) {
       const more = data.length ? parseJson(data, "more", "M1") : new Map();
       const { root, files } = this;
       const tensor = place > 0;
@@ -1139,15 +1150,15 @@ const Reader = (() => {
         return { ...chunk, file: files[file] };
       });
       if (tensor) checkChunks(shape, found, this.rank === null);
-      if (!this.codecs.length)
-        for (const { kind, bytes, shape: shard } of found) check(kind !== TENSOR || bytes === product(shard) * size, "B1: the size of a raw tensor");
-      return { name, dtype, elementSize: size ?? null, shape, path, properties: more.get("properties") ?? new Map(), chunks: found };
+      for (const { kind, bytes, shape: shard, crcs } of found) check(kind !== TENSOR || !crcs || bytes === product(shard) * size, "B1: the size of a raw tensor");
+      return { name, chain: this.chains[chain], dtype, elementSize: size ?? null, shape, path, properties: more.get("properties") ?? new Map(), chunks: found };
     }
 
     checkNumbers() {
       const seen = new Set();
-      for (const { chunks } of this.codecs.length ? this.items.values() : [])
+      for (const { chunks } of this.items.values())
         for (const { file, number } of chunks) {
+          if (number === null) continue;
           const both = `${file.writer} ${number}`;
           check(!seen.has(both), "M2: a number twice");
           seen.add(both);
@@ -1245,10 +1256,10 @@ const Reader = (() => {
       check(source, `M3: there is no ${file.path}`);
       check(source.size === file.size, "M3: the size of a file");
       const stored = part(source, chunk.at, chunk.bytes);
-      if (!index.codecs.length) return { stored };
+      if (!item.chain.codecs.length) return { stored };
       const header = await readHeader(stored);
       const chain = [...header.transforms.map((each) => `!${each.text}`), ...header.codecs.map((each) => each.text)];
-      check(same(chain, index.bound), "M8: the chain");
+      check(same(chain, item.chain.bound), "M8: the chain");
       check(header.flags & PUBLISHED, "M8: published");
       const { identity } = header;
       check(identity.writer === file.writer && identity.number === chunk.number && identity.kind === chunk.kind && identity.dtype === (item.dtype ?? ""), "M8: this item");
@@ -1257,12 +1268,12 @@ const Reader = (() => {
       const key = await unseal(header, await index.dataKeyOf(file));
       const table = await readTable(stored, header);
       check(!chunk.digest || equal(chunk.digest, table.digest), "M7: T");
-      return { stored, header: { ...header, codecs: index.codecs }, table, key };
+      return { stored, header: { ...header, codecs: item.chain.codecs }, table, key };
     }
 
     // The chain of an item, as descriptors; streamxf.raw/1 for tensors that are stored bare.
-    chainOf({ chunks }) {
-      return chunks[0]?.kind === TENSOR && chunks[0].crcs ? ["streamxf.raw/1"] : this.index.bound;
+    chainOf({ chunks, chain }) {
+      return chunks[0]?.kind === TENSOR && chunks[0].crcs ? ["streamxf.raw/1"] : chain.bound;
     }
 
     // All of a chunk's stream, or of an object's.
