@@ -10,6 +10,7 @@ from streamxf.errors import DescriptorError, shorten
 
 ENCRYPT = "streamxf.encrypt"  # the one codec that containers, registries and readers know by name
 RAW = "streamxf.raw"  # no codec: what torch's own readers are told of a tensor that is stored as its bare elements
+VALUE = "streamxf.value"
 
 MAX_CHAIN = 2**10
 MAX_KEY_LINE = 2**15

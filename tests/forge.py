@@ -418,14 +418,14 @@ def item_columns(items: dict[str, Any], dtypes: list[str], begin: int, stop: int
     """The columns of a part of a band, and the number of chunks in it."""
     names = [name.encode("utf-8", "surrogatepass") for name in items]
     tensors = ["dtype" in item for item in items.values()]
-    coded = {"file", "at", "bytes", "number", "sha256", "crc32c", "dtype", "shape", "chunks", "chain"}
+    coded = {"file", "at", "bytes", "number", "sha256", "crc32c", "dtype", "shape", "chunks", "chain", "span"}
     more = [{name: value for name, value in item.items() if name not in coded} for item in items.values()]
     texts = [json.dumps(each, separators=(",", ":")).encode() if each else b"" for each in more]
     shapes = [item.get("shape", []) for item in items.values()]
     chunks = [item["chunks"] if is_tensor else [item] for item, is_tensor in zip(items.values(), tensors, strict=True)]
     own = [(chunk, is_tensor) for all_, is_tensor in zip(chunks, tensors, strict=True) for chunk in all_[begin:stop]]
     boxes = [(chunk["offset"], chunk["shape"]) for chunk, is_tensor in own if is_tensor]
-    kinds = [chunk.get("kind", 3 if "framed" in chunk else 2) if is_tensor else 1 for chunk, is_tensor in own]
+    kinds = [chunk.get("kind", _kind_of(chunk, is_tensor)) for chunk, is_tensor in own]
     columns: Columns = {1: list(accumulate(map(len, names))), 2: b"".join(names)}
     if not begin:
         columns |= {3: list(accumulate(map(len, texts))), 4: b"".join(texts)}
@@ -445,7 +445,15 @@ def item_columns(items: dict[str, Any], dtypes: list[str], begin: int, stop: int
     for member, number in (("sha256", 17), ("crc32c", 18)):
         if member in known or number == 18:
             columns[number] = b"".join(bytes.fromhex(chunk[member]) for chunk, _ in own if member in chunk)
+    spans = [chunk["span"] for chunk, _ in own if "number" in chunk and "span" in chunk]
+    columns |= {19: [begin for begin, _ in spans], 20: [end for _, end in spans]}
     return columns, len(own)
+
+
+def _kind_of(chunk: dict[str, Any], is_tensor: bool) -> int:
+    if is_tensor:
+        return 3 if "framed" in chunk else 2
+    return 4 if "span" in chunk else 1
 
 
 def pack_columns(columns: Columns, rows: int, chunks: int, width: int | None = None) -> bytes:
@@ -508,6 +516,7 @@ def _rows(columns: Any) -> list[dict[str, Any]]:
 def _add_items(items: dict[str, Any], columns: Any, root: dict[str, Any], begin: int, stop: int) -> None:
     boxes, shapes, numbers = (iter(columns[10]), iter(columns[11])), iter(columns[7]), iter(columns[16])
     dtypes, chunk, crcs = root["dtypes"], 0, 0
+    spans = zip(columns[19], columns[20], strict=True)
     for row, (name_at, name_end) in enumerate(pairwise([0, *columns[1]])):
         name, ndim, dtype = columns[2][name_at:name_end].decode(), columns[6][row], columns[5][row]
         shape = [*islice(shapes, ndim)]
@@ -526,6 +535,8 @@ def _add_items(items: dict[str, Any], columns: Any, root: dict[str, Any], begin:
                 size = 4 * -(-made["bytes"] // 2**20)
                 made["crc32c"] = columns[18][crcs : crcs + size].hex()
                 crcs += size
+            if columns[12][chunk] == 4:
+                made["span"] = [*next(spans)] if "number" in made else [0, made["bytes"]]
             if dtype:
                 made |= {"offset": [*islice(boxes[0], ndim)], "shape": [*islice(boxes[1], ndim)]}
                 if columns[12][chunk] == 3:

@@ -1,9 +1,9 @@
 """A decoder of checkpoints, written from docs/format.md and the pages below it alone. It favours clarity over speed.
 
 `load` reads a checkpoint, `read_container` a single container, `read_plain` a plain file, `read_note` a note.
-reference_codecs.py has codecs.md and floatzip.md, and reference_keys.py keys.md, but for key files, which
-vectors/key_files.py reads. Each refusal names the rule that was broken ("C9", "M5", "K6"), or its heading or codec
-where the rule has no number.
+reference_codecs.py has codecs.md and floatzip.md, reference_values.py values.md, and reference_keys.py keys.md, but
+for key files, which vectors/key_files.py reads. Each refusal names the rule that was broken ("C9", "M5", "K6"), or its
+heading or codec where the rule has no number.
 """
 
 import hmac
@@ -13,7 +13,7 @@ import struct
 from collections import namedtuple
 from collections.abc import Sequence
 from hashlib import sha256
-from itertools import accumulate, combinations, product
+from itertools import accumulate, combinations, pairwise, product
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,10 @@ from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap
 
 from tests.reference_codecs import Block, Fields, check, crc, decode, parse_descriptor, refusing, undo, unzstd
 from tests.reference_keys import Reader, check_vouchers, hkdf, parse_vouchers, parse_wrapped, unwrap
+from tests.reference_values import parse_value
 
 KEYED, BOUND, PUBLISHED, HASHED = 1, 2, 4, 8
-OBJECT, TENSOR, FRAMED = 1, 2, 3
+OBJECT, TENSOR, FRAMED, VALUE = 1, 2, 3, 4
 DTYPES = {
     1: "bool uint8 int8 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2",
     2: "uint16 int16 float16 bfloat16",
@@ -71,27 +72,28 @@ def parse_header(data: bytes) -> Header:
     check(bool(flags & KEYED) == any(d.name == "streamxf.encrypt" for d in codecs), "C2: keyed")
     check(bool(flags & BOUND) == bool(identity) and (identity or not flags & PUBLISHED), "C2: bound, or published")
     check(not any(d.name.startswith("streamxf.") for d in descriptors[: sum(marked)]), "D5")
-    if identity and identity.kind == TENSOR:
-        check(flags & PUBLISHED and not any(marked), "C5: published, and without transforms")
+    if identity and identity.kind in (TENSOR, VALUE):
+        rule = "C5" if identity.kind == TENSOR else "C15"
+        check(flags & PUBLISHED and not any(marked), f"{rule}: published, and without transforms")
     return Header(f.at, 1 << log2, flags, salt, chain, codecs, identity, digest, seal)
 
 
 def parse_identity(data: bytes) -> Identity:
     f = Fields(data, "identity")
     writer, number, kind, ndim, dtype_len, width = f.unpack("16sQ4B")
-    check(OBJECT <= kind <= FRAMED and ndim <= 64 and dtype_len <= 32, "identity: bytes 24 to 26")
+    check(OBJECT <= kind <= VALUE and ndim <= 64 and dtype_len <= 32, "identity: bytes 24 to 26")
     check(width in (1, 2, 4, 8), "identity: width")
-    check(kind != OBJECT or ndim == dtype_len == 0, "identity: an object has no dtype and no dimensions")
+    check(kind in (TENSOR, FRAMED) or ndim == dtype_len == 0, "identity: an object has no dtype and no dimensions")
     with refusing("identity", UnicodeDecodeError):
         dtype = f.take(dtype_len).decode("ascii")
         integers = {1: "B", 2: "H", 4: "I", 8: "Q"}[width]
         offset, shard, tensor = (f.unpack(f"{ndim}{integers}") for _ in range(3))
         name = f.rest().decode("utf-8")
-    check(name, "identity: no name")
+    check(bool(name) == (kind != VALUE), "identity: no name, or one of values")
     needed = max((*offset, *shard, *tensor), default=0)
     check(width == min(size for size in (1, 2, 4, 8) if needed < 1 << 8 * size), "identity: width")
     check(number <= MAX_NUMBER, "C4: the number")
-    if kind != OBJECT:
+    if kind in (TENSOR, FRAMED):
         check_dtype(dtype, kind)
         check_place(offset, shard, tensor, "C4")
     return Identity(writer, number, kind, dtype, offset, shard, tensor, name)
@@ -199,7 +201,7 @@ def read_plain(file: bytes, reader: Reader) -> bytes:
 # -- The index
 
 # A chunk of a tensor, or an object: where it is, and what its container says of it; the columns of its file.
-Part = namedtuple("Part", "at size sha256 crcs file identity chain")
+Part = namedtuple("Part", "at size sha256 crcs span file identity chain")
 File = namedtuple("File", "path size writer key")
 # The parts of each item; dtype and shape of each tensor; the first wrapped data key.
 Index = namedtuple("Index", "transforms parts shapes wrapped run")
@@ -380,11 +382,20 @@ def parse_root(root: Any, rank: int | None, found: Sections, signed: bool) -> In
     names = [item["name"] for item in items]
     check(names == sorted(set(names)), "M16: the names of items do not rise")
     parts = {item["name"].decode(): parse_item(item, root, chains[item["chain"]], files) for item in items}
-    coded = [part.identity for each in parts.values() for part in each if part.chain]
-    numbers = [(identity.writer, identity.number) for identity in coded]
-    check(len(set(numbers)) == len(numbers), "M2: a number twice")
+    check_numbers([part for each in parts.values() for part in each if part.chain])
     shapes = {i["name"].decode(): (root["dtypes"][i["dtype"] - 1], i["shape"]) for i in items if i["dtype"]}
     return Index(transforms, parts, shapes, parse_wrapped(found.lines[0]) if keyed else None, root.get("run"))
+
+
+def check_numbers(parts: list[Part]) -> None:
+    shared: dict[Any, list[Part]] = {}
+    for part in parts:
+        shared.setdefault((part.identity.writer, part.identity.number), []).append(part)
+    for each in [each for each in shared.values() if len(each) > 1]:
+        check({part.identity.kind for part in each} == {VALUE}, "M2: a number twice")
+        check(len({(part.file, part.at, part.size) for part in each}) == 1, "M2: a number twice")
+        spans = sorted(part.span for part in each)
+        check(all(one[1] <= two[0] for one, two in pairwise(spans)), "M2: values overlap")
 
 
 def read_part(entry: Any, f: Fields, needed: set[int]) -> tuple[int, int, dict[int, tuple[int, bytes]]]:
@@ -460,7 +471,7 @@ def read_band(band: Any, f: Fields, coded: list[bool], signed: bool) -> list[Any
     begins = [entry["from"] for entry in band["parts"]]
     check(begins and begins[0] == 0 and begins == sorted(set(begins)), "index: where the parts of a band begin")
     for begin, end, entry in zip(begins, [*begins[1:], 1 << 53], band["parts"], strict=True):
-        needed = {1, 2, *range(5, 17), 18, *[3, 4] * (begin == 0), *[17] * signed}
+        needed = {1, 2, *range(5, 17), 18, 19, 20, *[3, 4] * (begin == 0), *[17] * signed}
         rows, count, columns = read_part(entry, f, needed)
         names = strings(columns[1], columns[2], rows)
         more = strings(columns[3], columns[4], rows) if not begin else [b""] * rows
@@ -480,6 +491,9 @@ def read_band(band: Any, f: Fields, coded: list[bool], signed: bool) -> list[Any
         pieces = [0 if own else -(-size // MIB) for own, size in zip(boxed, rest[3], strict=True)]
         crcs = iter(fixed(columns[18], 4, sum(pieces)))
         rest.append([[next(crcs) for _ in range(n)] for n in pieces])
+        inside = [own and kind == VALUE for own, kind in zip(boxed, rest[0], strict=True)]
+        ends = [iter(integers(columns[number], sum(inside))) for number in (19, 20)]
+        rest.append([tuple(map(next, ends)) if is_value else None for is_value in inside])
         chunks = zip(*rest, fixed(columns[17], 32, count) if signed else [None] * count, strict=True)
         made = []
         rows_of = zip(names, more, dtypes, ndims, shapes, counts, chains, here, strict=True)
@@ -514,17 +528,20 @@ def parse_item(item: Any, root: dict[str, Any], chain: list[Any], files: list[Fi
     check(item["dtype"] <= len(root["dtypes"]), "M16: no such dtype")
     check(tensor or (not shape and item["count"] == 1), "M16: an object has no dimensions, and one chunk")
     dtype = root["dtypes"][item["dtype"] - 1] if tensor else ""
-    for offset, shard, kind, file, at, size, number, crcs, digest in item["chunks"]:
-        check(kind in ((TENSOR, FRAMED) if tensor else (OBJECT,)), "M16: a kind")
-        check(kind != TENSOR or not root["transforms"], "M6")
+    for offset, shard, kind, file, at, size, number, crcs, span, digest in item["chunks"]:
+        check(kind in ((TENSOR, FRAMED) if tensor else (OBJECT, VALUE)), "M16: a kind")
+        check(kind not in (TENSOR, VALUE) or not root["transforms"], "M6")
+        if kind == VALUE:
+            begin, end = span or (0, size)
+            check(1 <= end - begin <= MIB and (not span or end <= 1 << 24), "M2: the size of a value")
         check(file < len(files), "M16: no such file")
         check(at + size <= files[file].size, "M2: not within the file")
         check(kind != TENSOR or dtype in ELEMENT_SIZE, "C5: the dtype")
         raw = kind == TENSOR and not chain
         check(not raw or size == prod(shard) * ELEMENT_SIZE[dtype], "B1: the size of a raw tensor")
         box = (offset, shard, shape) if tensor else ((), (), ())
-        identity = Identity(files[file].writer, number, kind, dtype, *box, name)
-        parts.append(Part(at, size, digest, crcs, files[file], identity, chain))
+        identity = Identity(files[file].writer, number, kind, dtype, *box, "" if kind == VALUE else name)
+        parts.append(Part(at, size, digest, crcs, span, files[file], identity, chain))
     if tensor:
         offsets = [part.identity.offset for part in parts]
         check_chunks(shape, [(part.identity.offset, part.identity.shard) for part in parts], root["rank"] is None)
@@ -546,17 +563,19 @@ def check_chunks(shape: tuple[int, ...], chunks: list[Any], whole: bool) -> None
 
 # `data` is all elements; None if a chunk is framed, and in the metadata of a rank.
 Tensor = namedtuple("Tensor", "dtype shape chunks data")
+Value = namedtuple("Value", "data value")  # as it is stored, and what that is
 
 
-def load(folder: Path, reader: Reader, rank: int | None = None) -> dict[str, bytes | Tensor]:
+def load(folder: Path, reader: Reader, rank: int | None = None) -> dict[str, bytes | Value | Tensor]:
     """Load what `.metadata` names, or what `__<rank>.metadata` does: objects as their bytes."""
     data = (folder / (".metadata" if rank is None else f"__{rank}.metadata")).read_bytes()
     index = read_index(data, rank, reader)
-    result: dict[str, bytes | Tensor] = {}
+    result: dict[str, bytes | Value | Tensor] = {}
     for name, parts in index.parts.items():
         streams = [read_stream(folder, part, index, reader) for part in parts]
         if name not in index.shapes:
-            [result[name]] = streams
+            [stream], [part] = streams, parts
+            result[name] = Value(stream, parse_value(stream)) if part.identity.kind == VALUE else stream
             continue
         dtype, shape = index.shapes[name]
         chunks = [(part.identity, stream) for part, stream in zip(parts, streams, strict=True)]
@@ -581,7 +600,11 @@ def read_stream(folder: Path, part: Part, index: Index, reader: Reader) -> bytes
         stream_key = unseal(header, data_key_of(part.file, index, reader))
         table = parse_table(stream, header)
         check(part.sha256 in (None, table.digest), "M7: T")
+        check(part.identity.kind != VALUE or table.raw_size <= 1 << 24, "V5")
         stream = decode_blocks(stream, header._replace(codecs=part.chain), table, stream_key)
+        if part.identity.kind == VALUE:
+            check(part.span[1] <= len(stream), "M2: the stream ends before the value")
+            stream = stream[slice(*part.span)]
     return undo(stream, index.transforms)
 
 

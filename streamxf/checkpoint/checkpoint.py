@@ -197,14 +197,14 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
         if not isinstance(item, ObjectItem):
             raise ParameterError("this item is a tensor", item=name)
         with located(file=self.label(item.place.file), item=name), self.storage.doubting():
-            return self.access.objects.load(self.read_stored(item), item.place.size, "cpu")
+            return self.access.objects.load(self.read_stored(item), item.place, "cpu", self.budget)
 
     def read_stored(self, item: Item, chunk: Chunk | None = None) -> bytes:
         """An object as it is stored, or what torch.save wrote of a shard that only torch can make."""
         blocks, what = self.blocks(item, chunk), "the object" if chunk is None else "the tensor"
         place = ItemPart(item, chunk).place
         with located(file=self.label(place.file), item=item.name), self.storage.doubting():
-            self.budget.spend_once(place[:2], blocks.size, what)
+            self.budget.spend_once((*place[:2], place.span), blocks.size, what)
             return read_all(blocks)
 
     def load_tensor(self, item: TensorItem) -> torch.Tensor:

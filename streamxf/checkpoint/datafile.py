@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from typing_extensions import Buffer
 
@@ -18,14 +18,16 @@ from streamxf.checkpoint.saving import Entry, Save
 from streamxf.checkpoint.sources import Content
 from streamxf.engine import side_by_side
 from streamxf.errors import AbortedError, MetadataError, located
+from streamxf.format import limits
 from streamxf.format.bare import MAX_BARE, PieceCrcs, alignment
 from streamxf.format.header import Identity, Kind
 from streamxf.format.items import Chunk, Place
+from streamxf.format.values import pack_name, parse_value
 from streamxf.pipeline import SinkPipeline
 from streamxf.progress import Share
 from streamxf.storage.disk import Mount
 from streamxf.stream.encoder import ContainerEncoder, Encoded, MemorySource
-from streamxf.torchsave.writing import prefix_of, suffix_of
+from streamxf.torchsave.writing import prefix_of, saved, suffix_of
 
 ON_THE_SPOT = 64 * 1024  # bytes; a worker would spend longer on waking up than on a block of less
 _FAST = 2**28  # bytes per second: a folder that takes a block more slowly waits, for a network or a disk
@@ -65,7 +67,9 @@ class SavedFile(NamedTuple):
 
 # Of an item: name, offset, shape, whether it is framed, and its place. Python's garbage collector need not look into
 # such a tuple; three objects for each of many small items would have it go through all of the process.
-_Note = tuple[str, tuple[int, ...], tuple[int, ...], bool, int, int, bytes | None, int | None, bytes | None]
+_Span = tuple[int, int] | None
+_Packed = tuple[str, bytes, bytes]  # a value: its name, that as it is stored, and the value
+_Note = tuple[str, tuple[int, ...], tuple[int, ...], bool, int, int, bytes | None, int | None, bytes | None, _Span]
 
 
 @dataclass(eq=False, slots=True)
@@ -100,6 +104,10 @@ class DataFile:
         self.size = 0
         self._seconds = 0.0  # that writing took so far
         self._crcs: PieceCrcs | None = None  # of the item that is written, if it is bare
+        self._values: dict[Any, tuple[Chain, list[_Packed]]] = {}  # which leave together, by the descriptors of chains
+        self._shared: deque[list[_Packed]] = deque()  # those that are leaving
+        self._room = limits.MAX_VALUES
+        self._order: dict[str, int] = {}  # of values, as they came
 
     def add(self, part: Identity, take: Callable[[], Content]) -> None:
         """Write an item, or a shard of one, that `take` gives; the writer's id and a number are added. Raises whatever
@@ -108,13 +116,21 @@ class DataFile:
         place = located(file=self.path, item=part.name, doing="writing")
         with place:
             content = take()
-            part = Identity(self._save.writer_id, content.kind, *part[2:7], next(self._save.numbers))
-            if content.kind is Kind.OBJECT and isinstance(content.source, MemorySource):
-                self._save.note_needs(part.name, content.source.data)
             extensions = self._save.extensions
             pattern = extensions.chains.pattern_for(part.name)
             chain = extensions.chains.by_pattern[pattern]
             self._save.meter.cell.patterns[pattern] += 1
+            if content.kind is Kind.VALUE:
+                self._order[part.name] = len(self._order)
+                packed = bytes(content.source.load(0, content.source.size).take(_memory))
+                holds = extensions.hold_value(part.name)
+                if holds and len(chain) and self._takes(part.name, packed, chain):
+                    return
+                if not holds or len(chain):
+                    content = Content(MemorySource(memoryview(saved(parse_value(packed)[0]))), Kind.OBJECT)
+            part = Identity(self._save.writer_id, content.kind, *part[2:7], next(self._save.numbers))
+            if content.kind is Kind.OBJECT and isinstance(content.source, MemorySource):
+                self._save.note_needs(part.name, content.source.data)
             if len(chain) and not extensions.foreign:
                 self._add_blocks(part, content, chain, place)
             else:  # data has to be a stream
@@ -127,6 +143,7 @@ class DataFile:
 
     def finish(self) -> SavedFile:
         """Wait until all items are written, and synced if the save is; returns what is published. Raises as `add`."""
+        self._add_values()
         self.settle()
         save, meter = self._save, self._save.meter
         meter.blocks(self._pipeline.peak_jobs)
@@ -158,6 +175,24 @@ class DataFile:
             self._crcs.add(flat_view(data))
         self.size += size
         return size
+
+    def _takes(self, name: str, packed: bytes, chain: Chain) -> bool:
+        """Whether a value leaves together with others of its chain: as long as there is room."""
+        before = pack_name(name)
+        self._room -= len(before) + len(packed)
+        if self._room >= 0:
+            known = self._values.setdefault(self._save.extensions.recorded(chain), (chain, []))
+            known[1].append((name, before, packed))
+        return self._room >= 0
+
+    def _add_values(self) -> None:
+        for chain, values in self._values.values():
+            part = Identity(self._save.writer_id, Kind.VALUE, "", number=next(self._save.numbers))
+            stream = memoryview(b"".join([each for _, *both in values for each in both]))
+            self._shared.append(values)
+            place = located(file=self.path, doing="writing")
+            with place:
+                self._add_blocks(part, Content(MemorySource(stream), Kind.VALUE), chain, place)
 
     def _add_blocks(self, part: Identity, content: Content, chain: Chain, place: located) -> None:
         save = self._save
@@ -241,16 +276,31 @@ class DataFile:
     def _note(self, part: Identity, raw_size: int, size: int, sha256: bytes | None = None) -> None:
         number, crcs = (part.number, None) if self._crcs is None else (None, self._crcs.finish())
         place = self.size - size, size, sha256, number, crcs
-        self._notes.append((part.name, part.offset, part.shape, part.kind is Kind.FRAMED, *place))
+        if part.kind is Kind.VALUE and number is not None:
+            at, left = 0, size
+            for name, before, packed in self._shared.popleft():
+                at += len(before)
+                self._notes.append((name, (), (), False, *place, (at, at + len(packed))))
+                self._save.meter.item(len(packed), left)
+                at, left = at + len(packed), 0
+            return
+        span = (0, size) if part.kind is Kind.VALUE else None
+        self._notes.append((part.name, part.offset, part.shape, part.kind is Kind.FRAMED, *place, span))
         self._save.meter.item(raw_size, size)
 
     @collector_paused()
     def _written(self) -> list[tuple[str, Chunk]]:
         made, path, recorded = list[tuple[str, Chunk]](), self.path, self._save.extensions.recorded_for
-        for name, offset, shape, framed, at, size, sha256, number, crcs in self._notes:
-            place = Place(path, at, size, recorded(name), sha256, number, crcs)
+        if self._order:  # which leave after all others, or when they come
+            self._notes.sort(key=lambda note: self._order.get(note[0], -1))
+        for name, offset, shape, framed, at, size, sha256, number, crcs, span in self._notes:
+            place = Place(path, at, size, recorded(name), sha256, number, crcs, span)
             made.append((name, Chunk(offset, shape, place, framed)))
         return made
+
+
+def _memory(size: int) -> memoryview:
+    return memoryview(bytearray(size))
 
 
 def check_bare(part: Identity) -> None:
@@ -267,7 +317,7 @@ def _pieces(part: Identity, content: Content, framed: bool) -> Iterator[bytes | 
         yield prefix_of(part.dtype, part.shape)
     for start in range(0, source.size or 1, _PIECE):
         load = source.load(start, min(start + _PIECE, source.size))
-        data = load.take(lambda size: memoryview(bytearray(size)))
+        data = load.take(_memory)
         crc = zlib.crc32(data, crc) if framed else 0
         yield data
         if load.release is not None:

@@ -18,13 +18,13 @@ from streamxf.format.bare import alignment
 from streamxf.format.header import Header, Identity, Kind
 from streamxf.format.index import File
 from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Place, TensorItem
-from streamxf.format.limits import CONTAINER_MAGIC
+from streamxf.format.limits import CONTAINER_MAGIC, MAX_VALUES
 from streamxf.keys.envelope import DataKey
 from streamxf.registry import providers_in, what_to_install
 from streamxf.report import Meter
 from streamxf.storage.reading import FileSlice, StoredFile
 from streamxf.stream.container import ChainOpener, StoredStream, read_header
-from streamxf.stream.reader import BareBlocks, Blocks, MemoryBlocks, StreamReader
+from streamxf.stream.reader import BareBlocks, Blocks, MemoryBlocks, StreamReader, read_all
 
 _START = 1024  # bytes that hold most headers; longer ones are parsed
 
@@ -62,7 +62,7 @@ class ItemPart:
     @property
     def kind(self) -> Kind:
         if self.chunk is None:
-            return Kind.OBJECT
+            return Kind.OBJECT if self.place.span is None else Kind.VALUE
         return Kind.FRAMED if self.chunk.framed else Kind.TENSOR
 
     @property
@@ -73,7 +73,7 @@ class ItemPart:
     def identity(self, writer_id: bytes) -> Identity:
         item, chunk, number = self.item, self.chunk, self.place.number or 0
         if chunk is None or not isinstance(item, TensorItem):
-            return Identity(writer_id, Kind.OBJECT, item.name, number=number)
+            return Identity(writer_id, self.kind, item.name, number=number)
         return Identity(writer_id, self.kind, item.name, item.dtype, chunk.offset, chunk.shape, item.shape, number)
 
     def check(self, found: Identity, writer_id: bytes) -> None:
@@ -83,7 +83,10 @@ class ItemPart:
                 "the container was written by another process or save than its file: it was swapped"
             )
         # an index ties its items to containers by number, so that they can be renamed there alone
-        known = found._replace(number=0) if self.place.number is None else found._replace(name=wanted.name)
+        shared = wanted.kind is Kind.VALUE or self.place.number is not None
+        known = found._replace(name=wanted.name) if shared else found
+        if self.place.number is None:
+            known = known._replace(number=0)
         if known != wanted:
             raise errors.IdentityError(
                 f"the container holds {_shown(found)}, where {_shown(wanted)} belongs: it was swapped"
@@ -99,6 +102,8 @@ class ItemPart:
 
     def max_size(self, object_limit: Callable[[int], int | None]) -> int | None:
         """The most bytes that the stream may have; None for any number."""
+        if self.place.span is not None:
+            return MAX_VALUES
         if isinstance(self.item, ObjectItem) or self.chunk is None:
             return object_limit(self.place.size)
         if self.item.dtype not in ITEMSIZES:
@@ -118,6 +123,7 @@ class ItemOpener:
         self._access = access
         self.budget = budget
         self._openers: dict[tuple[tuple[str, ...], bytes | None], ChainOpener] = {}
+        self._values: tuple[Any, MemoryBlocks] | None = None  # of the last container that had some
 
     def blocks(self, source: FileSlice, wanted: ItemPart, meter: Meter | None = None) -> Blocks:
         """The stream of an item, of which `source` has the stored bytes; stream transforms are undone.
@@ -127,6 +133,23 @@ class ItemOpener:
         UnknownCodecError, CodecNotAllowedError, DescriptorError, UnsupportedError, KeyMissingError, WrongKeyError if
         its chain cannot be rebuilt.
         """
+        span = wanted.place.span
+        if span is None or wanted.place.crcs is not None:
+            return self._whole(source, wanted, meter)
+        stream = self.values(source, wanted, meter)
+        if span[1] > stream.size:
+            raise errors.MetadataError("the stream of values ends before this one: one of them was altered")
+        return MemoryBlocks(stream.data[slice(*span)], stream.header)
+
+    def values(self, source: FileSlice, wanted: ItemPart, meter: Meter | None = None) -> MemoryBlocks:
+        """The stream that a value is in, which is decoded for the first of those in it; raises as `blocks`."""
+        place, known = wanted.place[:3], self._values
+        if known is None or known[0] != place:
+            blocks = self._whole(source, wanted, meter)
+            known = self._values = place, MemoryBlocks(memoryview(read_all(blocks, meter)), blocks.header)
+        return known[1]
+
+    def _whole(self, source: FileSlice, wanted: ItemPart, meter: Meter | None) -> Blocks:
         stream, place = self._find(source, wanted), wanted.place
         stream.check()
         if (header := stream.header) is None:
@@ -292,6 +315,8 @@ def _bound(descriptors: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _shown(identity: Identity) -> str:
+    if identity.kind is Kind.VALUE:
+        return f"values (number {identity.number})"
     if identity.kind is Kind.OBJECT:
         return f"the object {identity.name!r} (number {identity.number})"
     return (

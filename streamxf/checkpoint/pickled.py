@@ -15,6 +15,7 @@ from streamxf.format.extra import from_json, to_json
 from streamxf.format.index import Index
 from streamxf.format.items import DTYPES, Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.format.table import ItemTable
+from streamxf.format.values import descriptor_of
 from streamxf.torchsave.writing import named, plain
 
 PLANNER_DATA = "planner_data"
@@ -97,7 +98,7 @@ class _Pickle:
         self._writers = {path: file.writer for path, file in index.files.items()}
         self._wrapped = wrapped
         self._descriptors: dict[Any, list[str] | None] = {}
-        self._raw: dict[Hashable, list[str]] = {}
+        self._own: dict[Hashable, list[str]] = {}  # of raw tensors and values, which have some of their own
         self._known: dict[Hashable, bytes] = {}
         self._alike: dict[Hashable, bytes] = {}  # tensors that differ in their names alone, as layers do
         self._heads: dict[tuple[str, ...], list[bytes]] = {}
@@ -175,13 +176,18 @@ class _Pickle:
         for item in items:
             if isinstance(item, ObjectItem):
                 self.object(_INDEX, item.name, None, None)
-                self._stored(item.place, self._needed(item.place))
+                texts, span = self._needed(item.place), item.place.span
+                if span is not None:
+                    span = span if item.place.crcs is None else None
+                    key = *item.place[:2], span
+                    texts = self._own.setdefault(key, [*(texts or ()), descriptor_of(span)])
+                self._stored(item.place, texts)
                 continue
             for number, chunk in enumerate(item.chunks):
                 self.object(_INDEX, item.name, chunk.offset, number)
                 texts = self._needed(chunk.place)
                 if chunk.raw:
-                    texts = self._raw.setdefault((item.dtype, chunk.shape), [raw_descriptor(item.dtype, chunk.shape)])
+                    texts = self._own.setdefault((item.dtype, chunk.shape), [raw_descriptor(item.dtype, chunk.shape)])
                 self._stored(chunk.place, texts)
         self.opcodes += b"u"
 

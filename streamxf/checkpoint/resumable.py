@@ -159,14 +159,17 @@ def _job_id(*facts: Any) -> str:
 
 
 def _split(items: Sequence[Item], size: int) -> list[list[ItemPart]]:
-    parts = sorted((each for item in items for each in ItemPart.of(item)), key=lambda each: each.place[:2])
-    sizes = [each.planned or each.place.size for each in parts]
+    # values come last and stay together, as a writer has one container for all of them
+    found = [each for item in items for each in ItemPart.of(item)]
+    parts = sorted(found, key=lambda each: (each.place.span is not None, each.place[:2]))
+    sizes = [each.planned or each.place.share for each in parts]
     size = max(size, sum(sizes) // MAX_FILES)
     files: list[list[ItemPart]] = []
     filled, shards = 0, Counter[str]()
     for part, length in zip(parts, sizes, strict=True):
         name = part.item.name
-        if not files or (filled and filled + length > size) or shards[name] == MAX_GROUP:
+        begun = filled and part.place.span is not None and files[-1][-1].place.span is not None
+        if not files or (filled and filled + length > size and not begun) or shards[name] == MAX_GROUP:
             files.append([])
             filled, shards = 0, Counter()
         files[-1].append(part)

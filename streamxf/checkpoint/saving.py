@@ -117,6 +117,11 @@ class Extensions:
         roles = {codec.role for chain in self.chains for codec in chain}
         return bool(self.foreign) or not roles <= {"checksum", "encryption"}
 
+    def hold_value(self, item: str) -> bool:
+        """Whether an item is stored as a value, if it is plain data: not where any torch shall be able to read it."""
+        chain = self.chains.for_item(item)
+        return bool(len(chain) or chain.raw) and not self.foreign
+
     @cached_property
     def hashed(self) -> bool:
         """Whether containers carry a SHA-256 of each block, because the save is signed."""

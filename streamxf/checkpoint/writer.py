@@ -22,6 +22,7 @@ from streamxf.format.extra import Nesting
 from streamxf.format.header import Identity, Kind
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, check_limits, check_name, is_path
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
+from streamxf.format.values import pack_value
 from streamxf.keys import KeysLike, SignerLike
 from streamxf.progress import Progress
 from streamxf.report import SaveReport
@@ -132,8 +133,8 @@ class CheckpointWriter:
         """Write an item.
 
         NumPy arrays and torch tensors are stored as tensors, and so is anything with ``__dlpack__``,
-        ``__array_interface__`` or the buffer protocol, such as arrays of JAX or a memoryview. Anything else, including
-        bytes, is stored as an object, as ``torch.save`` writes it.
+        ``__array_interface__`` or the buffer protocol, such as arrays of JAX or a memoryview. Plain data, including
+        bytes, is stored as a value, and anything else as an object, as ``torch.save`` writes it.
 
         Parameters
         ----------
@@ -180,8 +181,11 @@ class CheckpointWriter:
                 elif dtype is not None:
                     raise ParameterError("dtype= goes with arrays and bytes")
                 else:
-                    given = Given("", (), Content(MemorySource(memoryview(saved(value))), Kind.OBJECT))
-                    item, part, copy = ObjectItem(name, _NOWHERE, where), Identity(b"", Kind.OBJECT, name), False
+                    packed = pack_value(value) if self._save.extensions.hold_value(name) else None
+                    kind = Kind.OBJECT if packed is None else Kind.VALUE
+                    data = memoryview(saved(value) if packed is None else packed)
+                    given = Given("", (), Content(MemorySource(data), kind))
+                    item, part, copy = ObjectItem(name, _NOWHERE, where), Identity(b"", kind, name), False
                 self._write(part, given.content, copy and shape is None)
             self._items[name] = item
             self._state = "open"

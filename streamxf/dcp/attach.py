@@ -23,7 +23,7 @@ from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.checkpoint.saving import Extensions
 from streamxf.dcp.base import rank_here
-from streamxf.dcp.extensions import RawTensor, Registry, framed, is_raw
+from streamxf.dcp.extensions import RawTensor, Registry, StoredValue, framed, is_raw
 from streamxf.dcp.plans import REACH, part_of, texts_about
 from streamxf.dcp.reader import ChainReaderMixin
 from streamxf.dcp.writer import ChainWriterMixin, extensions_of
@@ -35,7 +35,7 @@ from streamxf.keys import KeysLike
 from streamxf.registry import CodecRegistry
 from streamxf.storage.opening import open_storage
 from streamxf.storage.reading import FileSlice
-from streamxf.stream.reader import StreamReader
+from streamxf.stream.reader import Blocks, StreamReader
 from streamxf.torch_private import ExtensionRegistry, StorageReaderTransforms, StorageWriterTransforms
 from streamxf.wording import some
 
@@ -219,11 +219,15 @@ class _ItemPartByTorch(ItemPart):
     offset: tuple[int, ...] | None = None
 
     def check(self, found: Identity, writer_id: bytes) -> None:
-        wanted = self.item.name, self.offset or (), self.offset is None
-        if (found.name, found.offset, found.kind is Kind.OBJECT) != wanted:
+        name = "" if self.place.span is not None else self.item.name
+        plain = self.kind if self.offset is None else None
+        kind = found.kind if found.kind in (Kind.OBJECT, Kind.VALUE) else None
+        if (found.name, found.offset, kind) != (name, self.offset or (), plain):
             raise IdentityError(f"the container holds {found.name!r} at {list(found.offset)}: it was swapped")
 
     def max_size(self, object_limit: Callable[[int], int | None]) -> int | None:
+        if self.place.span is not None:
+            return super().max_size(object_limit)
         return object_limit(self.place.size) if self.offset is None else None
 
 
@@ -248,6 +252,7 @@ class _ReaderTransforms(StorageReaderTransforms):
 
     def _begin(self, modules: Sequence[str]) -> None:
         self._opener = ItemOpener(Metadata("", None, {}, None, tuple(modules)), self._access)
+        self._named: tuple[Blocks, dict[str, tuple[int, int]]] | None = None  # of the last stream of values
 
     def transform_load_stream(
         self, read_item: ReadItem, transform_descriptors: Sequence[str], raw_stream: IO[bytes]
@@ -255,18 +260,33 @@ class _ReaderTransforms(StorageReaderTransforms):
         index = read_item.storage_index
         is_object = read_item.type == LoadItemType.BYTE_IO
         offset = None if is_object else tuple(index.offset or ())
-        file = f"{self._reader.path}/{self._reader.storage_data[index].relative_path}"
+        stored = self._reader.storage_data[index]
+        file = f"{self._reader.path}/{stored.relative_path}"
+        last = StoredValue.of(transform_descriptors)
         with located(file=file, item=index.fqn):
-            if is_raw(transform_descriptors):
+            if is_raw(transform_descriptors) or (last is not None and last.span is None):
                 if self._access.require is not None:
                     raise self._access.not_encrypted("the item")
-                return RawTensor(transform_descriptors[0]).transform_from(raw_stream)
+                return (last or RawTensor(transform_descriptors[0])).transform_from(raw_stream)
             source = FileSlice(raw_stream)
-            place = Place("", 0, source.length, tuple(transform_descriptors)[::-1])
-            blocks = self._opener.blocks(source, _ItemPartByTorch(ObjectItem(index.fqn, place), None, offset))
+            texts = tuple(transform_descriptors)[::-1][last is not None :]
+            span = last.span if last is not None else None
+            place = Place(stored.relative_path, stored.offset, source.length, texts, span=span)
+            wanted = _ItemPartByTorch(ObjectItem(index.fqn, place), None, offset)
+            if span is not None:
+                self._check_name(source, wanted)
+            blocks = self._opener.blocks(source, wanted)
             if blocks.header is not None:
                 blocks = framed(blocks.header, blocks)
             stream = StreamReader(blocks, name=file, item=index.fqn)
             if is_object:
-                return io.BytesIO(self._access.objects.renew(stream.read(), source.length))
+                return io.BytesIO(self._access.objects.renew(stream.read(), place))
         return cast("IO[bytes]", stream)
+
+    def _check_name(self, source: FileSlice, wanted: _ItemPartByTorch) -> None:
+        """Check that a value stands in its stream under its name, which nothing vouches for outside of that."""
+        stream = self._opener.values(source, wanted)
+        if self._named is None or self._named[0] is not stream:
+            self._named = stream, dict(StreamReader(stream).values())
+        if self._named[1].get(wanted.item.name) != wanted.place.span:
+            raise IdentityError(f"the stream of values has no {wanted.item.name!r} there: it was swapped")

@@ -197,15 +197,22 @@ class StoredResults(LazyItems[WriteResult]):
     """Results of what a rank planned: by item the file's record, position, bytes, number, and whether it is framed.
 
     - `beside`: of all items what no column has, SHA-256 and CRCs as in `Place`; empty if there is none.
+    - `spans`: those of values, by name.
     """
 
     def __init__(
-        self, planned: PlannedItems, places: bytes, records: list[FileRecord], beside: Sequence[Any] = ()
+        self,
+        planned: PlannedItems,
+        places: bytes,
+        records: list[FileRecord],
+        beside: Sequence[Any] = (),
+        spans: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
         self.planned = planned
         self._places = places
         self.records = records
         self.beside = beside
+        self.spans = spans or {}
 
     @classmethod
     @collector_paused()
@@ -216,7 +223,9 @@ class StoredResults(LazyItems[WriteResult]):
         beside = [(place.sha256, place.crcs) for _, place, _ in found]
         columns, records = np.array(places, "i8").reshape(-1, 5).T, [file.record for file in files]
         beside = beside if {*beside} - {(None, None)} else []
-        return cls(PlannedItems.of(items), packed(columns.tobytes()), records, beside)
+        written = ((name, chunk.place.span) for file in files for name, chunk in file.written)
+        spans = {name: span for name, span in written if span is not None}
+        return cls(PlannedItems.of(items), packed(columns.tobytes()), records, beside, spans)
 
     def places(self, files: Sequence[int]) -> Array:
         """With a column for each item, and for their files these ordinals."""
@@ -227,7 +236,7 @@ class StoredResults(LazyItems[WriteResult]):
         return len(self.planned)
 
     def __reduce__(self) -> Any:
-        return StoredResults, (self.planned, self._places, self.records, self.beside)
+        return StoredResults, (self.planned, self._places, self.records, self.beside, self.spans)
 
     def written(self, recorded: Recorded) -> Iterator[tuple[Any, Chunk]]:
         """Name and offset, which is None of an object, and what is stored there."""
@@ -235,7 +244,9 @@ class StoredResults(LazyItems[WriteResult]):
         places = self.places(range(len(paths))).T.tolist()
         columns = zip(self.planned.rows(), places, self.beside or repeat((None, None), len(places)), strict=True)
         for (name, _, data, offset), (file, at, size, number, framed), (sha256, crcs) in columns:
-            place = Place(paths[file], at, size, recorded(name), sha256, number if crcs is None else None, crcs)
+            span = None if data else self.spans.get(name)
+            number = number if crcs is None else None
+            place = Place(paths[file], at, size, recorded(name), sha256, number, crcs, span)
             chunk = Chunk(tuple(offset), data[2] if data else (), place, bool(framed))
             yield (name, chunk.offset if data else None), chunk
 
@@ -373,11 +384,13 @@ def items_of(
     """
     columns = _stored_columns(results, len(content.state_dict_metadata), recorded)
     stored = {key: chunk for own in (() if columns else results) for key, chunk in own.written(recorded)}
+    spans = {name: span for own in results for name, span in own.spans.items()} if columns else {}
     items: dict[str, Item] = {}
     for name, entry in content.state_dict_metadata.items():
         path, chunks = paths.get(name), _chunks(name, entry, columns.get(name), stored)
         if isinstance(entry, BytesStorageMetadata):
-            items[name] = ObjectItem(name, chunks[0].place, path)
+            place = chunks[0].place
+            items[name] = ObjectItem(name, place._replace(span=spans.get(name, place.span)), path)
             continue
         dtype, properties = dtype_name(entry.properties.dtype), stored_properties(entry.properties)
         items[name] = TensorItem(name, dtype, tuple(entry.size), chunks, path, properties)

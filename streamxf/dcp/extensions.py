@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Sequence
-from typing import IO, Any, cast
+from typing import IO, Any, ClassVar, Self, cast
+
+import torch
 
 from streamxf.chain import Chain, StreamCoder
 from streamxf.checkpoint.access import known_transform
 from streamxf.codec import Codec
 from streamxf.codecs.encrypt import Encrypt
-from streamxf.descriptor import RAW, Descriptor
+from streamxf.descriptor import RAW, VALUE, Descriptor
 from streamxf.errors import AbortedError, DescriptorError, IdentityError, UnsupportedError, shorten
 from streamxf.format.bare import raw_descriptor
 from streamxf.format.header import Header, Kind
 from streamxf.format.items import ITEMSIZES, elements_size
-from streamxf.format.limits import MAX_CODECS, MAX_NDIM
+from streamxf.format.limits import MAX_CODECS, MAX_NDIM, MAX_VALUE, MAX_VALUES
+from streamxf.format.values import descriptor_of, parse_value
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.registry import CodecRegistry
 from streamxf.storage.reading import FileSlice, Span
@@ -75,6 +78,8 @@ class Registry(ExtensionRegistry):
         be rebuilt, and UnsupportedError if a foreign extension stands between or behind the codecs of the chain, or
         does not transform a stream.
         """
+        last = [value] if (value := StoredValue.of(descriptors)) is not None else []
+        descriptors = descriptors[: len(descriptors) - len(last)]
         if len(descriptors) > MAX_CODECS:
             raise DescriptorError(f"an item has {len(descriptors)} descriptors, {MAX_CODECS} are allowed")
         if is_raw(descriptors):
@@ -97,7 +102,7 @@ class Registry(ExtensionRegistry):
                 if descriptor not in self._built:
                     self._built[descriptor] = self.codecs.build(descriptor, self.keys)
                 codecs.append(self._built[descriptor])
-        return codecs + self._foreign(foreign)
+        return codecs + self._foreign(foreign) + last
 
     def undo(self, descriptor: str, stream: Any) -> IO[bytes] | None:
         """Undo the stream transform that `descriptor` names; None if it is neither torch's own nor registered here."""
@@ -233,36 +238,50 @@ def is_raw(descriptors: Sequence[str]) -> bool:
     return len(descriptors) == 1 and str(descriptors[0]).startswith(f"{RAW}/")
 
 
-class RawTensor(StreamTransformExtension):
-    """Makes what torch's reader expects of a raw tensor; DescriptorError if its descriptor lacks dtype and shape."""
+class _Stored(StreamTransformExtension):
+    """Makes what torch's reader expects of an item that is not stored so; streamxf's own writers store it."""
+
+    name: ClassVar[str]
 
     def __init__(self, text: str) -> None:
         self._text = text
-        facts = dict(Descriptor.parse(text).parameters)
-        numbers = facts["shape"].split(".") if "shape" in facts else []
-        self._dtype = facts.get("dtype", "")
-        known = self._dtype in ITEMSIZES and len(numbers) <= MAX_NDIM and all(map(str.isdecimal, numbers))
-        if not known or text != raw_descriptor(self._dtype, numbers):
-            raise DescriptorError(f"{shorten(text)!r} is not the descriptor of a raw tensor that this version reads")
-        self._shape = tuple(map(int, numbers))
+        self._facts = dict(Descriptor.parse(text).parameters)
 
-    @staticmethod
-    def registry_name() -> str:
+    def _check(self, known: bool, what: str) -> None:
+        if not known:
+            raise DescriptorError(f"{shorten(self._text)!r} is not the descriptor of {what} that this version reads")
+
+    @classmethod
+    def registry_name(cls) -> str:
         """As torch's registry has it."""
-        return RAW
+        return cls.name
 
-    @staticmethod
-    def from_descriptor(version: str) -> RawTensor:
+    @classmethod
+    def from_descriptor(cls, version: str) -> Self:
         """From what follows the name."""
-        return RawTensor(f"{RAW}/{version}")
+        return cls(f"{cls.name}/{version}")
 
     def get_descriptor(self) -> str:
         """As it was given."""
         return self._text
 
     def transform_to(self, output: IO[bytes]) -> IO[bytes]:
-        """Raw tensors are written by streamxf's writers alone."""
-        raise UnsupportedError("streamxf's own writers store raw tensors, given chain='raw'")
+        """Raises UnsupportedError."""
+        raise UnsupportedError("streamxf's own writers store raw tensors, given chain='raw', and values")
+
+
+class RawTensor(_Stored):
+    """A raw tensor; DescriptorError if its descriptor lacks dtype and shape."""
+
+    name = RAW
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        numbers = self._facts["shape"].split(".") if "shape" in self._facts else []
+        self._dtype = self._facts.get("dtype", "")
+        known = self._dtype in ITEMSIZES and len(numbers) <= MAX_NDIM and all(map(str.isdecimal, numbers))
+        self._check(known and text == raw_descriptor(self._dtype, numbers), "a raw tensor")
+        self._shape = tuple(map(int, numbers))
 
     def transform_from(self, input: IO[bytes]) -> IO[bytes]:
         """torch.save's frame around the elements."""
@@ -270,6 +289,37 @@ class RawTensor(StreamTransformExtension):
         if blocks.size != elements_size(self._dtype, self._shape):
             raise IdentityError("the raw tensor has other bytes than its elements")
         return cast("IO[bytes]", StreamReader(_Framed(blocks, *frame_of(self._dtype, self._shape))))
+
+
+class StoredValue(_Stored):
+    """A value; DescriptorError if its descriptor says of another place than one can have.
+
+    - `span`: where it begins and ends in its stream; None if it is all of that.
+    """
+
+    name = VALUE
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        numbers = [int(number) for number in self._facts.values() if number.isdecimal()]
+        self.span = (numbers[0], numbers[1]) if len(numbers) == 2 else None
+        self._begin, self._end = self.span or (0, MAX_VALUE + 1)
+        known = self.span is None or self._begin < self._end <= min(self._begin + MAX_VALUE, MAX_VALUES)
+        self._check(known and text == descriptor_of(self.span), "a value")
+
+    @classmethod
+    def of(cls, descriptors: Sequence[str]) -> StoredValue | None:
+        """That of an item with these descriptors, if it is a value."""
+        text = str(descriptors[-1]) if len(descriptors) else ""
+        return cls(text) if text.startswith(f"{VALUE}/") else None
+
+    def transform_from(self, input: IO[bytes]) -> IO[bytes]:
+        """What ``torch.save`` writes for it."""
+        input.seek(self._begin)
+        made = io.BytesIO()
+        torch.save(parse_value(input.read(self._end - self._begin))[0], made)
+        made.seek(0)
+        return made
 
 
 class _Framed(Blocks):

@@ -39,7 +39,7 @@ from streamxf.dcp.base import is_own
 from streamxf.dcp.targets import ObjectPlaces, Target, check_dtype, check_kind
 from streamxf.engine import MAX_BYTES_IN_FLIGHT, worker_count
 from streamxf.errors import MetadataError, ReplacedError, UnsupportedError, is_damage, located
-from streamxf.format.items import ITEMSIZES, TensorItem
+from streamxf.format.items import ITEMSIZES, Place, TensorItem
 from streamxf.format.limits import MAX_BLOCK_LOG2
 from streamxf.pipeline import Pipeline
 from streamxf.progress import Progress, Shares
@@ -121,7 +121,7 @@ class Loader:
             (request, part_of(self._metadata, request)) for number, request in enumerate(requests) if number not in done
         ]
         shares = None if self._progress is None else Shares(self._progress, _sizes(found))
-        self._left = sum(wanted.place.size for _, wanted in found)
+        self._left = sum(wanted.place.share for _, wanted in found)
         most = MAX_BYTES_IN_FLIGHT // (3 * _BATCH * self._workers)  # with what codecs take meanwhile
         together = max(1, min(_TOGETHER, most, self._left // (_BATCH * self._turns)))
         by_file: dict[str, list[_Entry]] = {}
@@ -180,7 +180,7 @@ class Loader:
                         self._open(file, wanted)
                         continue
                     new = last is None or last != wanted  # parts of one tensor follow each other
-                    self._left -= wanted.place.size if new else 0
+                    self._left -= wanted.place.share if new else 0
                     if new and shares is not None:
                         file.access = Counted(access, shares.begin(request.storage_index).advance)
                     elif new and wanted.place.at >= ahead:
@@ -198,7 +198,7 @@ class Loader:
                     if target is not None:
                         self._read_tensor(file.name, request, wanted, target, blocks, elements)
                     else:
-                        self.load_object(request, read_all(blocks, self.meter), wanted.place.size, wanted.place.size)
+                        self.load_object(request, read_all(blocks, self.meter), wanted.place, wanted.place.share)
             self._settle()
         except BaseException:
             self._pipeline.cancel()  # before the file is closed
@@ -311,16 +311,16 @@ class Loader:
         self._staging.end(tensor.device)
         self._planner.commit_tensor(request, tensor)
 
-    def load_object(self, request: ReadItem, data: bytes, stored_size: int, read: int = 0) -> None:
+    def load_object(self, request: ReadItem, data: bytes, place: Place, read: int = 0) -> None:
         """Give the planner the object of `data`, of which this rank has `read` so many bytes from the storage."""
         if self._budget is not None:
-            self._budget.add(stored_size - read)  # the rest is in the file's
+            self._budget.add(place.share - read)  # the rest is in the file's
             self._budget.spend(len(data), "the object")
         self.meter.item(len(data), read)
-        if self._set_object is not None and self._objects.weights_only:
-            self._set_object(request, self._objects.load(data, stored_size))
+        if self._set_object is not None and (self._objects.weights_only or place.span is not None):
+            self._set_object(request, self._objects.load(data, place, budget=self._budget))
         else:
-            renewed = self._objects.renew(data, stored_size)
+            renewed = self._objects.renew(data, place)
             try:
                 if self._set_object is not None:
                     self._set_object(request, torch.load(io.BytesIO(renewed), weights_only=False))
@@ -418,13 +418,13 @@ def _sizes(found: list[tuple[ReadItem, ItemPart]]) -> dict[Hashable, int]:
     sizes: dict[Hashable, int] = {}
     for request, wanted in found:
         index = request.storage_index
-        sizes[index] = min(wanted.place.size, stored_bytes(request, wanted) + sizes.get(index, 0))
+        sizes[index] = min(wanted.place.share, stored_bytes(request, wanted) + sizes.get(index, 0))
     return sizes
 
 
 def stored_bytes(request: ReadItem, wanted: ItemPart) -> int:
     """What a request wants of an item, in stored bytes; of a part of a tensor in proportion."""
-    size, chunk = wanted.place.size, wanted.chunk
+    size, chunk = wanted.place.share, wanted.chunk
     if chunk is None or chunk.shape == tuple(request.lengths):
         return size
     return size * request.lengths.numel() // max(1, math.prod(chunk.shape))
@@ -434,10 +434,11 @@ def _announce(file: FetchedFile, entries: list[_Entry]) -> None:
     """Have fetched what will be read; of an item that is read in part, what says where its parts are."""
     last: ItemPart | None = None
     for request, wanted in entries:
-        if wanted == last:
+        shared = wanted.place.span is not None
+        if wanted == last or (shared and last is not None and wanted.place[:3] == last.place[:3]):
             continue
         last, at, size = wanted, wanted.place.at, wanted.place.size
-        if size <= 2 * _END or (request is not None and stored_bytes(request, wanted) == size):
+        if shared or size <= 2 * _END or (request is not None and stored_bytes(request, wanted) == size):
             file.expect((at, at + size), soon=False)
         elif wanted.place.crcs is None:
             file.expect((at, at + _END), (at + size - _END, at + size), soon=False)

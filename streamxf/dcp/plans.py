@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from streamxf.buffers import collector_paused
 from streamxf.chain import Chains
 from streamxf.checkpoint.datafile import check_bare
-from streamxf.checkpoint.saving import Entry, Save
+from streamxf.checkpoint.saving import Entry, Extensions, Save
 from streamxf.checkpoint.sources import Content, Staging, check_memory, content_of, dtype_name, flat_bytes, has_elements
 from streamxf.dcp.base import is_own, keys_by_text, ranks_here
 from streamxf.dcp.columns import Merged, PlannedItems, Shared, extra_of, is_grid, packed, paths_of, unpacked
@@ -38,6 +38,7 @@ from streamxf.format import limits
 from streamxf.format.header import Identity, Kind
 from streamxf.format.items import check_limits, check_name
 from streamxf.format.tiling import MAX_GROUP
+from streamxf.format.values import pack_value
 from streamxf.storage.disk import Volume
 from streamxf.storage.storage import Storage
 from streamxf.stream.encoder import MemorySource
@@ -60,12 +61,33 @@ def part_of(item: WriteItem) -> Identity:
     return Identity(b"", Kind.TENSOR, item.index.fqn, dtype_name(data.properties.dtype), offset, shape, whole)
 
 
-def entries_of(items: Iterable[WriteItem], planner: SavePlanner, staging: Staging) -> Iterator[Entry]:
-    """What is to be written to one file; each item's data is asked for in turn, in a thread that makes nothing else."""
+def plain_values(items: Iterable[WriteItem], planner: Any, extensions: Extensions) -> dict[str, bytes]:
+    """The objects of a plan that are stored as values, by name, as they are stored."""
+    objects = [item.index for item in items if item.type == WriteItemType.BYTE_IO] if gives_data_again(planner) else []
+    kept = (index for index in objects if extensions.hold_value(index.fqn))
+    found = ((index.fqn, planner.lookup_object(index)) for index in kept)
+    packed = ((name, each.packed if isinstance(each, Saved) else pack_value(each)) for name, each in found)
+    return {name: data for name, data in packed if data is not None}
+
+
+def entries_of(
+    items: Iterable[WriteItem], planner: SavePlanner, staging: Staging, values: Mapping[str, bytes]
+) -> Iterator[Entry]:
+    """What is to be written to one file; each item's data is asked for in turn, in a thread that makes nothing else.
+    `values` are those that there are already.
+    """
     staging.adopt()
     lookup = getattr(planner, "lookup_object", None) if gives_data_again(planner) else None
     for item in items:
+        if (packed := values.get(item.index.fqn)) is not None:
+            content = Content(MemorySource(memoryview(packed)), Kind.VALUE)
+            yield Identity(b"", Kind.VALUE, item.index.fqn), partial(_given, content)
+            continue
         yield part_of(item), partial(_content, item, planner, lookup, staging)
+
+
+def _given(content: Content) -> Content:
+    return content
 
 
 def _content(item: WriteItem, planner: Any, lookup: Callable[[MetadataIndex], Any] | None, staging: Staging) -> Content:

@@ -19,6 +19,7 @@ from streamxf.dcp.planner import SavePlanner
 from streamxf.dcp.plans import SMALL, flattened_entries, gives_data_again, is_flattened
 from streamxf.dcp.targets import chunks_here, whole_size
 from streamxf.errors import UnsupportedError, located, sendable
+from streamxf.format.values import pack_value
 from streamxf.torchsave.writing import Saved, alike_pickle, saved_plain
 
 _PLAIN = torch.Tensor, torch.nn.Parameter
@@ -88,6 +89,7 @@ class StagedObject(Saved):
             self.alike = alike_pickle(value)[: SMALL + 1] if ranks_here() > 1 else b""
         is_planned = isinstance(value, torch.Tensor) or hasattr(value, "__create_write_items__")
         self._data, self.saved = data, None if is_planned else data
+        self.packed = pack_value(value)
         return self
 
     def made(self) -> Any:

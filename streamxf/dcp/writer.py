@@ -237,13 +237,18 @@ class ChainWriterMixin(StorageMixin):
                 "another save through this writer is under way; wait for its future, or make a writer for each save"
             )
         storage = save.enter()
-        buckets = [[item] for item in plan.items]
+        values = planning.plain_values(plan.items, planner, save.extensions)
+        others = [item for item in plan.items if item.index.fqn not in values]
+        buckets = [[item] for item in others]
         if self.single_file_per_rank:
-            buckets = torch_private.split_by_size_and_type(self.thread_count, plan.items)
+            buckets = torch_private.split_by_size_and_type(self.thread_count, others)
         files = {
             save.file_name(self.rank or 0, number): sorted(items, key=self._turn)
             for number, items in enumerate(filter(None, buckets))
         }
+        if values:  # all of which are in one container
+            first = next(iter(files), save.file_name(self.rank or 0, 0))
+            files[first] = files.get(first, []) + [item for item in plan.items if item.index.fqn in values]
         items = [*chain.from_iterable(files.values())]
         versions, begin = planning.tensor_versions({item.index.fqn for item in items}, planner), perf_counter()
         try:
@@ -255,7 +260,7 @@ class ChainWriterMixin(StorageMixin):
                     save.progress.expect(planning.planned_bytes(items))
                 staging = Staging()
                 save.sizes = {} if storage.near else {name: planning.planned_bytes(own) for name, own in files.items()}
-                entries = {name: planning.entries_of(own, planner, staging) for name, own in files.items()}
+                entries = {name: planning.entries_of(own, planner, staging, values) for name, own in files.items()}
                 stored = write_files(save, entries, self.thread_count)
             if self.sync_files:  # the process that publishes may be on another host
                 storage.sync()

@@ -29,6 +29,7 @@ SHOWN = 200  # characters of a name, in errors
 _HEAD = struct.Struct("<4sIII")
 _ENTRY = struct.Struct("<BBHI")
 _WIDTHS = 1, 2, 4, 8
+_NO_VALUE = "a value has no bytes, or too many"
 _IGNORED = 128  # ids from here on
 
 Array = Any  # numpy's
@@ -82,9 +83,11 @@ BYTES = Column(15, 0, _chunks)
 NUMBER = Column(16, 0, lambda part: int(numpy.count_nonzero(part.coded)))
 SHA256 = Column(17, limits.DIGEST_BYTES, _chunks)
 CRCS = Column(18, CRC_BYTES, lambda part: part.crcs_at[-1])
+BEGIN = Column(19, 0, lambda part: part.values_at[-1])
+END = Column(20, 0, lambda part: part.values_at[-1])
 ITEM_COLUMNS = (
     *(NAME_ENDS, NAMES, MORE_ENDS, MORE, DTYPE, NDIM, SHAPE, COUNT, CHAIN),
-    *(OFFSET, SIZES, KIND, FILE, AT, BYTES, NUMBER, SHA256, CRCS),
+    *(OFFSET, SIZES, KIND, FILE, AT, BYTES, NUMBER, SHA256, CRCS, BEGIN, END),
 )
 SAME_IN_BAND = (NAME_ENDS, NAMES, DTYPE, NDIM, SHAPE, COUNT, CHAIN)
 
@@ -161,6 +164,11 @@ class IndexPart:
         return made
 
     @cached_property
+    def values_at(self) -> Array:
+        """The same where each chunk that is a value in a container has a place in its stream."""
+        return _sums((self[KIND] == Kind.VALUE) & self.coded)
+
+    @cached_property
     def shapes_at(self) -> Array:
         return _sums(self[NDIM])
 
@@ -207,6 +215,15 @@ class IndexPart:
         """Those of some chunks, by where they are here."""
         ends = pairwise(self.crcs_at[begin : end + 1].tolist())
         return (bytes(self[CRCS][CRC_BYTES * one : CRC_BYTES * two]) for one, two in ends)
+
+    def spans_of_values(self, begin: int, end: int) -> Iterable[tuple[int, int] | None]:
+        """Where some chunks are in a stream of values, by where they are here; None of what is no value."""
+        if not (kinds := self[KIND][begin:end] == Kind.VALUE).any():
+            return repeat(None)
+        first, last = self.values_at[[begin, end]].tolist()
+        found = zip(self[BEGIN][first:last].tolist(), self[END][first:last].tolist(), strict=True)
+        each = zip(kinds.tolist(), self.coded[begin:end].tolist(), self[BYTES][begin:end].tolist(), strict=True)
+        return [(next(found) if coded else (0, size)) if is_value else None for is_value, coded, size in each]
 
     def value(self, column: Column, row: int) -> bytes:
         """That of a row, where a column has bytes."""
@@ -311,19 +328,27 @@ class ItemRules:
         of_items = dtype == 0, (width > 0) & (not self.framed), width
         objects, plain, widths = (numpy.repeat(each, part.here) for each in of_items)
         tensors = kinds == Kind.TENSOR
-        known = numpy.where(objects, kinds == Kind.OBJECT, (plain & tensors) | (kinds == Kind.FRAMED))
+        values = (kinds == Kind.VALUE) & (not self.framed)
+        known = numpy.where(objects, (kinds == Kind.OBJECT) | values, (plain & tensors) | (kinds == Kind.FRAMED))
         _refuse_chunk(part, files >= self.sizes.size, "a chunk is in a file that there is not")
         ends = numpy.add(part[AT], sizes, dtype="i8")
         _refuse_chunk(part, ends > self.sizes.take(files), "it reaches beyond the end of its file")
         _refuse_chunk(part, ~known, "a chunk has a kind that it cannot have")
+        if part[END].size:
+            begins, stops = part[BEGIN].astype("i8"), part[END].astype("i8")
+            wrong = (begins >= stops) | (stops - begins > limits.MAX_VALUE) | (stops > limits.MAX_VALUES)
+            _refuse_chunk(part, numpy.flatnonzero(values & part.coded)[wrong], _NO_VALUE)
         if not part.all_coded:
+            bare = values & ~part.coded
+            _refuse_chunk(part, bare & ((sizes < 1) | (sizes > limits.MAX_VALUE)), _NO_VALUE)
             elements = _products(part[SIZES], numpy.repeat(part[NDIM], part.here))
             other = tensors & ~part.coded & (elements * widths != sizes)
             _refuse_chunk(part, other, "a raw tensor has other bytes than its elements")
 
 
 def _refuse_chunk(part: IndexPart, wrong: Array, what: str) -> None:
-    if wrong.any():
+    """Raise MetadataError for the first of some chunks, given by truth values or places, if there is one."""
+    if wrong.any() if wrong.dtype == bool else wrong.size:
         _refuse(part, numpy.repeat(numpy.arange(part.rows), part.here)[wrong], what)
 
 

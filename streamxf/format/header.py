@@ -39,13 +39,15 @@ class Kind(IntEnum):
     OBJECT = 1
     TENSOR = 2
     FRAMED = 3
+    VALUE = 4
 
     def __str__(self) -> str:
         return "framed tensor" if self is Kind.FRAMED else self.name.lower()
 
 
 class Identity(NamedTuple):
-    """Which item a stream is; for an object `dtype` and the shapes are empty.
+    """Which item a stream is; for an object `dtype` and the shapes are empty. That of values, which share one, has no
+    name in the header.
 
     - `writer_id`: 16 random bytes of the process and save that wrote it.
     - `dtype`: as torch names it.
@@ -69,13 +71,13 @@ class Identity(NamedTuple):
 
     def pack(self) -> bytes:
         try:
-            name = self.name.encode("utf-8")
+            name = self.name.encode("utf-8") if self.kind is not Kind.VALUE else b""
         except UnicodeEncodeError:
             raise ContainerError("the item's name is not valid Unicode", item=ascii(self.name)) from None
         ndim = len(self.offset)
         width, geometry = self._geometry()
         spare = limits.MAX_IDENTITY - _IDENTITY.size - len(geometry)
-        if not 0 < len(name) <= spare or ndim > limits.MAX_NDIM:
+        if not (self.kind is not Kind.VALUE) <= len(name) <= spare or ndim > limits.MAX_NDIM:
             text = f"a name of {len(name):,} bytes, and 1 to {spare:,} fit beside its dtype and shape. Rename it"
             if ndim > limits.MAX_NDIM:
                 text = f"{ndim} dimensions, and {limits.MAX_NDIM} are the most. Reshape it"
@@ -91,7 +93,7 @@ class Identity(NamedTuple):
         numbers_at = _IDENTITY.size + dtype_len
         name_at = numbers_at + 3 * ndim * width
         known = kind in tuple(Kind) and width in _INTEGERS
-        if not known or ndim > limits.MAX_NDIM or dtype_len > limits.MAX_DTYPE or name_at >= len(data):
+        if not known or ndim > limits.MAX_NDIM or dtype_len > limits.MAX_DTYPE or name_at > len(data):
             raise ContainerError("the header's identity is malformed")
         numbers = struct.unpack_from(f"<{3 * ndim}{_INTEGERS[width]}", data, numbers_at)
         try:
@@ -103,6 +105,8 @@ class Identity(NamedTuple):
         identity = cls(writer_id, Kind(kind), name, dtype, offset, shape, tensor_shape, number)
         if identity._geometry() != (width, data[_IDENTITY.size : name_at]):
             raise ContainerError("the header's identity has wider integers than it needs")
+        if (kind == Kind.VALUE) == bool(name):
+            raise ContainerError("the header's identity has no name, or one for the values of many items")
         return identity
 
     def _geometry(self) -> tuple[int, bytes]:
@@ -117,9 +121,10 @@ _Ints = tuple[int, ...]
 @lru_cache(1024)
 def _geometry(kind: Kind, dtype: str, offset: _Ints, shape: _Ints, tensor_shape: _Ints) -> tuple[int, bytes]:
     """Bytes of the narrowest integers for a shard, and its dtype and these as they are stored: layers are alike."""
-    if kind is Kind.OBJECT and (dtype or offset):
+    plain = kind in (Kind.OBJECT, Kind.VALUE)
+    if plain and (dtype or offset):
         raise ContainerError("the header's identity gives an object a dtype or a shape")
-    if kind is not Kind.OBJECT and not (dtype in ITEMSIZES if kind is Kind.TENSOR else is_dtype_name(dtype)):
+    if not plain and not (dtype in ITEMSIZES if kind is Kind.TENSOR else is_dtype_name(dtype)):
         raise ContainerError(f"the header's identity has an unknown dtype, {shorten(dtype)!r}")
     alike = len(offset) == len(shape) == len(tensor_shape)
     inside = alike and all(map(operator.le, map(operator.add, offset, shape), tensor_shape))
@@ -164,8 +169,11 @@ class Header:
         if self.published and self.identity is None:
             raise ContainerError("a stream cannot be published without being bound to its item")
         text, transforms, self.keyed = _Chain.of(self.chain)
-        if self.identity is not None and self.identity.kind is Kind.TENSOR and (not self.published or transforms):
-            raise ContainerError("only a published container without stream transforms holds a tensor's elements")
+        kind = self.identity.kind if self.identity is not None else None
+        if kind in (Kind.TENSOR, Kind.VALUE) and (not self.published or transforms):
+            raise ContainerError(
+                "only a published container without stream transforms holds a tensor's elements, or values"
+            )
         identity = self.identity.pack() if self.identity is not None else b""
         flags = KEYED * self.keyed | BOUND * bool(identity) | PUBLISHED * self.published | HASHED * self.hashed
         format_bytes = bytes((limits.VERSION, limits.SUITE, flags, self.informative))

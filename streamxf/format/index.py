@@ -389,6 +389,7 @@ def _parts(
 
 _FIRST = {col.MORE_ENDS, col.MORE}
 _NUMBERS = (col.OFFSET, col.SIZES, col.KIND, col.FILE, col.AT, col.BYTES, col.NUMBER)
+_ALL_NUMBERS = *_NUMBERS, col.BEGIN, col.END
 
 
 def _of_chunks(found: list[tuple[Sequence[Chunk], bool]], files: Mapping[str, int]) -> dict[Column, Any]:
@@ -398,7 +399,7 @@ def _of_chunks(found: list[tuple[Sequence[Chunk], bool]], files: Mapping[str, in
             some.columns() if isinstance(some, ChunkColumns) else _of_objects([*some], [tensor] * len(some), files)
             for some, tensor in found
         ]
-        made = {c: numpy.concatenate([numpy.asarray(own[c], "i8") for own in each]) for c in _NUMBERS}
+        made = {c: numpy.concatenate([numpy.asarray(own.get(c, ()), "i8") for own in each]) for c in _ALL_NUMBERS}
         return {**made, col.CRCS: b""}
     chunks, tensors = [chunk for some, _ in found for chunk in some], [tensor for some, tensor in found for _ in some]
     return _of_objects(chunks, tensors, files)
@@ -406,16 +407,20 @@ def _of_chunks(found: list[tuple[Sequence[Chunk], bool]], files: Mapping[str, in
 
 def _of_objects(chunks: list[Chunk], tensors: list[bool], files: Mapping[str, int]) -> dict[Column, Any]:
     offsets, shapes, places, framed = zip(*chunks, strict=True) if chunks else ((),) * 4
-    paths, at, sizes, _, sha256, numbers, crcs = zip(*places, strict=True) if places else ((),) * 7
+    paths, at, sizes, _, sha256, numbers, crcs, spans = zip(*places, strict=True) if places else ((),) * 8
     of_tensors = [Kind.FRAMED if frame else Kind.TENSOR for frame in framed]
+    kinds_of = zip([Kind.OBJECT if span is None else Kind.VALUE for span in spans], of_tensors, strict=True)
+    inside = [span for span, number in zip(spans, numbers, strict=True) if span is not None and number is not None]
     return {
         col.OFFSET: [*chain.from_iterable(offsets)],
         col.SIZES: [*chain.from_iterable(shapes)],
-        col.KIND: [kind if one else Kind.OBJECT for kind, one in zip(of_tensors, tensors, strict=True)],
+        col.KIND: [kinds[tensor] for kinds, tensor in zip(kinds_of, tensors, strict=True)],
         col.FILE: [files[path] for path in paths],
         col.AT: at,
         col.BYTES: sizes,
         col.NUMBER: [number or 0 for number, bare in zip(numbers, crcs, strict=True) if bare is None],
         col.SHA256: b"".join(digest or b"" for digest in sha256),
         col.CRCS: b"".join(each or b"" for each in crcs),
+        col.BEGIN: [begin for begin, _ in inside],
+        col.END: [end for _, end in inside],
     }

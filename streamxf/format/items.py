@@ -95,6 +95,7 @@ class Place(NamedTuple):
     - `sha256`: T of the container, where the containers are hashed.
     - `number`: that of the container, among those of its writer, where an index says it.
     - `crcs`: where an index says that there is no container, the CRC-32C of each MiB, as four bytes, little-endian.
+    - `span`: of a value, where it begins and ends in the stream, which other values may share; None of all else.
     """
 
     file: str
@@ -104,6 +105,7 @@ class Place(NamedTuple):
     sha256: bytes | None = None
     number: int | None = None
     crcs: bytes | None = None
+    span: tuple[int, int] | None = None
 
     @staticmethod
     def check_path(path: object) -> str:
@@ -114,6 +116,11 @@ class Place(NamedTuple):
         if _STRANGE.search(path) or ":" in parts[0] or any(part in ("", ".", "..") for part in parts):
             raise MetadataError(f"the metadata names a file outside the checkpoint: {ascii(path)[:_SHOWN]}")
         return path
+
+    @property
+    def share(self) -> int:
+        """Its bytes; of those that values share, about what a value takes."""
+        return self.size if self.span is None else min(self.size, self.span[1] - self.span[0])
 
     @property
     def chain(self) -> tuple[str, ...]:
@@ -262,7 +269,7 @@ class TensorItem:
 
 @dataclass(frozen=True, slots=True)
 class ObjectItem:
-    """An object, as ``torch.save`` writes it; `path` as in `TensorItem`."""
+    """An object: a value, or what ``torch.save`` writes of it; `path` as in `TensorItem`."""
 
     name: str
     place: Place
@@ -274,7 +281,7 @@ class ObjectItem:
 
     @property
     def stored_bytes(self) -> int:
-        return self.place.size
+        return self.place.share
 
 
 Item = TensorItem | ObjectItem

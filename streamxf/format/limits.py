@@ -50,6 +50,11 @@ MAX_PATH = 4096
 MAX_STEPS = 256
 MAX_STEP = 2**20 - 1
 
+MAX_VALUE = 2**20  # bytes of a value, which consists of at most so many, nested in each other
+MAX_NODES = 2**16
+MAX_VALUE_DEPTH = 64
+MAX_VALUES = 2**24  # bytes of the stream of a writer's values
+
 MAX_RUN = 2**16
 MAX_NAME = 255
 MAX_RULES_DEPTH = 8

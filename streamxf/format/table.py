@@ -67,8 +67,8 @@ class ItemParts:
         self._most = min(max(limits.PART_EXPANSION * stored, _REMEMBERED[0]), _REMEMBERED[1])
         self.answers: dict[Any, tuple[list[int], list[tuple[int, Box]]]] = {}  # by what was asked, with whose they are
         self._heads: dict[int, IndexPart] = {}
-        self._files = files
-        self._owners: dict[tuple[bytes, int | None], tuple[str, Any]] = {}  # the chunks that were given away
+        self.files = files
+        self._owners: dict[tuple[bytes, int | None], tuple[Any, ...]] = {}  # the chunks that were given away
         self.tiled: set[tuple[int, int]] = set()  # band and row of items whose chunks were checked as a whole
         self._lately = 0.0  # how far behind the begin of its band the last part that was asked for is
         self._first = [column for column in col.ITEM_COLUMNS if rules.hashed or column is not col.SHA256]
@@ -198,6 +198,7 @@ class ItemParts:
             (part.value(col.SHA256, at) for at in range(begin, end)) if self.rules.hashed else repeat(None),
             numbers,
             crcs,
+            part.spans_of_values(begin, end),
             strict=False,
         )
         framed = (part[col.KIND][begin:end] == Kind.FRAMED).tolist()
@@ -207,34 +208,75 @@ class ItemParts:
     def compare(self, name: str, chunks: Iterable[Chunk]) -> None:
         """Check that no other chunk that somebody was given has the writer and number of one of an item's."""
         for chunk in (chunk for chunk in chunks if chunk.place.number is not None):
-            key, owner = (self._files[chunk.place.file].writer, chunk.place.number), (name, chunk.offset)
+            place, owner = chunk.place, (name, chunk.offset) if chunk.place.span is None else chunk.place[:3]
+            key = self.files[place.file].writer, place.number
             if self._owners.setdefault(key, owner) != owner:
                 fields.bad(_TWICE)
 
-    def check_numbers(self, found: Sequence[tuple[Array, Array]]) -> None:
-        """Check that no two chunks, given by files and numbers, have one writer and number."""
-        if not found:
-            return
+
+class Numbers:
+    """The numbers of all chunks in containers, part by part; `writers` are those of files, as chunks count these."""
+
+    def __init__(self, writers: Iterable[bytes]) -> None:
         ids: dict[bytes, int] = {}
-        by_file = numpy.array([ids.setdefault(file.writer, len(ids)) for file in self._files.values()], "u4")
+        self._by_file = numpy.array([ids.setdefault(writer, len(ids)) for writer in writers], "u4")
+        self._found: list[tuple[Array, Array]] = []
+        self._values: list[Array] = []
+
+    def add(self, part: IndexPart) -> None:
+        """Take note of a part, which need not stay."""
+        files, numbers = part[col.FILE][part.coded], part[col.NUMBER]
+        if part[col.END].size:
+            values = part[col.KIND][part.coded] == Kind.VALUE
+            at, size = (part[column][part.coded][values] for column in (col.AT, col.BYTES))
+            rows = (
+                self._by_file[files[values]],
+                numbers[values],
+                files[values],
+                at,
+                size,
+                part[col.BEGIN],
+                part[col.END],
+            )
+            self._values.append(numpy.array(rows, "i8"))
+            files, numbers = files[~values], numbers[~values]
+        self._found.append((files, numbers.copy()))
+
+    def check(self) -> None:
+        """Raises MetadataError."""
+        if self._values:
+            self._found.append(self._containers())
+        if self._found and not self._distinct():
+            fields.bad(_TWICE)
+
+    def _containers(self) -> tuple[Array, Array]:
+        """The files and numbers of containers with values."""
+        rows = numpy.concatenate(self._values, 1)
+        rows = rows[:, numpy.lexsort((rows[5], rows[1], rows[0]))]
+        same = (rows[:2, 1:] == rows[:2, :-1]).all(axis=0)
+        if ((rows[2:5, 1:] != rows[2:5, :-1]).any(axis=0) & same).any():
+            fields.bad(_TWICE)
+        if ((rows[5, 1:] < rows[6, :-1]) & same).any():
+            fields.bad("two values overlap in their stream")
+        first = numpy.concatenate([[True], ~same])
+        return rows[2, first], rows[1, first]
+
+    def _distinct(self) -> bool:
         # numbers of honest writers have few gaps, so that a bit for each is enough
-        most, total = numpy.zeros(by_file.size, "i8"), 0
-        for files, numbers in found:
-            numpy.maximum.at(most, by_file[files], numbers.astype("i8"))
+        most, total = numpy.zeros(self._by_file.size, "i8"), 0
+        for files, numbers in self._found:
+            numpy.maximum.at(most, self._by_file[files], numbers.astype("i8"))
             total += numbers.size
         begins = numpy.cumsum(most + 1) - most - 1
         if float(most.sum()) + most.size < 8 * total + 2**16:
             seen = numpy.zeros(int(most.sum()) + most.size, bool)
-            for files, numbers in found:
-                seen[begins[by_file[files]] + numbers] = True
-            distinct = int(numpy.count_nonzero(seen)) == total
-        else:
-            files, numbers = (numpy.concatenate(side, dtype="i8") for side in zip(*found, strict=True))
-            writers = by_file[files]
-            order = numpy.lexsort((numbers, writers))
-            distinct = not ((numpy.diff(writers[order]) == 0) & (numpy.diff(numbers[order]) == 0)).any()
-        if not distinct:
-            fields.bad(_TWICE)
+            for files, numbers in self._found:
+                seen[begins[self._by_file[files]] + numbers] = True
+            return int(numpy.count_nonzero(seen)) == total
+        files, numbers = (numpy.concatenate(side, dtype="i8") for side in zip(*self._found, strict=True))
+        writers = self._by_file[files]
+        order = numpy.lexsort((numbers, writers))
+        return not ((numpy.diff(writers[order]) == 0) & (numpy.diff(numbers[order]) == 0)).any()
 
 
 def _check_same_items(head: IndexPart, part: IndexPart) -> None:
@@ -303,17 +345,17 @@ class ItemTable(Mapping[str, Item]):
         """Check every item, and compare them with each other; raises MetadataError if readers would refuse one. `paths`
         and properties are checked wherever an item is made, too.
         """
-        numbers = []
+        numbers = Numbers(file.writer for file in self.parts.files.values())
         for number, band in enumerate(self.parts.bands):
             slabs = _Slabs(self.parts.part(number, 0).rows, self.parts.rules.rank is not None)
             for part in self.parts.each(number):
                 slabs.add(part)
-                numbers.append((part[col.FILE][part.coded], part[col.NUMBER].copy()))
+                numbers.add(part)
             for row in range(band.rows) if paths else ():
                 self.parts.more(number, row)
             self._check_rows(number, numpy.flatnonzero(~slabs.good).tolist(), slabs.seen)
         with self.parts.explained():
-            self.parts.check_numbers(numbers)
+            numbers.check()
 
     def _check_rows(self, number: int, rows: list[int], counts: Array) -> None:
         """Check the chunks of some items of a band, of as many as may be in one pass through its parts."""

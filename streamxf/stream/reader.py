@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from typing import IO, Any, NoReturn
@@ -21,6 +21,7 @@ from streamxf.format.container import NEED_DATA, Block, ContainerParser, End, Ev
 from streamxf.format.header import Header
 from streamxf.format.limits import MAX_KEY_LINE
 from streamxf.format.plain import SEAL_END_BYTES
+from streamxf.format.values import values_in
 from streamxf.pipeline import Pipeline
 from streamxf.report import Meter
 from streamxf.storage.reading import FileSlice, Span
@@ -176,6 +177,12 @@ class StreamReader(CheckedReader):
     def framed(self, dtype: str, shape: tuple[int, ...]) -> Framed:
         """Find the plain tensor in what ``torch.save`` wrote; raises as `find_framed`."""
         return find_framed(self, self.size, dtype, shape)
+
+    def values(self) -> Iterator[tuple[str, tuple[int, int]]]:
+        """The names of all values in a stream of these, and where they begin and end; raises as `values_in`."""
+        data = bytearray(self.size)
+        self.readinto_at(0, data)
+        return ((name, (begin, end)) for name, begin, end in values_in(bytes(data)))
 
     def seekable(self) -> bool:
         return True

@@ -18,8 +18,9 @@ from typing import Any
 from streamxf import errors
 from streamxf.budget import MAX_EXPANSION, Budget, check_expansion, most
 from streamxf.buffers import flat_view
-from streamxf.format.items import Chunk, TensorItem
+from streamxf.format.items import Chunk, Place, TensorItem
 from streamxf.format.limits import MAX_NDIM
+from streamxf.format.values import parse_value
 from streamxf.lazy import torch
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 from streamxf.torchsave.calls import STORAGES, StoredTensor, dtype_in
@@ -29,6 +30,7 @@ from streamxf.torchsave.writing import pickle_in
 from streamxf.wording import some
 
 MAX_OBJECT = 2 * 2**30
+_NODE = 64  # bytes that each of what a value consists of counts for
 
 
 class Objects:
@@ -63,16 +65,22 @@ class Objects:
         """What all objects of one load may take, before the first file is opened; None for any number of bytes."""
         return Budget(self.max_expansion, 0) if self.weights_only else None
 
-    def renew(self, data: bytes, stored: int) -> bytes:
+    def renew(self, data: bytes, place: Place) -> bytes:
         """What a planner may be given for an object's `data`: a new serialization; as it is without `weights_only`."""
-        return _saved(self.load(data, stored)) if self.weights_only else data
+        return _saved(self.load(data, place)) if self.weights_only or place.span is not None else data
 
-    def load(self, data: bytes, stored: int, device: str | None = None) -> Any:
-        """The object, which takes `stored` bytes in storage; torch is imported only where it is needed. Tensors in it
-        come to `device`, by default to those that they were saved from, or the CPU in the place of one that is not
-        there. Raises PolicyError if it is more than weights_only allows, MetadataError if it is a tensor, or damaged,
-        and ObjectError if it cannot be made here.
+    def load(self, data: bytes, place: Place, device: str | None = None, budget: Budget | None = None) -> Any:
+        """The object that is stored at `place`; torch is imported only where it is needed. Tensors in it come to
+        `device`, by default to those that they were saved from, or the CPU in the place of one that is not there. A
+        value is paid for by `budget`. Raises PolicyError if it is more than weights_only allows, ContainerError or
+        MetadataError if it is a tensor, or damaged, and ObjectError if it cannot be made here.
         """
+        if place.span is not None:
+            value, count = parse_value(data)
+            if budget is not None:
+                budget.spend(_NODE * count, "the value")
+            return value
+        stored = place.size
         if not self.weights_only:
             try:
                 return torch.load(io.BytesIO(data), weights_only=False, map_location=device or AvailableDevices())

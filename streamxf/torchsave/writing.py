@@ -222,9 +222,12 @@ def saved(value: Any) -> bytes:
 
 
 class Saved:
-    """Stands for an object: `saved` is what ``torch.save`` wrote, or None; `alike` what `alike_pickle` gave."""
+    """Stands for an object: `saved` is what ``torch.save`` wrote, or None; `alike` what `alike_pickle` gave, and
+    `packed` what `pack_value` did.
+    """
 
     saved: bytes | None = None
+    packed: bytes | None = None
     alike = b""
 
 

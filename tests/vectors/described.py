@@ -17,7 +17,9 @@ from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.notes import Note
 from streamxf.checkpoint.reading import Box
 from streamxf.descriptor import Descriptor
+from streamxf.format import values
 from streamxf.format.items import ObjectItem, TensorItem
+from streamxf.format.values import pack_value
 from streamxf.keys import Key, KeyRing, PrivateKey, VerifyKey
 from streamxf.keys.envelope import DataKey
 from streamxf.registry import CodecRegistry
@@ -26,13 +28,14 @@ from streamxf.stream.container import ChainOpener, StoredStream, read_header
 from streamxf.stream.reader import StreamReader
 from tests.forge import METADATA_MAGIC
 from tests.reference_codecs import TRANSFORMS, check
-from tests.reference_decoder import Tensor, load, read_container, read_note, read_plain
+from tests.reference_decoder import Tensor, Value, load, read_container, read_note, read_plain
 from tests.reference_keys import Key as ReferenceKey
 from tests.reference_keys import Reader, aes_key, hpke_key
+from tests.reference_values import ORDERED, TUPLE, parse_value
 from tests.vectors.stock_files import load_stock
 
 V1 = Path(__file__).parent / "v1"
-SUBJECTS = ("plain", "container", "checkpoint", "note", "key")
+SUBJECTS = ("plain", "container", "checkpoint", "note", "value", "key")
 
 Entry = dict[str, Any]
 
@@ -48,6 +51,23 @@ def vectors(subject: str) -> dict[str, Entry]:
 def bytes_of(file: dict[str, str]) -> bytes:
     """A file, which stands in the JSON or beside it."""
     return base64.b64decode(file["base64"]) if "base64" in file else (V1 / file["path"]).read_bytes()
+
+
+def notation(value: Any) -> str:
+    """A value in CBOR's diagnostic notation (RFC 8949, section 8)."""
+    if type(value) is bytes:
+        return f"h'{value.hex()}'"
+    if type(value) is float:
+        return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}.get(text := repr(value), text)
+    if type(value) is tuple:
+        return f"{TUPLE}({notation([*value])})"
+    if type(value) is list:
+        return f"[{', '.join(map(notation, value))}]"
+    if type(value) is not dict:
+        return json.dumps(value)
+    if not value or pack_value(value)[0] >> 5 == 5:  # type: ignore[index]
+        return f"{{{', '.join(f'{notation(key)}: {notation(each)}' for key, each in value.items())}}}"
+    return f"{ORDERED}({notation([part for pair in value.items() for part in pair])})"
 
 
 def unpack(entry: Entry, folder: Path) -> Path:
@@ -98,6 +118,8 @@ def checkpoint_by_streamxf(entry: Entry, folder: Path) -> dict[str, Any]:
         for name, item in checkpoint.stored.items():
             if isinstance(item, ObjectItem):
                 found[name] = StreamReader(checkpoint.blocks(item)).read()
+                if item.place.span is not None:
+                    found[name] = found[name], notation(checkpoint[name].read())
                 continue
             assert isinstance(item, TensorItem)
             if entry.get("elements") or (rank is None and not any(chunk.framed for chunk in item.chunks)):
@@ -135,10 +157,23 @@ def checkpoint_by_reference(entry: Entry, folder: Path) -> dict[str, Any]:
             tensor = torch.load(io.BytesIO(stream), weights_only=True)
             same = tensor.dtype == getattr(torch, item.dtype) and tensor.shape == identity.shard
             check(same, "C6: another dtype or shape in the stream")
-    return {
-        name: [stream for _, stream in item.chunks] if isinstance(item, Tensor) else item
-        for name, item in found.items()
-    }
+    return {name: _content(item) for name, item in found.items()}
+
+
+def _content(item: bytes | Value | Tensor) -> Any:
+    if isinstance(item, Value):
+        return item.data, notation(item.value)
+    return [stream for _, stream in item.chunks] if isinstance(item, Tensor) else item
+
+
+def value_by_streamxf(entry: Entry, data: bytes) -> str:
+    """A value, in diagnostic notation."""
+    return notation(values.parse_value(data)[0])
+
+
+def value_by_reference(entry: Entry, data: bytes) -> str:
+    """The same."""
+    return notation(parse_value(data))
 
 
 def note_by_reference(entry: Entry, data: bytes) -> Any:
@@ -171,5 +206,6 @@ READERS: dict[str, tuple[Callable[[Entry, Any], Any], Callable[[Entry, Any], Any
     "plain": (plain_by_streamxf, plain_by_reference),
     "container": (container_by_streamxf, container_by_reference),
     "note": (note_by_streamxf, note_by_reference),
+    "value": (value_by_streamxf, value_by_reference),
     "checkpoint": (checkpoint_by_streamxf, checkpoint_by_reference),
 }

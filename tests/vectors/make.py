@@ -20,7 +20,7 @@ from tests.vectors.recipes import data, low_order, world
 
 MAX_INLINE = 4096  # bytes
 
-SUBJECTS = ("plain", "container", "checkpoint", "note")  # those that have files; a key's text stands in the JSON
+SUBJECTS = ("plain", "container", "checkpoint", "note", "value")  # those with files; that of a key is in the JSON
 
 
 @cache

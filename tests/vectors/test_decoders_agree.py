@@ -51,7 +51,8 @@ def mended(data: bytes) -> bytes | None:
 
 @pytest.mark.parametrize("count", [FEW, pytest.param(None, marks=pytest.mark.exhaustive)], ids=["few", "all"])
 @pytest.mark.parametrize(
-    ("subject", "name"), [(subject, name) for subject in ("plain", "container", "note") for name in vectors(subject)]
+    ("subject", "name"),
+    [(subject, name) for subject in READERS if subject != "checkpoint" for name in vectors(subject)],
 )
 def test_files(subject: str, name: str, count: int | None) -> None:
     more = count if subject == "plain" or count is None else 10 * count

@@ -113,6 +113,9 @@ def unmapped(value: Any) -> Any:
     return [unmapped(inner) for inner in value] if isinstance(value, list) else value
 
 
+_SAID = "size", "sha256", "value"
+
+
 def same_items(expected: Entry, found: list[Any]) -> bool:
     if [name for name, _ in found] != list(expected):
         return False
@@ -127,6 +130,6 @@ def same_items(expected: Entry, found: list[Any]) -> bool:
             if "elements" in chunk:
                 if digest_of(elements_of(base64.b64decode(stream["base64"]))) != chunk["elements"]:
                     return False
-            elif (stream["size"], stream["sha256"]) != (chunk["size"], chunk["sha256"]):
+            elif [stream.get(key) for key in _SAID] != [chunk.get(key) for key in _SAID]:
                 return False
     return True

@@ -225,7 +225,7 @@ class Transfer:
             if sink.is_stored:
                 source = FileSlice(None, 0, len(data), whole=data.data)
                 found = read_all(loader.opener.blocks(source, wanted, loader.meter), loader.meter)
-            loader.load_object(sink.request, found, wanted.place.size)
+            loader.load_object(sink.request, found, wanted.place)
 
     def _stored(self, part: ChunkRun) -> int:
         return self._wanted[part.shard].place.size * (part.stop - part.start) // part.shard.count

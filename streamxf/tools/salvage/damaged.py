@@ -438,9 +438,25 @@ class _Files:
                 self.damaged.append(Damage.of(error, item, self._storage.label(name), at))
                 return
         place = Place(name, found.at, found.size, _descriptors(header.chain, fragment))
+        if kind is Kind.VALUE:
+            self._take_values(place)
+            return
         chunk = Chunk(offset, shape, place, kind is Kind.FRAMED)
         made = ObjectItem(item, place) if kind is Kind.OBJECT else TensorItem(item, dtype, whole, (chunk,))
         self._found.setdefault(item, []).append(made)
+
+    def _take_values(self, place: Place) -> None:
+        """Find the values in a container, as far as its stream is as it must be."""
+        try:
+            with self._storage.open(place.file) as file:
+                wanted = ItemPart(ObjectItem("", place._replace(span=(0, 0))))
+                stream = self._opener.values(file.slice(place.at, place.size), wanted)
+            for name, span in StreamReader(stream).values():
+                self._found.setdefault(name, []).append(ObjectItem(name, place._replace(span=span)))
+        except (errors.StreamxfError, OSError) as error:
+            if errors.is_exhausted(error):
+                raise
+            self.gap(error, place.file)
 
     def _fragment(self, writer: str, found: Any) -> str:
         """The wrapped data key under which a container of this writer is sealed."""

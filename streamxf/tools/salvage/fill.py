@@ -13,7 +13,7 @@ from streamxf import errors
 from streamxf.format.items import Chunk, ObjectItem
 from streamxf.lazy import torch
 from streamxf.pipeline import run_jobs
-from streamxf.reading import Box, Item, ItemPart, Progress, StreamReader, TensorItem
+from streamxf.reading import Box, Item, ItemPart, Kind, Progress, StreamReader, TensorItem
 from streamxf.tools.damage import Damage, doubt_of
 from streamxf.tools.diff.difference import same_bits
 from streamxf.tools.nesting import nested
@@ -195,7 +195,7 @@ class Filler:
     # -- one item; raise `Noted` or anything else if it did not verify ------------------------------
 
     def _loaded(self, item: ObjectItem) -> Any:
-        return self._checkpoint.access.objects.load(self._object(item), item.place.size, "cpu")
+        return self._checkpoint.access.objects.load(self._object(item), item.place, "cpu")
 
     def _load_into(self, item: TensorItem, planner: LoadPlanner) -> None:
         from torch.distributed.tensor import DTensor
@@ -221,7 +221,13 @@ class Filler:
                 shard[cuts].copy_(made[cuts])
 
     def _object(self, item: ObjectItem) -> bytes:
-        return self._agreed(item, None, lambda copy, _: self._bytes(copy, "the object"), bytes.__eq__)
+        def read(copy: Copy, _: bool) -> bytes:
+            data = self._bytes(copy, "the object")
+            if copy[1].kind is Kind.VALUE:
+                self._checkpoint.access.objects.load(data, copy[1].place)
+            return data
+
+        return self._agreed(item, None, read, bytes.__eq__)
 
     def _bytes(self, copy: Copy, what: str) -> bytes:
         data = StreamReader(self._checkpoint.stream(copy)).read()

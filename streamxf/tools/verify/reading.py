@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 from streamxf import errors
@@ -309,20 +309,21 @@ class FileCheck(AnyCheck):
         for run in [only] if only is not None else self._runs(file.held):
             self._opener.budget = self.call.access.budget(run.held)
             items = self._items if only is not None else self._items[run.begin : run.end]
-            for wanted in self._in_place(items, run, file):
-                self._check_stored(file, wanted)
+            for wanted, *others in self._in_place(items, run, file):
+                self._check_stored(file, wanted, others)
                 if len(self._later) == _AT_ONCE:
                     self._check_later()
             self._check_later()
 
-    def _in_place(self, items: Sequence[ItemPart], run: ItemRun, file: StoredFile) -> Iterator[ItemPart]:
-        """Those of the items that can be checked; what lies between them is noted."""
+    def _in_place(self, items: Sequence[ItemPart], run: ItemRun, file: StoredFile) -> Iterator[list[ItemPart]]:
+        """Those of the items that can be checked, values of one container together; what lies between is noted."""
         at, size, is_stock = run.at, file.size, self._opener.metadata.index is None
-        for wanted in items:
-            place = wanted.place
+        for _, group in groupby(items, _container_of):
+            each = [*group]
+            wanted, place = each[0], each[0].place
             if place.size and place.at < at:
                 # otherwise little metadata could have the same bytes read without end
-                self._lose(wanted, "the metadata places the item over another one; it was not checked")
+                self._lose(each, "the metadata places the item over another one; it was not checked")
                 continue
             if is_stock and wanted.kind is Kind.TENSOR and place.at - at >= 8:  # the length and header of safetensors
                 at = min(place.at, at + 8 + int.from_bytes(file.read(at, 8), "little"))
@@ -332,26 +333,29 @@ class FileCheck(AnyCheck):
                 )
             at = max(at, place.at + place.size)
             if place.at > size or (place.size and place.at == size):
-                self._lose(wanted, "the metadata places the item beyond the end of its file: the file was cut")
+                self._lose(each, "the metadata places the item beyond the end of its file: the file was cut")
                 continue
-            self.findings.items += 1
+            self.findings.items += len(each)
             self.findings.bytes_read += min(place.size, size - place.at)
-            yield wanted
+            yield each
         if run.last and at < size:
             text = f"{size - at} bytes follow the last item, and nothing accounts for them: they were appended"
             self.findings.damage(errors.ContainerError(text))
 
-    def _lose(self, wanted: ItemPart, text: str) -> None:
-        self.findings.items += 1
-        self._notes(wanted).error(errors.MetadataError(text))
+    def _lose(self, each: Sequence[ItemPart], text: str) -> None:
+        self.findings.items += len(each)
+        for wanted in each:
+            self._notes(wanted).error(errors.MetadataError(text))
 
     def _notes(self, wanted: ItemPart) -> Notes:
         return Notes(self.findings, wanted.item.name, wanted.chunk.offset if wanted.chunk is not None else None)
 
     # -- one item: on the way through the file, and once its blocks were found intact ----------------
 
-    def _check_stored(self, file: StoredFile, wanted: ItemPart) -> None:
-        """Check the container of an item that begins in the file; its content later, if there is more to check."""
+    def _check_stored(self, file: StoredFile, wanted: ItemPart, others: Sequence[ItemPart]) -> None:
+        """Check the container of an item, which `others` share, that begins in the file; its content later, if there is
+        more to check.
+        """
         notes, place, skipped = self._notes(wanted), wanted.place, self.findings.skipped
         length = min(place.size, file.size - place.at)
         if length < place.size:
@@ -363,6 +367,9 @@ class FileCheck(AnyCheck):
             if (header := stream.header) is not None:
                 skipped[UNBOUND] += header.identity is None
                 is_decoded = self._checks.add(stream, notes)
+                if wanted.kind is Kind.VALUE:
+                    self._later.append(partial(self._check_values, [wanted, *others], notes, stream, is_decoded))
+                    return
                 has_elements = header.chain == header.block_chain and wanted.kind is not Kind.FRAMED
                 if not is_decoded or has_elements:
                     return
@@ -383,6 +390,22 @@ class FileCheck(AnyCheck):
             check()
         self._later.clear()
 
+    def _check_values(self, each: Sequence[ItemPart], notes: Notes, stored: StoredStream, is_decoded: bool) -> None:
+        """Check the whole stream of values, and that those of some items are in it."""
+        try:
+            known: set[tuple[int, int] | None] = set()
+            if not notes.damaged and is_decoded and stored.blocks is not None:
+                known.update(span for _, span in StreamReader(stored.blocks).values())
+                for wanted in each:
+                    if wanted.place.span not in known:
+                        text = "the stream has no value where the metadata says it is: one of them was altered"
+                        self._notes(wanted).error(errors.MetadataError(text))
+        except (errors.StreamxfError, OSError) as error:
+            notes.error(error)
+        for wanted in each[1:] if notes.damaged else ():
+            text = f"it is stored together with {shorten(each[0].item.name)!r}, and that is damaged"
+            self._notes(wanted).error(errors.ContainerError(text))
+
     def _check_content(self, wanted: ItemPart, notes: Notes, stored: StoredStream) -> None:
         """Check that an item whose blocks were found intact holds what the metadata says."""
         if notes.damaged or stored.blocks is None:
@@ -396,6 +419,8 @@ class FileCheck(AnyCheck):
             if blocks.header is None and wanted.place.crcs is None:
                 skipped[UNBOUND] += 1
                 skipped[WITHOUT_CRC] += objects.check_records(stream, blocks.size) is None
+            if wanted.kind is Kind.VALUE:
+                objects.load(stream.read(), wanted.place)
             if chunk is None or not isinstance(item, TensorItem):
                 return
             try:
@@ -437,6 +462,12 @@ class FileCheck(AnyCheck):
                 text = f"bytes {found.at} to {found.at + found.size} are not a container"
                 findings.damage(errors.ContainerError(text))
         self._checks.note()
+
+
+def _container_of(wanted: ItemPart) -> Any:
+    """What is the same for items that are in one container."""
+    place = wanted.place
+    return id(wanted) if place.span is None or place.crcs is not None else place[:3]
 
 
 def _alone(wanted: ItemPart) -> ItemPart:

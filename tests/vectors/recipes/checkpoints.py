@@ -50,6 +50,7 @@ from tests.vectors.recipes.world import (
     STEP,
     TENSOR,
     TWO,
+    VALUE,
     WEIGHT,
     WRITERS,
     ZSTD,
@@ -61,6 +62,8 @@ from tests.vectors.recipes.world import (
     tensor,
     world,
 )
+
+STEP_OBJECT = replace(STEP, name="object")
 
 
 def drop(*path: str | int) -> Change:
@@ -364,6 +367,44 @@ def containers() -> dict[str, Any]:
 
     bound = identity_of("step", writer=WRITERS[0], number=2)
     keyed = FULL.files(put("chains", value=[[ZSTD, CHECKSUM, f"{ENCRYPT}#{wrapped()}"]]))
+    return locals()
+
+
+def values() -> dict[str, Any]:
+    """Values, which share a container."""
+    step, lr = Piece("step", VALUE, b"\x18\x64"), Piece("lr", VALUE, b"\xf9\x38\x00")
+    betas = Piece("betas", VALUE, b"\xd9\xd3\x53\x82\xf9\x38\x00\xf9\x3a\x00")
+    group = Piece("group", VALUE, b"\xd9\xd3\x54\x84\x64step\x01\x62lr\xf6")
+    both = (*WEIGHT, step, STEP_OBJECT, lr, betas, group)
+    apart = (step, replace(lr, writer=1), betas)
+    usual = world(both)
+
+    def spanned(name: str, begin: int, end: int, made: World = usual) -> dict[str, bytes]:
+        """Another place in the stream."""
+        return made.files(put("items", name, "span", value=[begin, end]))
+
+    def stored(change: Callable[[Parts], Parts]) -> dict[str, bytes]:
+        return world([*WEIGHT, replace(step, stored=change), lr]).files()
+
+    def of_header(**changes: Any) -> dict[str, bytes]:
+        return world([replace(step, header=changes), lr]).files()
+
+    def of_identity(name: str, kind: int = VALUE, *more: Any, **facts: Any) -> dict[str, bytes]:
+        return of_header(identity=identity_of(name, kind, *more, **({"writer": WRITERS[0], "number": 0} | facts)))
+
+    def in_two() -> dict[str, bytes]:
+        """The values of a writer in two containers."""
+        made, other = world([step, lr]), world([replace(betas, header={"identity": two})])
+        data = made.data[FILE] + other.data[FILE]
+
+        def change(index: dict[str, Any]) -> None:
+            size, place = len(made.data[FILE]), other.index["items"]["betas"]
+            index["items"]["betas"] = place | {"at": size, "number": 1}
+            index["files"][0]["size"] = len(data)
+
+        return made.files(change, data={FILE: data})
+
+    two = identity_of("", VALUE, writer=WRITERS[0], number=1)
     return locals()
 
 

@@ -30,14 +30,14 @@ FILE = "__0_0.distcp"
 SAVE_ID = secret("save id").hex()[:32]
 WRITERS = [secret(f"writer {number}")[:16] for number in range(2)]
 PICKLE = b"what torch's readers read; these are not asked to"
-NOTHING_STORED, OBJECT, TENSOR, FRAMED = range(4)
+NOTHING_STORED, OBJECT, TENSOR, FRAMED, VALUE = range(5)
 
 Change = Callable[[dict[str, Any]], object]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A container: of a chunk of a tensor, or of an object.
+    """A container: of a chunk of a tensor, or of an object; or a value, which is in one with those of its writer.
 
     `header` and `stored` are what its container has, where that is not what the index says.
     """
@@ -144,7 +144,19 @@ def world(
     items: dict[str, Any] = {}
     for number, piece in enumerate(pieces):
         name, texts = names[piece.writer], [*(f"!{text}" for text in transforms), *chains[piece.chain]]
-        stored, digest = _stored(piece, number, texts, signed, deks[piece.writer])
+        shared = [each for each in pieces if (each.kind, each.writer, each.chain) == (VALUE, piece.writer, piece.chain)]
+        if piece.kind == VALUE and chains[piece.chain]:
+            streams = [text_of(each.name) + each.data for each in shared]
+            end = sum(map(len, streams[: shared.index(piece) + 1]))
+            span = [end - len(piece.data), end]
+            if piece is not shared[0]:
+                items[piece.name] = items[shared[0].name] | {"span": span}
+                continue
+            first = replace(piece, name="", data=b"".join(streams))
+            stored, digest = _stored(first, number, texts, signed, deks[piece.writer])
+        else:
+            stored, digest = _stored(piece, number, texts, signed, deks[piece.writer])
+            span = [0, len(stored)]
         data[name] += gap
         place: dict[str, Any] = {"file": piece.writer, "at": len(data[name]), "bytes": len(stored)}
         if chains[piece.chain]:
@@ -157,6 +169,9 @@ def world(
         about = {"chain": piece.chain} if piece.chain else {}
         if piece.kind == OBJECT:
             items[piece.name] = place | about
+            continue
+        if piece.kind == VALUE:
+            items[piece.name] = place | {"span": span} | about
             continue
         place |= {"offset": list(piece.offset), "shape": list(piece.shard)}
         if piece.kind == FRAMED:
@@ -181,6 +196,12 @@ def world(
         "extra": {},
     }
     return World(data, index, vouching)
+
+
+def text_of(text: str) -> bytes:
+    """A text of less than 256 bytes, as CBOR has it."""
+    data = text.encode()
+    return (bytes([0x60 + len(data)]) if len(data) < 24 else bytes([0x78, len(data)])) + data
 
 
 def crcs_of(data: bytes) -> str:

@@ -8,7 +8,7 @@ const Reader = (() => {
   const Zip = typeof module === "undefined" ? Zstd : require("./zstd.js");
   const subtle = globalThis.crypto.subtle;
   const [KEYED, BOUND, PUBLISHED, HASHED] = [1, 2, 4, 8];
-  const [OBJECT, TENSOR, FRAMED] = [1, 2, 3];
+  const [OBJECT, TENSOR, FRAMED, VALUE] = [1, 2, 3, 4];
   const [MAX_NUMBER, MIB, MAX_LINE] = [Number.MAX_SAFE_INTEGER, 2 ** 20, 32768];
   const ELEMENT_SIZE = new Map();
   for (const [size, names] of [
@@ -683,7 +683,8 @@ const Reader = (() => {
     header.identity = identLength ? parseIdentity(identity) : null;
     check(Boolean(flags & KEYED) === codecs.some(({ name }) => name === "streamxf.encrypt"), "C2: keyed");
     check(Boolean(flags & BOUND) === Boolean(identLength) && (flags & BOUND || !(flags & PUBLISHED)), "C2: bound, or published");
-    if (header.identity?.kind === TENSOR) check(flags & PUBLISHED && !transforms.length, "C5: published, and without transforms");
+    const rule = { [TENSOR]: "C5", [VALUE]: "C15" }[header.identity?.kind];
+    check(!rule || (flags & PUBLISHED && !transforms.length), `${rule}: published, and without transforms`);
     return header;
   }
 
@@ -701,17 +702,18 @@ const Reader = (() => {
     const f = new Fields(data, "identity");
     const writer = hex(f.take(16));
     const [number, kind, ndim, dtypeLength, width] = f.numbers(8, 1, 1, 1, 1);
-    check(OBJECT <= kind && kind <= FRAMED && ndim <= 64 && dtypeLength <= 32, "identity: bytes 24 to 26");
+    check(OBJECT <= kind && kind <= VALUE && ndim <= 64 && dtypeLength <= 32, "identity: bytes 24 to 26");
     check([1, 2, 4, 8].includes(width), "identity: width");
-    check(kind !== OBJECT || (ndim === 0 && dtypeLength === 0), "identity: an object has no dtype and no dimensions");
+    const shaped = kind === TENSOR || kind === FRAMED;
+    check(shaped || (ndim === 0 && dtypeLength === 0), "identity: an object has no dtype and no dimensions");
     const dtype = unascii(f.take(dtypeLength), "identity");
     const [offset, shape, whole] = [0, 1, 2].map(() => Array.from({ length: ndim }, () => f.number(width)));
     const name = unutf8(f.rest(), "identity");
-    check(name, "identity: no name");
+    check(Boolean(name) === (kind !== VALUE), "identity: no name, or one of values");
     const most = Math.max(0, ...offset, ...shape, ...whole);
     check(width === ([1, 2, 4].find((size) => most < 2 ** (8 * size)) ?? 8), "identity: width");
     check(number <= MAX_NUMBER, "C4: the number");
-    if (kind !== OBJECT) {
+    if (shaped) {
       checkDtype(dtype, kind);
       checkPlace(offset, shape, whole, "C4");
     }
@@ -1092,7 +1094,7 @@ const Reader = (() => {
     }
 
     async readItems(entry, begin, end, parts, known) {
-      const needed = [1, 2, ...(begin ? [] : [3, 4]), 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, ...(this.signed ? [17] : []), 18];
+      const needed = [1, 2, ...(begin ? [] : [3, 4]), 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, ...(this.signed ? [17] : []), 18, 19, 20];
       const { rows, chunks, numbers, fixed, strings } = await this.next(parts, entry, needed);
       const names = strings(1, 2, rows);
       const more = begin ? [] : strings(3, 4, rows);
@@ -1111,8 +1113,10 @@ const Reader = (() => {
       const idents = numbers(16, sum(boxed));
       const pieces = boxed.map((own, i) => (own ? 0 : Math.ceil(sizes[i] / MIB)));
       const sums = new DataView(concat(...fixed(18, 4, sum(pieces))).buffer);
+      const inside = boxed.filter((own, i) => own && kinds[i] === VALUE).length;
+      const [firsts, lasts] = [numbers(19, inside), numbers(20, inside)];
       check(known === null || known.length === rows, "M16: the items of a band's parts");
-      let [shapeAt, boxAt, chunk, sumAt, identAt] = [0, 0, 0, 0, 0];
+      let [shapeAt, boxAt, chunk, sumAt, identAt, value] = [0, 0, 0, 0, 0, 0];
       return names.map((key, i) => {
         const item = { key, name: unutf8(key, "M16"), dtype: dtypes[i], shape: [...shapes.subarray(shapeAt, (shapeAt += ndims[i]))], count: counts[i], chain: chains[i], more: more[i], chunks: [] };
         check(1 <= key.length && key.length <= 4096, "M16: the length of a name");
@@ -1123,6 +1127,7 @@ const Reader = (() => {
           boxAt += ndims[i];
           const crcs = boxed[chunk] ? null : Array.from({ length: pieces[chunk] }, () => sums.getUint32(4 * sumAt++, true));
           first.chunks.push({ offset, shape, kind: kinds[chunk], file: files[chunk], at: ats[chunk], bytes: sizes[chunk], number: boxed[chunk] ? idents[identAt++] : null, digest: digests?.[chunk] ?? null, crcs });
+          if (kinds[chunk] === VALUE) first.chunks[n].span = boxed[chunk] ? [firsts[value], lasts[value++]] : [0, sizes[chunk]];
         }
         return first;
       });
@@ -1142,8 +1147,10 @@ const Reader = (() => {
       const size = ELEMENT_SIZE.get(dtype);
       const found = chunks.map((chunk) => {
         const { kind, file, at, bytes } = chunk;
-        check(tensor ? kind === TENSOR || kind === FRAMED : kind === OBJECT, "M16: a kind");
-        check(kind !== TENSOR || !this.transforms.length, "M6");
+        check(tensor ? kind === TENSOR || kind === FRAMED : kind === OBJECT || kind === VALUE, "M16: a kind");
+        check((kind !== TENSOR && kind !== VALUE) || !this.transforms.length, "M6");
+        const [first, last] = chunk.span ?? [0, 1];
+        check(first < last && last - first <= MIB && last <= MAX_VALUES, "M2: the size of a value");
         check(file < files.length, "M16: no such file");
         check(at + bytes <= files[file].size, "M2: not within the file");
         check(kind !== TENSOR || size, "C5: the dtype");
@@ -1155,14 +1162,22 @@ const Reader = (() => {
     }
 
     checkNumbers() {
-      const seen = new Set();
+      const seen = new Map();
       for (const { chunks } of this.items.values())
-        for (const { file, number } of chunks) {
-          if (number === null) continue;
-          const both = `${file.writer} ${number}`;
-          check(!seen.has(both), "M2: a number twice");
-          seen.add(both);
+        for (const chunk of chunks) {
+          if (chunk.number === null) continue;
+          const both = `${chunk.file.writer} ${chunk.number}`;
+          if (!seen.has(both)) seen.set(both, []);
+          const [first] = seen.get(both);
+          const shared = first?.span && chunk.span && first.file === chunk.file && first.at === chunk.at && first.bytes === chunk.bytes;
+          check(!first || shared, "M2: a number twice");
+          seen.get(both).push(chunk);
         }
+      for (const chunks of seen.values()) {
+        if (chunks.length < 2) continue;
+        const spans = chunks.map(({ span }) => span).sort(([a], [b]) => a - b);
+        check(spans.every(([begin], i) => !i || spans[i - 1][1] <= begin), "M2: values overlap");
+      }
     }
 
     // M9
@@ -1231,6 +1246,102 @@ const Reader = (() => {
     });
   }
 
+  // -- values ------------------------------------------------------------------------------------------------------------------
+
+  const MAX_VALUES = 2 ** 24;
+
+  class Tuple {
+    constructor(items) {
+      this.items = items;
+    }
+  }
+
+  // A value: integers are BigInts, so that they are not numbers with a point; dicts are Maps, in their order.
+  function parseValue(data) {
+    check(data.length <= MIB, "V3: too many bytes");
+    const f = new Fields(data, "V1");
+    let count = 0;
+
+    function head() {
+      const [first] = f.take(1);
+      const [major, low] = [first >> 5, first & 31];
+      check(low < 28, "V1: a head");
+      if (low < 24) return [major, low, BigInt(low)];
+      const bytes = f.take(2 ** (low - 24));
+      const number = bytes.reduce((sum, byte) => sum * 256n + BigInt(byte), 0n);
+      check(major === 7 || number >= (low === 24 ? 24n : 1n << BigInt(4 * bytes.length)), "V1: a shorter form");
+      return [major, low, number, bytes];
+    }
+
+    function value(depth, isKey = false) {
+      check(++count <= 65536, "V3: too many values");
+      const [major, low, number, bytes] = head();
+      let made;
+      if (major < 2) made = major ? -1n - number : number;
+      else if (major === 2) made = f.take(Number(number));
+      else if (major === 3) made = unutf8(f.take(Number(number)), "V1");
+      else if (major === 7) {
+        made = { 20: false, 21: true, 22: null }[low];
+        if (low >= 25) made = parseFloatOf(bytes);
+        check(made !== undefined, "V1: a simple value");
+      } else {
+        check(!isKey, "V2: a key");
+        check(depth < 64, "V3: depth");
+        made = container(major, low, number, depth + 1);
+      }
+      check(!isKey || text(made) || (typeof made === "bigint" && made < 2n ** 53n && made > -(2n ** 53n)), "V2: a key");
+      return made;
+    }
+
+    function container(major, low, number, depth) {
+      let tag = null;
+      if (major === 6) {
+        check(low === 25 && (number === 54099n || number === 54100n), "V1: a tag");
+        tag = number;
+        [major, low, number] = head();
+        check(major === 4, "V1: what has a tag is an array");
+      }
+      check(number <= 65536n, "V3: too many values");
+      if (major === 4 && tag !== 54100n) {
+        const items = [];
+        for (let i = 0; i < number; i++) items.push(value(depth));
+        return tag ? new Tuple(items) : items;
+      }
+      check(major === 5 || number % 2n === 0n, "V1: a key without a value");
+      const [made, keys] = [new Map(), []];
+      for (let i = 0; i < Number(number) / (major === 5 ? 1 : 2); i++) {
+        const begin = f.at;
+        const key = value(depth, true);
+        check(!made.has(key), "V2: a key twice");
+        keys.push(data.subarray(begin, f.at));
+        made.set(key, value(depth));
+      }
+      const rise = keys.every((key, i) => !i || compare(keys[i - 1], key) < 0);
+      check(rise === (major === 5), "V2: the order of keys");
+      ordered.set(made, !rise);
+      return made;
+    }
+
+    const made = value(0);
+    check(f.at === data.length, "V6: more than one value");
+    return made;
+  }
+
+  const ordered = new WeakMap();
+  const valueKeysRise = (dict) => !ordered.get(dict);
+
+  function parseFloatOf(bytes) {
+    const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.length);
+    const made = bytes.length === 2 ? half(view.getUint16(0)) : bytes.length === 4 ? view.getFloat32(0) : view.getFloat64(0);
+    check(made === made || (bytes.length === 2 && view.getUint16(0) === 0x7e00), "V1: a NaN");
+    if (bytes.length === 2) return made;
+    if (bytes.length === 8) check(Math.fround(made) !== made, "V1: a shorter float");
+    const size = Math.abs(made);
+    const step = size < 2 ** -14 ? 2 ** -24 : 2 ** (Math.floor(Math.log2(size)) - 10);
+    check(size !== Infinity && (size > 65504 || !Number.isInteger(size / step)), "V1: a shorter float");
+    return made;
+  }
+
   // -- a checkpoint ------------------------------------------------------------------------------------------------------------
 
   // `folder.open(path)` gives a source, or null where there is no such file.
@@ -1268,6 +1379,7 @@ const Reader = (() => {
       const key = await unseal(header, await index.dataKeyOf(file));
       const table = await readTable(stored, header);
       check(!chunk.digest || equal(chunk.digest, table.digest), "M7: T");
+      check(!chunk.span || table.rawSize <= MAX_VALUES, "V5");
       return { stored, header: { ...header, codecs: item.chain.codecs }, table, key };
     }
 
@@ -1280,6 +1392,10 @@ const Reader = (() => {
     async stream(item, chunk) {
       const { stored, header, table, key } = await this.openChunk(item, chunk);
       let data = header ? await readBlocks(stored, header, table, key) : await this.readBare(stored, chunk, 0, stored.size);
+      if (chunk.span && header) {
+        check(chunk.span[1] <= data.length, "M2: the stream ends before the value");
+        data = data.subarray(...chunk.span);
+      }
       for (const transform of [...this.index.transforms].reverse()) {
         check(this.transforms.has(transform.name), `D5: nothing here undoes ${transform.name}`);
         data = await this.transforms.get(transform.name)(data);
@@ -1335,6 +1451,11 @@ const Reader = (() => {
         }
         return concat(...found);
       };
+    }
+
+    // What an item is that is a value.
+    async value(item) {
+      return parseValue(await this.stream(item, item.chunks[0]));
     }
 
     // B2
@@ -1393,7 +1514,7 @@ const Reader = (() => {
     return Array.from({ length: data.length / size }, (_, i) => read(view, i * size));
   }
 
-  return { Checkpoint, NotHere, Refused, hex, keyOf, numbersOf, parseKey, readContainer, readNote, readPlain, sha256, sourceOf, unhex, unzstd };
+  return { Checkpoint, NotHere, Refused, Tuple, hex, keyOf, numbersOf, parseKey, parseValue, valueKeysRise, readContainer, readNote, readPlain, sha256, sourceOf, unhex, unzstd };
 })();
 
 if (typeof module !== "undefined") module.exports = Reader;
