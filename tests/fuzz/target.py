@@ -39,7 +39,7 @@ class Target:
 
 NAMES = (
     *("descriptor", "prefix", "framing", "plain", "tampered", "codecs", "floatzip"),
-    *("metadata", "note", "stock", "unpickler", "checkpoint", "salvage", "torchfile", "tools"),
+    *("values", "metadata", "note", "stock", "unpickler", "checkpoint", "salvage", "torchfile", "tools"),
 )
 
 

@@ -127,7 +127,7 @@ def assign(
     pieces: dict[Ranks, list[tuple[ChunkRun, float]]] = {}
     for shard, place in sorted(shards, key=lambda each: each[1][:2]):
         for part, ranks in _runs(shard, unit, keyless):
-            pieces.setdefault(ranks, []).append((part, place.size * (part.stop - part.start) / shard.count))
+            pieces.setdefault(ranks, []).append((part, place.share * (part.stop - part.start) / shard.count))
     sizes = {ranks: sum(stored for _, stored in found) for ranks, found in pieces.items()}
     groups, loads = _groups(sizes), dict(enumerate(alone))
     units: list[tuple[int, Ranks, tuple[ChunkRun, ...]]] = []

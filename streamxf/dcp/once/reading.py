@@ -137,9 +137,10 @@ def _shares(
         ranks = {rank for each in boxes.values() for rank in each}
         if len(ranks) == 1 and not ranks & keyless:
             continue
-        as_stored = part.chunk is None and not ranks & keyless
+        span = part.place.span  # of a value, which nobody unpickles
+        as_stored = part.chunk is None and span is None and not ranks & keyless
         if part.chunk is None:
-            size = part.place.size if as_stored else _size(part, opener, storage)
+            size = part.place.size if as_stored else span[1] - span[0] if span else _size(part, opener, storage)
             boxes = {((0, size),): dict.fromkeys(sorted(ranks))}
         shape = (size,) if part.chunk is None else part.chunk.shape
         needs = list[Need]()

@@ -228,7 +228,7 @@ class Transfer:
             loader.load_object(sink.request, found, wanted.place)
 
     def _stored(self, part: ChunkRun) -> int:
-        return self._wanted[part.shard].place.size * (part.stop - part.start) // part.shard.count
+        return self._wanted[part.shard].place.share * (part.stop - part.start) // part.shard.count
 
     def _drain(self) -> None:
         """Wait until no worker is at any block."""
@@ -240,8 +240,9 @@ class Transfer:
         own = [part for unit in work.units if unit.owner == self._rank for part in unit.parts]
         small: dict[str, list[Span]] = {}
         for place in (self._wanted[part.shard].place for part in own):
-            if place.size <= READ_WHOLE:
-                small.setdefault(place.file, []).append((place.at, place.at + place.size))
+            spans, span = small.setdefault(place.file, []), (place.at, place.at + place.size)
+            if place.size <= READ_WHOLE and spans[-1:] != [span]:
+                spans.append(span)
         for part in own:
             shard, count = part.shard, part.stop - part.start
             if self._opened is None or self._opened[0] is not shard:
