@@ -42,6 +42,7 @@ from tests.dcp.helpers import KEY, assert_same, blank, data_files, entries_of, r
 from tests.dcp.test_frame import DTYPES, filled
 from tests.forked import status_of_child
 from tests.progress.recorder import Recorder
+from tests.reference_decoder import Value
 from tests.reference_decoder import load as reference_load
 from tests.reference_keys import Reader, aes_key
 
@@ -106,7 +107,9 @@ def test_what_it_writes_is_what_dcp_saves(chain: str, state: dict[str, Any]) -> 
         assert decoded.keys() == state.keys()
         for name, value in state.items():
             found_item = decoded[name]
-            if isinstance(found_item, bytes):
+            if isinstance(found_item, Value):
+                assert_same(found_item.value, value)
+            elif isinstance(found_item, bytes):
                 assert_same(torch.load(io.BytesIO(found_item), weights_only=False), value)
             elif found_item.data is not None:
                 assert found_item.data == bytes(raw_bytes(value).numpy())

@@ -10,7 +10,7 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf import LZ4, Checksum, Encrypt, FloatZip, ZStandard
-from tests.reference_decoder import load, read_container
+from tests.reference_decoder import Value, load, read_container
 from tests.reference_keys import Reader, aes_key, parse_wrapped, unwrap
 
 from .helpers import KEY, assert_same, full_chain, raw_bytes, save
@@ -50,7 +50,9 @@ def test_a_whole_checkpoint(checkpoint: Path, chain: str, block_size: int) -> No
     assert found.keys() == state.keys()
     for name, wanted in state.items():
         item = found[name]
-        if isinstance(item, bytes):
+        if isinstance(item, Value):
+            assert_same(item.value, wanted)
+        elif isinstance(item, bytes):
             assert_same(unpickled(item), wanted)
         elif item.data is None:
             assert chain == "no chain"
