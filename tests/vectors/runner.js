@@ -23,35 +23,21 @@ async function runVectors(subjects) {
   const plainValue = (value) =>
     value instanceof Map ? { map: [...value].map(([name, inner]) => [name, plainValue(inner)]) } : Array.isArray(value) ? value.map(plainValue) : value;
 
-  // A float as Python writes it.
-  const float = (value) => {
-    if (!Number.isFinite(value)) return String(value);
-    if (Object.is(value, -0)) return "-0.0";
-    const [digits, exponent] = value.toExponential().split("e").map((each, i) => (i ? Number(each) : each));
-    if (exponent < -4 || exponent > 15) return `${digits}e${exponent < 0 ? "-" : "+"}${String(Math.abs(exponent)).padStart(2, "0")}`;
-    const usual = exponent < 0 ? value.toFixed(Math.max(0, digits.replace(/[-.]/g, "").length - 1 - exponent)) : String(value);
-    return usual.includes(".") ? usual : `${usual}.0`;
-  };
-
-  const text = (value) => JSON.stringify(value).replace(/[^ -~]/g, (unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, "0")}`);
-
-  // As `notation` in described.py.
-  const notation = (value) => {
-    if (value === null || typeof value === "boolean" || typeof value === "bigint") return String(value);
-    if (typeof value === "number") return float(value);
-    if (typeof value === "string") return text(value);
-    if (value instanceof Uint8Array) return `h'${Reader.hex(value)}'`;
-    if (value instanceof Reader.Tuple) return `54099(${notation(value.items)})`;
-    if (Array.isArray(value)) return `[${value.map(notation).join(", ")}]`;
-    if (!Reader.valueKeysRise(value)) return `54100(${notation([...value].flat())})`;
-    return `{${[...value].map((pair) => pair.map(notation).join(": ")).join(", ")}}`;
+  // A value, with the types that JSON does not have by name.
+  const typed = (value) => {
+    if (typeof value === "bigint") return { int: String(value) };
+    if (typeof value === "number") return { float: Reader.hex(new Uint8Array(Float64Array.of(value).buffer)) };
+    if (value instanceof Uint8Array) return { bytes: Reader.hex(value) };
+    if (value instanceof Reader.Tuple) return { tuple: [...value].map(typed) };
+    if (value instanceof Map) return { map: [...value].map((pair) => pair.map(typed)) };
+    return Array.isArray(value) ? value.map(typed) : value;
   };
 
   const read = {
+    value: async (entry) => typed(Reader.parseValue(bytes(entry.file))),
     plain: async (entry) => described(await Reader.readPlain(Reader.sourceOf(bytes(entry.file)), await optionsOf(entry))),
     container: async (entry) => described(await Reader.readContainer(Reader.sourceOf(bytes(entry.file)), entry.dek ? Reader.unhex(entry.dek) : null)),
     note: async (entry) => plainValue(await Reader.readNote(Reader.sourceOf(bytes(entry.file)), await optionsOf(entry))),
-    value: async (entry) => notation(Reader.parseValue(bytes(entry.file))),
     key: async (entry) => {
       const { what, kind, key } = await Reader.parseKey(entry.text);
       return { what, kind, key: Reader.hex(key) };
@@ -64,8 +50,11 @@ async function runVectors(subjects) {
       const found = [];
       for (const item of checkpoint.items.values()) {
         const streams = [];
-        for (const chunk of item.chunks) streams.push(await content(await checkpoint.stream(item, chunk), entry));
-        if (item.chunks[0]?.span) streams[0].value = notation(await checkpoint.value(item));
+        for (const chunk of item.chunks) {
+          const stream = await checkpoint.stream(item, chunk);
+          const value = chunk.kind === Reader.VALUE ? { value: typed(Reader.parseValue(stream)) } : {};
+          streams.push({ ...(await content(stream, entry)), ...value });
+        }
         found.push([item.name, streams]);
       }
       return found;

@@ -5,17 +5,21 @@ import io
 import json
 import re
 import shutil
+import struct
 import subprocess
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import zstandard
 
 from streamxf.tools import inspect
-from tests.vectors.described import SUBJECTS, Entry, bytes_of, is_stock, vectors
+from tests.forge import frame_of, split_metadata
+from tests.reference_codecs import Refused
+from tests.vectors.described import READERS, SUBJECTS, Entry, bytes_of, is_stock, notation, unpack, vectors
+from tests.vectors.test_decoders_agree import flips, mended, verdict
 from tests.vectors.test_vectors import digest_of, elements_of
 
 PAGE = Path(inspect.__file__).parent / "page"
@@ -28,15 +32,15 @@ Results = list[dict[str, Any]]
 
 def not_here(entry: Entry) -> bool:
     """Whether the reader leaves it to streamxf: hybrid keys, passphrases, pickles."""
-    kinds = {key["kind"] for key in entry.get("keys", ())} | {*re.findall("hpke-mlkem.*?(?=:)", entry.get("text", ""))}
+    kinds = {key["kind"] for key in entry.get("keys", ())} | {"hybrid" for key in entry.get("trust", ()) if key[64:]}
+    kinds |= {*re.findall(r"streamxf-secret:(hpke-mlkem768-x25519|ed25519\+mldsa65):", entry.get("text", ""))}
     stock = is_stock(bytes_of(entry.get("files", {}).get(".metadata", {"base64": ""})))
     passphrase = "passphrase" in entry or entry.get("text", "").startswith("streamxf-protected:")
     return bool(kinds - {"aeskw", "hpke-x25519"}) or stock or passphrase or bool(entry.get("elements"))
 
 
-@cache
-def packed() -> str:
-    """All vectors as the runner takes them, each file in base64."""
+def packed(found: dict[str, list[Entry]]) -> str:
+    """Vectors as the runner takes them, each file in base64."""
 
     def text(file: dict[str, str]) -> str:
         return base64.b64encode(bytes_of(file)).decode()
@@ -45,25 +49,28 @@ def packed() -> str:
         files = {name: text(file) for name, file in entry.get("files", {}).items()}
         return entry | ({"file": text(entry["file"])} if "file" in entry else {"files": files})
 
-    return json.dumps({subject: [flat(entry) for entry in vectors(subject).values()] for subject in SUBJECTS})
+    return json.dumps({subject: [flat(entry) for entry in entries] for subject, entries in found.items()})
 
 
-def in_node(folder: Path) -> Results:
+ALL = {subject: [*vectors(subject).values()] for subject in SUBJECTS}
+
+
+def in_node(folder: Path, found: dict[str, list[Entry]]) -> Results:
     node = shutil.which("node")
     if node is None:
         pytest.skip("Node is not installed; on Debian: apt-get install --no-install-recommends nodejs")
     version = subprocess.run([node, "--version"], check=True, capture_output=True, text=True).stdout
     if int(version[1:].partition(".")[0]) < 20:
         pytest.skip(f"Node {version.strip()} has no X25519; 20 and later have")
-    (folder / "vectors.json").write_text(packed())
+    (folder / "vectors.json").write_text(packed(found))
     command = [node, str(RUNNER), str(PAGE / "reader.js"), str(folder / "vectors.json")]
-    found = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
-    results: Results = json.loads(found.stdout)
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    results: Results = json.loads(done.stdout)
     return results
 
 
-def in_chromium(folder: Path) -> Results:
+def in_chromium(folder: Path, found: dict[str, list[Entry]]) -> Results:
     pytest.importorskip("selenium", reason="Selenium is not installed: pip install selenium")
     from tests.tools.inspect.browser import HOW_TO, browser, installed
 
@@ -75,14 +82,14 @@ def in_chromium(folder: Path) -> Results:
         driver.set_script_timeout(120)
         driver.get((folder / "page.html").as_uri())
         results: Results = driver.execute_async_script(
-            "runVectors(JSON.parse(arguments[0])).then(arguments[1])", packed()
+            "runVectors(JSON.parse(arguments[0])).then(arguments[1])", packed(found)
         )
     return results
 
 
 @pytest.mark.parametrize("run", [in_node, in_chromium])
-def test_all_vectors(run: Callable[[Path], Results], tmp_path: Path) -> None:
-    results = run(tmp_path)
+def test_all_vectors(run: Callable[[Path, dict[str, list[Entry]]], Results], tmp_path: Path) -> None:
+    results = run(tmp_path, ALL)
     assert [result["name"] for result in results] == [name for subject in SUBJECTS for name in vectors(subject)]
     wrong = [result for result in results if not right(vectors(result["subject"])[result["name"]], result)]
     assert wrong == []
@@ -102,8 +109,30 @@ def right(entry: Entry, result: dict[str, Any]) -> bool:
         return False
     if result["subject"] == "checkpoint":
         return same_items(entry["holds"], result["found"])
-    found = unmapped(result["found"]) if result["subject"] == "note" else result["found"]
+    found = result["found"]
+    if result["subject"] in ("note", "value"):
+        found = unmapped(found) if result["subject"] == "note" else notation(untyped(found))
     return bool(found == entry["holds"])
+
+
+def untyped(value: Any) -> Any:
+    """A value from what the runner makes of it."""
+    if isinstance(value, list):
+        return [untyped(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    [(kind, found)] = value.items()
+    if kind == "map":
+        return {untyped(key): untyped(each) for key, each in found}
+    if kind == "tuple":
+        return tuple(untyped(found))
+    return (
+        int(found)
+        if kind == "int"
+        else bytes.fromhex(found)
+        if kind == "bytes"
+        else struct.unpack("<d", bytes.fromhex(found))[0]
+    )
 
 
 def unmapped(value: Any) -> Any:
@@ -111,9 +140,6 @@ def unmapped(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: unmapped(inner) for name, inner in value["map"]}
     return [unmapped(inner) for inner in value] if isinstance(value, list) else value
-
-
-_SAID = "size", "sha256", "value"
 
 
 def same_items(expected: Entry, found: list[Any]) -> bool:
@@ -127,9 +153,70 @@ def same_items(expected: Entry, found: list[Any]) -> bool:
                 return False
             continue
         for stream, chunk in zip(streams, wanted.get("chunks", [wanted]), strict=True):
+            if "value" in chunk and notation(untyped(stream["value"])) != chunk["value"]:
+                return False
             if "elements" in chunk:
                 if digest_of(elements_of(base64.b64decode(stream["base64"]))) != chunk["elements"]:
                     return False
-            elif [stream.get(key) for key in _SAID] != [chunk.get(key) for key in _SAID]:
+            elif (stream["size"], stream["sha256"]) != (chunk["size"], chunk["sha256"]):
                 return False
     return True
+
+
+# -- what is damaged ---------------------------------------------------------------------------------------------------
+
+
+def damaged(count: int) -> Iterator[tuple[str, Entry, bytes]]:
+    """Files with flipped bits; of containers also with all CRCs right again, of checkpoints the metadata with
+    all digests right: their subject, their vector, and what stands in place of its file.
+    """
+    for subject in ("plain", "container", "note", "value"):
+        for name, entry in vectors(subject).items():
+            for data in flips(bytes_of(entry["file"]), name, count):
+                yield subject, entry, data
+                if subject == "container" and (made := mended(data)) is not None:
+                    yield subject, entry, made
+    for name, entry in vectors("checkpoint").items():
+        if "breaks" in entry or not_here(entry) or ".metadata" not in entry["files"] or entry.get("keys"):
+            continue
+        parts = split_metadata(bytes_of(entry["files"][".metadata"]))
+        for data in flips(zstandard.ZstdDecompressor().decompress(parts.root), name, count):
+            yield "checkpoint", entry, parts.change(index=frame_of(data)).pack()
+        for number, raw in enumerate(parts.raw_parts()):
+            for data in flips(raw, name, count):
+                yield "checkpoint", entry, parts.with_part(number, data).pack()
+
+
+def by_reference(subject: str, entry: Entry, folder: Path) -> Any:
+    """What the reference decoder reads; None if it refuses."""
+    stored = unpack(entry, folder) if subject == "checkpoint" else bytes_of(entry["file"])
+    found = verdict(lambda: READERS[subject][1](entry, stored), Refused, OSError)
+    if subject == "checkpoint" and found is not None:
+        streams = {name: each if isinstance(each, list) else [each] for name, each in found.items()}
+        return [
+            [name, [digest_of(each[0] if isinstance(each, tuple) else each) for each in of]]
+            for name, of in streams.items()
+        ]
+    return digest_of(found) if isinstance(found, bytes) else found
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(200, marks=pytest.mark.exhaustive)])
+def test_it_agrees_with_the_reference_decoder(count: int, tmp_path: Path) -> None:
+    found: dict[str, list[Entry]] = {}
+    expected: list[Any] = []
+    for number, (subject, entry, data) in enumerate(damaged(count)):
+        file = {"base64": base64.b64encode(data).decode()}
+        made = entry | ({"files": entry["files"] | {".metadata": file}} if subject == "checkpoint" else {"file": file})
+        if not not_here(made):
+            found.setdefault(subject, []).append(made)
+            expected.append(by_reference(subject, made, tmp_path / str(number)))
+    results = in_node(tmp_path, found)
+    assert len(results) == len(expected) > 1000
+    for result, wanted in zip(results, expected, strict=True):
+        assert result["outcome"] in ("read", "refused"), result
+        content = result.get("found")
+        if result["outcome"] == "read" and result["subject"] == "checkpoint":
+            content = [[name, [{key: each[key] for key in ("size", "sha256")} for each in of]] for name, of in content]
+        elif result["outcome"] == "read" and result["subject"] in ("note", "value"):
+            content = unmapped(content) if result["subject"] == "note" else notation(untyped(content))
+        assert content == wanted, result

@@ -59,6 +59,8 @@ def save(folder: Path, chain: Any = "raw") -> dict[str, np.ndarray]:
     with streamxf.CheckpointWriter(folder, chain=chain) as writer:
         for name, value in state.items():
             writer[name] = value
+        writer["config"] = {"step": 100, "lr": (0.9, -0.0), "text": HOSTILE, "none": [None, True, b"\xff", 2**63, {}]}
+        writer["pickled"] = {"a": {1, 2}}
     return state
 
 
@@ -94,7 +96,8 @@ def test_it_shows_what_a_page_of_inspect_shows(viewer: Chrome, tmp_path: Path, c
     found = json.loads(one(viewer, "#data").get_attribute("textContent"))
     assert found == wanted
     assert one(viewer, "h1").text == "step-7"
-    assert one(viewer, ".figures").text.splitlines()[1].startswith(f"{summary.total.stored_bytes / 2**10:,.1f} KiB")
+    stored = summary.total.stored_bytes + summary.total.object_bytes
+    assert one(viewer, ".figures").text.splitlines()[1] == f"{stored / 2**10:,.1f} KiB"
     assert "nothing here is authenticated" in one(viewer, ".facts").text.lower()
 
 
@@ -121,6 +124,18 @@ def numbers(driver: Chrome) -> list[float]:
     script = "return [...document.querySelectorAll('#values tbody td')].map((cell) => Number(cell.textContent))"
     found: list[float] = driver.execute_script(script)
     return found
+
+
+def test_objects_that_are_values(viewer: Chrome, tmp_path: Path):
+    save(tmp_path / "step-7", [ZStandard(), Encrypt(KEY)])
+    choose(viewer, tmp_path / "step-7", KEY.reveal().hex())
+    shown = [[cell.text for cell in row.find_elements(By.CSS_SELECTOR, "th, td")] for row in rows(viewer, "objects")]
+    config = f'{{"step": 100, "lr": (0.9, -0.0), "text": "{HOSTILE}", "none": [null, true, h\'ff\', {2**63}, {{}}]}}'
+    assert shown == [["config", config], ["pickled", "not in this viewer: objects that are pickles"]]
+
+
+def rows(driver: Chrome, card: str) -> list[Any]:
+    return driver.find_elements(By.CSS_SELECTOR, f"#{card} tbody tr")
 
 
 def test_hostile_names_are_only_ever_text(viewer: Chrome, tmp_path: Path):

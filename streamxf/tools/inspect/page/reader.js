@@ -702,9 +702,9 @@ const Reader = (() => {
     const f = new Fields(data, "identity");
     const writer = hex(f.take(16));
     const [number, kind, ndim, dtypeLength, width] = f.numbers(8, 1, 1, 1, 1);
+    const shaped = kind === TENSOR || kind === FRAMED;
     check(OBJECT <= kind && kind <= VALUE && ndim <= 64 && dtypeLength <= 32, "identity: bytes 24 to 26");
     check([1, 2, 4, 8].includes(width), "identity: width");
-    const shaped = kind === TENSOR || kind === FRAMED;
     check(shaped || (ndim === 0 && dtypeLength === 0), "identity: an object has no dtype and no dimensions");
     const dtype = unascii(f.take(dtypeLength), "identity");
     const [offset, shape, whole] = [0, 1, 2].map(() => Array.from({ length: ndim }, () => f.number(width)));
@@ -1111,12 +1111,12 @@ const Reader = (() => {
       const digests = this.signed ? fixed(17, 32, chunks) : null;
       const boxed = [...here].flatMap((n, i) => Array(n).fill(this.chains[chains[i]].codecs.length > 0));
       const idents = numbers(16, sum(boxed));
+      const inside = boxed.map((own, i) => own && kinds[i] === VALUE);
+      const [begins, ends] = [19, 20].map((id) => numbers(id, sum(inside)));
       const pieces = boxed.map((own, i) => (own ? 0 : Math.ceil(sizes[i] / MIB)));
       const sums = new DataView(concat(...fixed(18, 4, sum(pieces))).buffer);
-      const inside = boxed.filter((own, i) => own && kinds[i] === VALUE).length;
-      const [firsts, lasts] = [numbers(19, inside), numbers(20, inside)];
       check(known === null || known.length === rows, "M16: the items of a band's parts");
-      let [shapeAt, boxAt, chunk, sumAt, identAt, value] = [0, 0, 0, 0, 0, 0];
+      let [shapeAt, boxAt, chunk, sumAt, identAt, valueAt] = [0, 0, 0, 0, 0, 0];
       return names.map((key, i) => {
         const item = { key, name: unutf8(key, "M16"), dtype: dtypes[i], shape: [...shapes.subarray(shapeAt, (shapeAt += ndims[i]))], count: counts[i], chain: chains[i], more: more[i], chunks: [] };
         check(1 <= key.length && key.length <= 4096, "M16: the length of a name");
@@ -1126,8 +1126,8 @@ const Reader = (() => {
           const [offset, shape] = [offsets, lengths].map((boxes) => [...boxes.subarray(boxAt, boxAt + ndims[i])]);
           boxAt += ndims[i];
           const crcs = boxed[chunk] ? null : Array.from({ length: pieces[chunk] }, () => sums.getUint32(4 * sumAt++, true));
-          first.chunks.push({ offset, shape, kind: kinds[chunk], file: files[chunk], at: ats[chunk], bytes: sizes[chunk], number: boxed[chunk] ? idents[identAt++] : null, digest: digests?.[chunk] ?? null, crcs });
-          if (kinds[chunk] === VALUE) first.chunks[n].span = boxed[chunk] ? [firsts[value], lasts[value++]] : [0, sizes[chunk]];
+          const span = inside[chunk] ? [begins[valueAt], ends[valueAt++]] : null;
+          first.chunks.push({ span, offset, shape, kind: kinds[chunk], file: files[chunk], at: ats[chunk], bytes: sizes[chunk], number: boxed[chunk] ? idents[identAt++] : null, digest: digests?.[chunk] ?? null, crcs });
         }
         return first;
       });
@@ -1146,11 +1146,11 @@ const Reader = (() => {
       const dtype = tensor ? root.get("dtypes")[place - 1] : null;
       const size = ELEMENT_SIZE.get(dtype);
       const found = chunks.map((chunk) => {
-        const { kind, file, at, bytes } = chunk;
-        check(tensor ? kind === TENSOR || kind === FRAMED : kind === OBJECT || kind === VALUE, "M16: a kind");
+        const { kind, file, at, bytes, span } = chunk;
+        check((tensor ? [TENSOR, FRAMED] : [OBJECT, VALUE]).includes(kind), "M16: a kind");
         check((kind !== TENSOR && kind !== VALUE) || !this.transforms.length, "M6");
-        const [first, last] = chunk.span ?? [0, 1];
-        check(first < last && last - first <= MIB && last <= MAX_VALUES, "M2: the size of a value");
+        const [begin, end] = span ?? [0, bytes];
+        check(kind !== VALUE || (begin < end && end - begin <= MIB && (!span || end <= 2 ** 24)), "M2: the size of a value");
         check(file < files.length, "M16: no such file");
         check(at + bytes <= files[file].size, "M2: not within the file");
         check(kind !== TENSOR || size, "C5: the dtype");
@@ -1161,21 +1161,21 @@ const Reader = (() => {
       return { name, chain: this.chains[chain], dtype, elementSize: size ?? null, shape, path, properties: more.get("properties") ?? new Map(), chunks: found };
     }
 
+    // M2: only values share a container, and their places in it are apart.
     checkNumbers() {
-      const seen = new Map();
+      const shared = new Map();
       for (const { chunks } of this.items.values())
         for (const chunk of chunks) {
           if (chunk.number === null) continue;
-          const both = `${chunk.file.writer} ${chunk.number}`;
-          if (!seen.has(both)) seen.set(both, []);
-          const [first] = seen.get(both);
-          const shared = first?.span && chunk.span && first.file === chunk.file && first.at === chunk.at && first.bytes === chunk.bytes;
-          check(!first || shared, "M2: a number twice");
-          seen.get(both).push(chunk);
+          const key = `${chunk.file.writer} ${chunk.number}`;
+          if (!shared.has(key)) shared.set(key, []);
+          shared.get(key).push(chunk);
         }
-      for (const chunks of seen.values()) {
-        if (chunks.length < 2) continue;
-        const spans = chunks.map(({ span }) => span).sort(([a], [b]) => a - b);
+      for (const chunks of shared.values()) {
+        if (chunks.length === 1) continue;
+        const [{ file, at, bytes }] = chunks;
+        check(chunks.every((one) => one.kind === VALUE && one.file === file && one.at === at && one.bytes === bytes), "M2: a number twice");
+        const spans = chunks.map(({ span }) => span).sort((one, other) => one[0] - other[0]);
         check(spans.every(([begin], i) => !i || spans[i - 1][1] <= begin), "M2: values overlap");
       }
     }
@@ -1246,102 +1246,6 @@ const Reader = (() => {
     });
   }
 
-  // -- values ------------------------------------------------------------------------------------------------------------------
-
-  const MAX_VALUES = 2 ** 24;
-
-  class Tuple {
-    constructor(items) {
-      this.items = items;
-    }
-  }
-
-  // A value: integers are BigInts, so that they are not numbers with a point; dicts are Maps, in their order.
-  function parseValue(data) {
-    check(data.length <= MIB, "V3: too many bytes");
-    const f = new Fields(data, "V1");
-    let count = 0;
-
-    function head() {
-      const [first] = f.take(1);
-      const [major, low] = [first >> 5, first & 31];
-      check(low < 28, "V1: a head");
-      if (low < 24) return [major, low, BigInt(low)];
-      const bytes = f.take(2 ** (low - 24));
-      const number = bytes.reduce((sum, byte) => sum * 256n + BigInt(byte), 0n);
-      check(major === 7 || number >= (low === 24 ? 24n : 1n << BigInt(4 * bytes.length)), "V1: a shorter form");
-      return [major, low, number, bytes];
-    }
-
-    function value(depth, isKey = false) {
-      check(++count <= 65536, "V3: too many values");
-      const [major, low, number, bytes] = head();
-      let made;
-      if (major < 2) made = major ? -1n - number : number;
-      else if (major === 2) made = f.take(Number(number));
-      else if (major === 3) made = unutf8(f.take(Number(number)), "V1");
-      else if (major === 7) {
-        made = { 20: false, 21: true, 22: null }[low];
-        if (low >= 25) made = parseFloatOf(bytes);
-        check(made !== undefined, "V1: a simple value");
-      } else {
-        check(!isKey, "V2: a key");
-        check(depth < 64, "V3: depth");
-        made = container(major, low, number, depth + 1);
-      }
-      check(!isKey || text(made) || (typeof made === "bigint" && made < 2n ** 53n && made > -(2n ** 53n)), "V2: a key");
-      return made;
-    }
-
-    function container(major, low, number, depth) {
-      let tag = null;
-      if (major === 6) {
-        check(low === 25 && (number === 54099n || number === 54100n), "V1: a tag");
-        tag = number;
-        [major, low, number] = head();
-        check(major === 4, "V1: what has a tag is an array");
-      }
-      check(number <= 65536n, "V3: too many values");
-      if (major === 4 && tag !== 54100n) {
-        const items = [];
-        for (let i = 0; i < number; i++) items.push(value(depth));
-        return tag ? new Tuple(items) : items;
-      }
-      check(major === 5 || number % 2n === 0n, "V1: a key without a value");
-      const [made, keys] = [new Map(), []];
-      for (let i = 0; i < Number(number) / (major === 5 ? 1 : 2); i++) {
-        const begin = f.at;
-        const key = value(depth, true);
-        check(!made.has(key), "V2: a key twice");
-        keys.push(data.subarray(begin, f.at));
-        made.set(key, value(depth));
-      }
-      const rise = keys.every((key, i) => !i || compare(keys[i - 1], key) < 0);
-      check(rise === (major === 5), "V2: the order of keys");
-      ordered.set(made, !rise);
-      return made;
-    }
-
-    const made = value(0);
-    check(f.at === data.length, "V6: more than one value");
-    return made;
-  }
-
-  const ordered = new WeakMap();
-  const valueKeysRise = (dict) => !ordered.get(dict);
-
-  function parseFloatOf(bytes) {
-    const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.length);
-    const made = bytes.length === 2 ? half(view.getUint16(0)) : bytes.length === 4 ? view.getFloat32(0) : view.getFloat64(0);
-    check(made === made || (bytes.length === 2 && view.getUint16(0) === 0x7e00), "V1: a NaN");
-    if (bytes.length === 2) return made;
-    if (bytes.length === 8) check(Math.fround(made) !== made, "V1: a shorter float");
-    const size = Math.abs(made);
-    const step = size < 2 ** -14 ? 2 ** -24 : 2 ** (Math.floor(Math.log2(size)) - 10);
-    check(size !== Infinity && (size > 65504 || !Number.isInteger(size / step)), "V1: a shorter float");
-    return made;
-  }
-
   // -- a checkpoint ------------------------------------------------------------------------------------------------------------
 
   // `folder.open(path)` gives a source, or null where there is no such file.
@@ -1379,7 +1283,6 @@ const Reader = (() => {
       const key = await unseal(header, await index.dataKeyOf(file));
       const table = await readTable(stored, header);
       check(!chunk.digest || equal(chunk.digest, table.digest), "M7: T");
-      check(!chunk.span || table.rawSize <= MAX_VALUES, "V5");
       return { stored, header: { ...header, codecs: item.chain.codecs }, table, key };
     }
 
@@ -1388,19 +1291,34 @@ const Reader = (() => {
       return chunks[0]?.kind === TENSOR && chunks[0].crcs ? ["streamxf.raw/1"] : chain.bound;
     }
 
-    // All of a chunk's stream, or of an object's.
+    // All of a chunk's stream, or of an object's. That of values is kept for the next of them.
     async stream(item, chunk) {
+      const { span, number, file } = chunk;
+      if (span && this.values?.number === number && this.values.file === file && this.values.chain === item.chain) return this.valueIn(this.values.data, span);
       const { stored, header, table, key } = await this.openChunk(item, chunk);
+      check(!span || table.rawSize <= 2 ** 24, "V5");
       let data = header ? await readBlocks(stored, header, table, key) : await this.readBare(stored, chunk, 0, stored.size);
-      if (chunk.span && header) {
-        check(chunk.span[1] <= data.length, "M2: the stream ends before the value");
-        data = data.subarray(...chunk.span);
+      if (span) {
+        this.values = { number, file, chain: item.chain, data };
+        return this.valueIn(data, span);
       }
       for (const transform of [...this.index.transforms].reverse()) {
         check(this.transforms.has(transform.name), `D5: nothing here undoes ${transform.name}`);
         data = await this.transforms.get(transform.name)(data);
       }
       return data;
+    }
+
+    valueIn(data, span) {
+      check(span[1] <= data.length, "M2: the stream ends before the value");
+      return data.subarray(...span);
+    }
+
+    // A value, as `parseValue` gives it.
+    async value(item) {
+      const [chunk] = item.chunks;
+      if (chunk.kind !== VALUE) throw new NotHere("objects that are pickles");
+      return parseValue(await this.stream(item, chunk));
     }
 
     // The elements of a box in a tensor, row-major; of each chunk, only the blocks are read that have some of them.
@@ -1453,11 +1371,6 @@ const Reader = (() => {
       };
     }
 
-    // What an item is that is a value.
-    async value(item) {
-      return parseValue(await this.stream(item, item.chunks[0]));
-    }
-
     // B2
     async readBare(stored, { crcs }, begin, end) {
       const first = Math.floor(begin / MIB);
@@ -1465,6 +1378,92 @@ const Reader = (() => {
       for (let at = 0, i = first; at < data.length; at += MIB, i++) check(crc32c(data.subarray(at, at + MIB)) === crcs[i], "B2: the CRC of a MiB");
       return data.subarray(begin - first * MIB, end - first * MIB);
     }
+  }
+
+  // -- values: null, booleans, numbers (floats), BigInts (integers), strings, Uint8Arrays, Arrays, Tuples, Maps -----------------
+
+  class Tuple extends Array {}
+
+  const [TUPLE, ORDERED] = [54099n, 54100n];
+
+  function parseValue(data) {
+    check(data.length <= MIB, "V3: too many bytes");
+    const f = new Fields(data, "V1");
+    let nodes = 0;
+    const head = () => {
+      const [first] = f.take(1);
+      const [major, low] = [first >> 5, first & 31];
+      check(low < 28, "V1: a head");
+      const bytes = f.take(low < 24 ? 0 : 2 ** (low - 24));
+      const number = low < 24 ? BigInt(low) : BigInt(`0x${hex(bytes)}`);
+      check(major === 7 || low < 24 || number >= [24n, 2n ** 8n, 2n ** 16n, 2n ** 32n][low - 24], "V1: a shorter form");
+      return { major, low, number };
+    };
+    const counted = (number) => {
+      check(number <= 65536n, "V3: too many values");
+      return Number(number);
+    };
+    const value = (depth, key = false) => {
+      check(++nodes <= 65536, "V3: too many values");
+      const { major, low, number } = head();
+      if (major < 2) {
+        check(!key || number + BigInt(major) < 2n ** 53n, "V2: a key");
+        return major ? -1n - number : number;
+      }
+      if (major === 3) return unutf8(f.take(Number(number)), "V1");
+      check(!key, "V2: a key");
+      if (major === 2) return f.take(Number(number));
+      if (major === 7 && low >= 25) return floatFrom(low, number);
+      if (major === 7) {
+        check(20 <= low && low <= 22, "V1: a simple value");
+        return [false, true, null][low - 20];
+      }
+      check(depth < 64, "V3: depth");
+      return container(major, low, number, depth + 1);
+    };
+    const container = (major, low, number, depth) => {
+      let tag = null;
+      if (major === 6) {
+        check(low === 25 && (number === TUPLE || number === ORDERED), "V1: a tag");
+        tag = number;
+        ({ major, number } = head());
+        check(major === 4, "V1: what has a tag is an array");
+      }
+      if (major === 4 && tag !== ORDERED) {
+        const found = tag ? new Tuple() : [];
+        for (let left = counted(number); left > 0; left--) found.push(value(depth));
+        return found;
+      }
+      check(major === 5 || number % 2n === 0n, "V1: a key without a value");
+      const [found, encoded] = [new Map(), []];
+      for (let left = counted(major === 5 ? number : number / 2n); left > 0; left--) {
+        const begin = f.at;
+        const key = value(depth, true);
+        encoded.push(data.subarray(begin, f.at));
+        found.set(key, value(depth));
+      }
+      check(found.size === encoded.length, "V2: a key twice");
+      check(encoded.every((key, i) => !i || compare(encoded[i - 1], key) < 0) === (major === 5), "V2: the order of keys");
+      return found;
+    };
+    const result = value(0);
+    check(f.at === data.length, "V6: more than one value");
+    return result;
+  }
+
+  // A float of CBOR, which is the shortest that has its value.
+  function floatFrom(low, number) {
+    const view = new DataView(new ArrayBuffer(8));
+    view.setBigUint64(0, number << BigInt(64 - 2 ** (low - 21)));
+    const value = low === 25 ? half(view.getUint16(0)) : low === 26 ? view.getFloat32(0) : view.getFloat64(0);
+    if (Number.isNaN(value)) check(low === 25 && number === 0x7e00n, "V1: a NaN");
+    else if (low === 27) check(Math.fround(value) !== value, "V1: a shorter float");
+    else if (low === 26) {
+      const size = Math.abs(value);
+      const unit = 2 ** (Math.max(Math.floor(Math.log2(size)), -14) - 10);
+      check(Number.isFinite(value) && size && (size > 65504 || !Number.isInteger(size / unit)), "V1: a shorter float");
+    }
+    return value;
   }
 
   // -- numbers -----------------------------------------------------------------------------------------------------------------
@@ -1514,7 +1513,7 @@ const Reader = (() => {
     return Array.from({ length: data.length / size }, (_, i) => read(view, i * size));
   }
 
-  return { Checkpoint, NotHere, Refused, Tuple, hex, keyOf, numbersOf, parseKey, parseValue, valueKeysRise, readContainer, readNote, readPlain, sha256, sourceOf, unhex, unzstd };
+  return { Checkpoint, NotHere, Refused, Tuple, VALUE, hex, keyOf, numbersOf, parseKey, parseValue, readContainer, readNote, readPlain, sha256, sourceOf, unhex, unzstd };
 })();
 
 if (typeof module !== "undefined") module.exports = Reader;

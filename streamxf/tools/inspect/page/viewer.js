@@ -87,7 +87,7 @@ const chainText = (chain) => chain.map(shortName).join("+") || "none";
 function measured(checkpoint) {
   return [...checkpoint.items.values()].map((item) => {
     const elements = item.shape.reduce((product, length) => product * length, 1);
-    const stored = sumOf(item.chunks.map((chunk) => chunk.bytes));
+    const stored = sumOf(item.chunks.map(({ span, bytes }) => (span ? Math.min(bytes, span[1] - span[0]) : bytes))); // values share theirs
     const tensor = item.dtype !== null;
     return { item, tensor, elements: tensor ? elements : 0, raw: tensor ? Math.ceil(elements * (item.elementSize ?? 0)) : 0, stored, chain: checkpoint.chainOf(item) };
   });
@@ -235,7 +235,7 @@ function fill(checkpoint, files, label, authentic) {
   document.title = `${printed(name)} - streamxf`;
   $(".path").replaceChildren(element("span", { class: "badge" }, "streamxf"), element("span", {}, printed(label)));
   $("#where .hint").textContent += left ? ` ${counted(left, "smaller item")} of this checkpoint are added up by module.` : "";
-  for (const part of document.querySelectorAll("main > *")) part.hidden = ["open", "values"].includes(part.id);
+  for (const part of document.querySelectorAll("main > *")) part.hidden = ["open", "values", "objects"].includes(part.id);
 }
 
 function tableOf(heading, groups) {
@@ -248,6 +248,7 @@ function tableOf(heading, groups) {
 function fillFacts({ index }, authentic) {
   const { root } = index;
   const facts = [
+    ["Format", ["streamxf"]],
     ["Written by", [...root.get("packages")].map(([name, version]) => `${name} ${version}`)],
     ["Save", [root.get("save_id")]],
     ["Opened by keys", (index.wrapped?.entries ?? []).map(({ kind, id }) => `${kind}:${id}`)],
@@ -295,12 +296,40 @@ function showValues(checkpoint, item) {
 
 const numberText = (value) => (typeof value !== "number" || Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(6))));
 
+// -- objects that are values -----------------------------------------------------------------------------------------------
+
+const MAX_SHOWN = 500;
+
+function valueText(value) {
+  const all = (values) => values.map(valueText).join(", ");
+  if (value instanceof Reader.Tuple) return value.length === 1 ? `(${all([...value])},)` : `(${all([...value])})`;
+  if (Array.isArray(value)) return `[${all(value)}]`;
+  if (value instanceof Map) return `{${[...value].map(([key, each]) => `${valueText(key)}: ${valueText(each)}`).join(", ")}}`;
+  if (value instanceof Uint8Array) return `h'${Reader.hex(value)}'`;
+  if (typeof value === "number") return Number.isInteger(value) && Math.abs(value) < 1e16 ? `${Object.is(value, -0) ? "-0" : value}.0` : String(value);
+  return typeof value === "string" ? JSON.stringify(value) : String(value);
+}
+
+async function showObjects(checkpoint) {
+  const objects = [...checkpoint.items.values()].filter(({ dtype }) => dtype === null);
+  const rows = [];
+  for (const item of objects.slice(0, MAX_SHOWN)) {
+    const shown = await checkpoint.value(item).then(valueText, (error) => error.message);
+    rows.push(element("tr", {}, element("th", { scope: "row" }, printed(item.name)), element("td", {}, printed(shown, 2000))));
+  }
+  const more = objects.length > MAX_SHOWN ? [element("p", { class: "hint" }, `${counted(objects.length - MAX_SHOWN, "more object")}`)] : [];
+  const card = $("#objects");
+  card.hidden = !objects.length;
+  card.replaceChildren(element("div", { class: "head" }, element("h2", {}, "Other objects")), element("div", { class: "scroll" }, element("table", {}, element("tbody", {}, ...rows))), ...more);
+}
+
 // -- what is opened ------------------------------------------------------------------------------------------------------
 
 async function show(files, { folder, rank }, label, access) {
   const checkpoint = await Reader.Checkpoint.open(folderOf(files, folder), { ...access, rank });
   fill(checkpoint, files, label, checkpoint.index.authentic);
   drawCheckpoint();
+  await showObjects(checkpoint);
   const byPath = new Map();
   for (const item of checkpoint.items.values()) {
     const path = partsOf(item.name).map((part) => printed(part)).join(".");
@@ -343,9 +372,7 @@ function offer(files, label) {
 function start() {
   document.documentElement.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
   for (const part of document.querySelectorAll("main > *")) part.hidden = part.id !== "open";
-  const values = element("section", { class: "card", id: "values" });
-  values.hidden = true;
-  $("#tensors").closest("section").after(values);
+  for (const id of ["objects", "values"]) $("#tensors").closest("section").after(Object.assign(element("section", { class: "card", id }), { hidden: true }));
   $("#folder").addEventListener("change", ({ target }) => {
     const files = new Map([...target.files].slice(0, MAX_FILES).map((file) => [file.webkitRelativePath.split("/").slice(1).join("/"), file]));
     offer(files, target.files[0]?.webkitRelativePath.split("/")[0] ?? "");
