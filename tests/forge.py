@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import re
 import struct
 from collections.abc import Callable
 from contextlib import suppress
@@ -154,13 +155,24 @@ def identity_of(
     width: int | None = None,
 ) -> bytes:
     """An identity; `ndim`, `dtype_len` and `width` are what it says of itself, if that is not what it has."""
-    dtype, name = (text.encode() if isinstance(text, str) else text for text in (dtype, name))
+    dtype, name = (text.encode() if isinstance(text, str) else text for text in (with_bits(dtype), name))
     counts = len(offset) if ndim is None else ndim, len(dtype) if dtype_len is None else dtype_len
     numbers = (*offset, *shard, *tensor)
     least = next(size for size in (1, 2, 4, 8) if max(numbers, default=0) < 1 << 8 * size)
     used = least if width is None else width
     packed = b"".join(each.to_bytes(used if used in (1, 2, 4, 8) else least, "little") for each in numbers)
     return writer + struct.pack("<Q", number) + bytes([kind, *counts, used]) + dtype + packed + name
+
+
+BITS = {"bool": 8, "bfloat16": 16}
+
+
+def with_bits(dtype: Any) -> Any:
+    """A dtype as it is stored, with the bits of an element, if it has none."""
+    if not dtype or isinstance(dtype, bytes) or ":" in dtype:
+        return dtype
+    found = re.fullmatch(r"u?(?:int|float|complex)(8|16|32|64|128)(_.*)?", dtype)
+    return f"{dtype}:{int(found[1]) if found else BITS.get(dtype, 8)}"
 
 
 def with_crc(data: bytes) -> bytes:
@@ -361,7 +373,9 @@ def encode(
     """
     root = copy.deepcopy({name: value for name, value in index.items() if name not in ("files", "items")})
     tensors = [item for item in index["items"].values() if "dtype" in item]
-    root["dtypes"] = sorted({item["dtype"] for item in tensors}) if "dtypes" not in index else index["dtypes"]
+    root["dtypes"] = (
+        sorted({with_bits(item["dtype"]) for item in tensors}) if "dtypes" not in index else index["dtypes"]
+    )
     parts: list[bytes] = []
 
     def part(columns: Columns, rows: int, chunks: int, begin: int) -> dict[str, Any]:
@@ -430,7 +444,7 @@ def item_columns(items: dict[str, Any], dtypes: list[str], begin: int, stop: int
     if not begin:
         columns |= {3: list(accumulate(map(len, texts))), 4: b"".join(texts)}
     columns |= {
-        5: [dtypes.index(item["dtype"]) + 1 if "dtype" in item else 0 for item in items.values()],
+        5: [dtypes.index(with_bits(item["dtype"])) + 1 if "dtype" in item else 0 for item in items.values()],
         6: [len(shape) for shape in shapes],
         7: [size for shape in shapes for size in shape],
         8: [len(all_) for all_ in chunks],

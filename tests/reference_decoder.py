@@ -34,6 +34,7 @@ DTYPES = {
     16: "complex128",
 }
 ELEMENT_SIZE = {dtype: size for size, dtypes in DTYPES.items() for dtype in dtypes.split()}
+DTYPE = re.compile("([a-z][a-z0-9_]{0,31}):(8|16|32|64|128)")
 
 
 MAX_NUMBER, MIB = (1 << 53) - 1, 1 << 20
@@ -81,7 +82,7 @@ def parse_header(data: bytes) -> Header:
 def parse_identity(data: bytes) -> Identity:
     f = Fields(data, "identity")
     writer, number, kind, ndim, dtype_len, width = f.unpack("16sQ4B")
-    check(OBJECT <= kind <= VALUE and ndim <= 64 and dtype_len <= 32, "identity: bytes 24 to 26")
+    check(OBJECT <= kind <= VALUE and ndim <= 64 and dtype_len <= 36, "identity: bytes 24 to 26")
     check(width in (1, 2, 4, 8), "identity: width")
     check(kind in (TENSOR, FRAMED) or ndim == dtype_len == 0, "identity: an object has no dtype and no dimensions")
     with refusing("identity", UnicodeDecodeError):
@@ -94,13 +95,18 @@ def parse_identity(data: bytes) -> Identity:
     check(width == min(size for size in (1, 2, 4, 8) if needed < 1 << 8 * size), "identity: width")
     check(number <= MAX_NUMBER, "C4: the number")
     if kind in (TENSOR, FRAMED):
-        check_dtype(dtype, kind)
+        check_dtype(dtype)
         check_place(offset, shard, tensor, "C4")
     return Identity(writer, number, kind, dtype, offset, shard, tensor, name)
 
 
-def check_dtype(dtype: str, kind: int) -> None:
-    check(dtype in ELEMENT_SIZE if kind == TENSOR else re.fullmatch(r"[a-z][a-z0-9_]{0,31}", dtype), f"C{kind + 3}")
+def check_dtype(dtype: str) -> None:
+    match = DTYPE.fullmatch(dtype)
+    check(match and ELEMENT_SIZE.get(match[1], int(match[2]) // 8) * 8 == int(match[2]), "C16")
+
+
+def element_size(dtype: str) -> int:
+    return int(dtype.partition(":")[2]) // 8
 
 
 def check_place(offset: Sequence[int], shard: Sequence[int], tensor: Sequence[int], rule: str) -> None:
@@ -137,7 +143,7 @@ def parse_table(data: bytes, header: Header) -> Table:
     ends = list(accumulate((8 + length for length, _ in entries), initial=header.size))[1:]
     check(ends[-1] == start, "C10: the table does not begin where the last block ends")
     if header.identity and header.identity.kind == TENSOR:
-        check(raw_size == prod(header.identity.shard) * ELEMENT_SIZE[header.identity.dtype], "C5: the stream's size")
+        check(raw_size == prod(header.identity.shard) * element_size(header.identity.dtype), "C5: the stream's size")
     return Table(raw_size, ends, [digest for _, digest in entries], sha256(header.hash + covered).digest())
 
 
@@ -374,7 +380,7 @@ def parse_root(root: Any, rank: int | None, found: Sections, signed: bool) -> In
     check(keyed == bool(found.lines), "M12: keys exactly if the chain encrypts")
     check(len(root["dtypes"]) <= 256, "index: dtypes")
     for dtype in root["dtypes"]:
-        check_dtype(dtype, FRAMED)
+        check_dtype(dtype)
     f = Fields(found.parts, "index: parts")
     files = read_files(root["files"], f, keyed)
     items = [item for band in root["items"] for item in read_band(band, f, [*map(bool, chains)], signed)]
@@ -536,9 +542,8 @@ def parse_item(item: Any, root: dict[str, Any], chain: list[Any], files: list[Fi
             check(1 <= end - begin <= MIB and (not span or end <= 1 << 24), "M2: the size of a value")
         check(file < len(files), "M16: no such file")
         check(at + size <= files[file].size, "M2: not within the file")
-        check(kind != TENSOR or dtype in ELEMENT_SIZE, "C5: the dtype")
         raw = kind == TENSOR and not chain
-        check(not raw or size == prod(shard) * ELEMENT_SIZE[dtype], "B1: the size of a raw tensor")
+        check(not raw or size == prod(shard) * element_size(dtype), "B1: the size of a raw tensor")
         box = (offset, shard, shape) if tensor else ((), (), ())
         identity = Identity(files[file].writer, number, kind, dtype, *box, "" if kind == VALUE else name)
         parts.append(Part(at, size, digest, crcs, span, files[file], identity, chain))
@@ -579,8 +584,9 @@ def load(folder: Path, reader: Reader, rank: int | None = None) -> dict[str, byt
             continue
         dtype, shape = index.shapes[name]
         chunks = [(part.identity, stream) for part, stream in zip(parts, streams, strict=True)]
-        plain = rank is None and dtype in ELEMENT_SIZE and all(identity.kind == TENSOR for identity, _ in chunks)
-        result[name] = Tensor(dtype, shape, chunks, assemble(shape, ELEMENT_SIZE[dtype], chunks) if plain else None)
+        plain = rank is None and all(identity.kind == TENSOR for identity, _ in chunks)
+        known = dtype if (name_of := dtype.partition(":")[0]) not in ELEMENT_SIZE else name_of
+        result[name] = Tensor(known, shape, chunks, assemble(shape, element_size(dtype), chunks) if plain else None)
     return result
 
 

@@ -259,11 +259,12 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
 class ChunkHandle(Chunk):
     """A shard of a stored tensor: `offset`, `shape` and `place`, as `Chunk` has them."""
 
-    _map: Callable[[], torch.Tensor | Array]
+    _reader: Checkpoint
+    _item: TensorItem
 
-    def __new__(cls, chunk: Chunk, map: Callable[[], torch.Tensor | Array]) -> Self:
+    def __new__(cls, chunk: Chunk, reader: Checkpoint, item: TensorItem) -> Self:
         made = super().__new__(cls, *chunk)
-        made._map = map
+        made._reader, made._item = reader, item
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -271,7 +272,13 @@ class ChunkHandle(Chunk):
 
     def mmap(self) -> torch.Tensor | Array:
         """Map the shard into memory, as `TensorHandle.mmap` does."""
-        return self._map()
+        return self._reader.map(self._item, self)
+
+    def bytes(self) -> bytes:
+        """Its elements' bytes, row-major and little-endian, also of a dtype that is not known here (``"float6:8"``,
+        with the bits of an element); what ``torch.save`` wrote of it if it is framed. Raises StreamxfError.
+        """
+        return self._reader.read_stored(self._item, self)
 
 
 class TensorHandle:
@@ -289,7 +296,7 @@ class TensorHandle:
 
     @property
     def chunks(self) -> tuple[ChunkHandle, ...]:
-        return tuple(ChunkHandle(each, partial(self._reader.map, self._item, each)) for each in self._item.chunks)
+        return tuple(ChunkHandle(each, self._reader, self._item) for each in self._item.chunks)
 
     @property
     def stored_bytes(self) -> int:

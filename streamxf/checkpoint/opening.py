@@ -17,7 +17,7 @@ from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.format.bare import alignment
 from streamxf.format.header import Header, Identity, Kind
 from streamxf.format.index import File
-from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Place, TensorItem
+from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, element_size
 from streamxf.format.limits import CONTAINER_MAGIC, MAX_VALUES
 from streamxf.keys.envelope import DataKey
 from streamxf.registry import providers_in, what_to_install
@@ -106,9 +106,9 @@ class ItemPart:
             return MAX_VALUES
         if isinstance(self.item, ObjectItem) or self.chunk is None:
             return object_limit(self.place.size)
-        if self.item.dtype not in ITEMSIZES:
-            return None
-        return 2 * self.item.size + RAW_SLACK if self.chunk.framed else self.planned
+        if not self.chunk.framed:
+            return self.planned
+        return 2 * self.item.size + RAW_SLACK if element_size(self.item.dtype) else None
 
 
 class ItemOpener:

@@ -247,11 +247,12 @@ def _size(numbers: tuple[int, ...]) -> bytes:
 
 def _properties(item: TensorItem) -> bytes:
     torch, facts = sys.modules.get("torch"), item.properties
-    if item.dtype not in DTYPES and not isinstance(getattr(torch, item.dtype, None), getattr(torch, "dtype", ())):
+    dtype = item.dtype.partition(":")[0]
+    if dtype not in DTYPES and not isinstance(getattr(torch, dtype, None), getattr(torch, "dtype", ())):
         raise UnsupportedError(f"there is no dtype {item.dtype} here; a newer torch may have it", item=item.name)
     layout = facts.get("layout") if facts.get("layout") in _LAYOUTS else "strided"
     layout_of = named("torch.serialization", "_get_layout") + plain((f"torch.{layout}",)) + b"R"
     form = plain((_FORMATS.get(str(facts.get("memory_format")), 0),))
     encoding = named(f"{_DCP}.metadata", "_MEM_FORMAT_ENCODING") + form + b"R"
     grad, pinned = (plain(facts.get(flag) is True) for flag in ("requires_grad", "pin_memory"))
-    return b"(" + named("torch", item.dtype) + layout_of + grad + encoding + pinned + b"t"
+    return b"(" + named("torch", dtype) + layout_of + grad + encoding + pinned + b"t"

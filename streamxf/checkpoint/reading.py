@@ -14,7 +14,7 @@ from streamxf.budget import Budget
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, unsigned
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError, located
-from streamxf.format.items import ITEMSIZES, Chunk, Item, TensorItem
+from streamxf.format.items import Chunk, Item, TensorItem, element_size
 from streamxf.lazy import numpy as np
 from streamxf.lazy import torch
 from streamxf.pipeline import Pipeline, run_jobs
@@ -42,7 +42,7 @@ class Box(NamedTuple):
 
     @property
     def size(self) -> int:
-        return math.prod(self.lengths) * ITEMSIZES[self.item.dtype]
+        return math.prod(self.lengths) * self.item.itemsize
 
     def array(self, *, zero: bool = False) -> Array:
         """An array for its elements, which are only moved; of zeros with `zero`. UnsupportedError if numpy has none."""
@@ -112,7 +112,7 @@ class BoxReader(abc.ABC):
                 self.elements(box.item, chunk)
             except UnsupportedError:
                 return False
-        return box.item.dtype in ITEMSIZES
+        return element_size(box.item.dtype) > 0
 
     def read_boxes(self, boxes: Iterable[Box]) -> Generator[Array, None, None]:
         """Read boxes, in their order. Raises StreamxfError, with file, item and block.

@@ -24,7 +24,7 @@ from streamxf.buffers import flat_view, scratches
 from streamxf.checkpoint.elements import Array, BlockTarget, boxes_of_run, unsigned
 from streamxf.errors import ParameterError, UnsupportedError
 from streamxf.format.header import Kind
-from streamxf.format.items import ITEMSIZES, elements_size
+from streamxf.format.items import DTYPES, ITEMSIZES, elements_size
 from streamxf.lazy import numpy as np
 from streamxf.lazy import torch
 from streamxf.stream.encoder import ByteSource, Load, MemorySource
@@ -110,7 +110,8 @@ SMALL = 16 * 1024  # bytes; below, a copy that is waited for is cheaper than a b
 @cache
 def dtype_name(dtype: torch.dtype) -> str:
     """The name of a dtype in the format."""
-    return str(dtype).removeprefix("torch.")
+    name = str(dtype).removeprefix("torch.")
+    return name if name in DTYPES else f"{name}:{8 * dtype.itemsize}"
 
 
 def has_elements(tensor: torch.Tensor) -> bool:

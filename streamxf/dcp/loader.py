@@ -39,7 +39,7 @@ from streamxf.dcp.base import is_own
 from streamxf.dcp.targets import ObjectPlaces, Target, check_dtype, check_kind
 from streamxf.engine import MAX_BYTES_IN_FLIGHT, worker_count
 from streamxf.errors import MetadataError, ReplacedError, UnsupportedError, is_damage, located
-from streamxf.format.items import ITEMSIZES, Place, TensorItem
+from streamxf.format.items import Place, TensorItem, element_size
 from streamxf.format.limits import MAX_BLOCK_LOG2
 from streamxf.pipeline import Pipeline
 from streamxf.progress import Progress, Shares
@@ -257,7 +257,7 @@ class Loader:
         item, chunk = wanted.item, wanted.chunk
         if not isinstance(item, TensorItem) or chunk is None or chunk.framed or chunk.shape != tuple(request.lengths):
             return None
-        size = math.prod(chunk.shape) * ITEMSIZES.get(item.dtype, 0)
+        size = math.prod(chunk.shape) * element_size(item.dtype)
         most = max(_WHOLE, min(_TOGETHER * _WHOLE, self._left // self._turns))
         if not INLINE_BYTES < size <= most or target.tensor.size() != request.lengths:
             return None

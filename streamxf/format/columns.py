@@ -21,7 +21,7 @@ from streamxf.format import limits
 from streamxf.format.bare import CRC_BYTES, pieces_of
 from streamxf.format.fields import bad, count_marks
 from streamxf.format.header import Kind
-from streamxf.format.items import ITEMSIZES
+from streamxf.format.items import stored_width
 from streamxf.format.tiling import Box
 from streamxf.lazy import numpy
 
@@ -297,7 +297,7 @@ class ItemRules:
 
     def __post_init__(self) -> None:
         self.sizes, self.coded = numpy.array(self.sizes, "i8"), numpy.array(self.coded, bool)
-        self._itemsizes = numpy.array([0, *(ITEMSIZES.get(dtype, 0) for dtype in self.dtypes)])
+        self._itemsizes = numpy.array([0, *map(stored_width, self.dtypes)])
 
     def check_items(self, part: IndexPart) -> None:
         dtype, ndim, count = (part[column] for column in (DTYPE, NDIM, COUNT))

@@ -16,7 +16,7 @@ import crc32c
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import ContainerError, DescriptorError, shorten
 from streamxf.format import limits
-from streamxf.format.items import ITEMSIZES, is_dtype_name
+from streamxf.format.items import coded_dtype, elements_size, known_dtype, stored_width
 
 KEYED, BOUND, PUBLISHED, HASHED = 1, 2, 4, 8
 
@@ -50,7 +50,7 @@ class Identity(NamedTuple):
     name in the header.
 
     - `writer_id`: 16 random bytes of the process and save that wrote it.
-    - `dtype`: as torch names it.
+    - `dtype`: as torch names it; with the bits of an element, ``"float6:8"``, if that is not known here.
     - `offset`, `shape`: of the shard, in elements.
     - `number`: another for each container of the writer.
     """
@@ -67,7 +67,9 @@ class Identity(NamedTuple):
     @property
     def size(self) -> int:
         """The bytes of a shard's elements; 0 for an object, and where an element has no size."""
-        return math.prod(self.shape) * ITEMSIZES.get(self.dtype, 0)
+        if self.kind is Kind.TENSOR:
+            return math.prod(self.shape) * stored_width(self.dtype)
+        return elements_size(self.dtype, self.shape)
 
     def pack(self) -> bytes:
         try:
@@ -82,7 +84,7 @@ class Identity(NamedTuple):
             if ndim > limits.MAX_NDIM:
                 text = f"{ndim} dimensions, and {limits.MAX_NDIM} are the most. Reshape it"
             raise ContainerError(f"the item has {text}", item=shorten(self.name))
-        start = _IDENTITY.pack(self.writer_id, self.number, self.kind, ndim, len(self.dtype), width)
+        start = _IDENTITY.pack(self.writer_id, self.number, self.kind, ndim, len(coded_dtype(self.dtype)), width)
         return start + geometry + name
 
     @classmethod
@@ -92,8 +94,8 @@ class Identity(NamedTuple):
         writer_id, number, kind, ndim, dtype_len, width = _IDENTITY.unpack_from(data)
         numbers_at = _IDENTITY.size + dtype_len
         name_at = numbers_at + 3 * ndim * width
-        known = kind in tuple(Kind) and width in _INTEGERS
-        if not known or ndim > limits.MAX_NDIM or dtype_len > limits.MAX_DTYPE or name_at > len(data):
+        fits = kind in tuple(Kind) and width in _INTEGERS
+        if not fits or ndim > limits.MAX_NDIM or dtype_len > limits.MAX_DTYPE or name_at > len(data):
             raise ContainerError("the header's identity is malformed")
         numbers = struct.unpack_from(f"<{3 * ndim}{_INTEGERS[width]}", data, numbers_at)
         try:
@@ -102,7 +104,10 @@ class Identity(NamedTuple):
         except UnicodeDecodeError:
             raise ContainerError("the item's name or dtype in the header is not text") from None
         offset, shape, tensor_shape = numbers[:ndim], numbers[ndim : 2 * ndim], numbers[2 * ndim :]
-        identity = cls(writer_id, Kind(kind), name, dtype, offset, shape, tensor_shape, number)
+        known = known_dtype(dtype) if dtype else ""
+        if known is None:
+            raise ContainerError(f"the header's identity has a dtype that cannot be, {shorten(dtype)!r}")
+        identity = cls(writer_id, Kind(kind), name, known, offset, shape, tensor_shape, number)
         if identity._geometry() != (width, data[_IDENTITY.size : name_at]):
             raise ContainerError("the header's identity has wider integers than it needs")
         if (kind == Kind.VALUE) == bool(name):
@@ -124,8 +129,8 @@ def _geometry(kind: Kind, dtype: str, offset: _Ints, shape: _Ints, tensor_shape:
     plain = kind in (Kind.OBJECT, Kind.VALUE)
     if plain and (dtype or offset):
         raise ContainerError("the header's identity gives an object a dtype or a shape")
-    if not plain and not (dtype in ITEMSIZES if kind is Kind.TENSOR else is_dtype_name(dtype)):
-        raise ContainerError(f"the header's identity has an unknown dtype, {shorten(dtype)!r}")
+    if not plain and not dtype:
+        raise ContainerError("the header's identity has no dtype")
     alike = len(offset) == len(shape) == len(tensor_shape)
     inside = alike and all(map(operator.le, map(operator.add, offset, shape), tensor_shape))
     if not inside or math.prod(filter(None, tensor_shape)) > limits.MAX_NUMBER:
@@ -133,7 +138,7 @@ def _geometry(kind: Kind, dtype: str, offset: _Ints, shape: _Ints, tensor_shape:
 
     numbers = (*offset, *shape, *tensor_shape)
     width = next(width for width in _INTEGERS if max(numbers, default=0) < 1 << 8 * width)
-    return width, dtype.encode("ascii") + struct.pack(f"<{len(numbers)}{_INTEGERS[width]}", *numbers)
+    return width, coded_dtype(dtype).encode("ascii") + struct.pack(f"<{len(numbers)}{_INTEGERS[width]}", *numbers)
 
 
 @dataclass(slots=True)

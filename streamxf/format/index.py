@@ -20,7 +20,7 @@ from streamxf.format import columns as col
 from streamxf.format import fields, limits
 from streamxf.format.columns import Array, Column, IndexPart, ItemRules, PartEntry, TooLarge, largest_part, pack_part
 from streamxf.format.header import Kind
-from streamxf.format.items import Chunk, Item, Place, TensorItem, is_dtype_name
+from streamxf.format.items import Chunk, Item, Place, TensorItem, coded_dtype, known_dtype
 from streamxf.format.run import RunFacts
 from streamxf.format.table import Band, ItemParts, ItemTable
 from streamxf.format.tiling import Boxes
@@ -93,7 +93,7 @@ class Index:
             "rank": self.rank,
             "transforms": self.transforms,
             "chains": self.chains,
-            "dtypes": dtypes,
+            "dtypes": [*map(coded_dtype, dtypes)],
             "files": [*self._packed_files(files, parts)],
             "items": [*packed_bands(self.items, numbers, dtypes, self._recorded, self.hashed, parts)],
             "modules": self.modules,
@@ -170,8 +170,8 @@ class _Root:
             bound = sum(len(text.partition("#")[0]) + 1 for text in descriptors) - 1  # joined, as in headers
             if len(descriptors) > limits.MAX_CODECS or bound > limits.MAX_CHAIN:
                 fields.bad("there are too many descriptors, or they are too long")
-        dtypes = fields.array(content["dtypes"], "dtypes")
-        if len(dtypes) > limits.MAX_DTYPES or not all(map(is_dtype_name, dtypes)):
+        dtypes = [known_dtype(text) or fields.bad("dtypes") for text in fields.array(content["dtypes"], "dtypes")]
+        if len(dtypes) > limits.MAX_DTYPES:
             fields.bad("dtypes")
         modules = tuple(fields.string(entry, "modules") for entry in fields.array(content["modules"], "modules"))
         packages, extra = fields.mapping(content["packages"], "packages"), fields.mapping(content["extra"], "extra")

@@ -32,15 +32,38 @@ WITHOUT_ELEMENTS: dict[str, float] = {**dict.fromkeys(_OF_A_BYTE, 1), **_OTHERS}
 """Other dtypes of torch, with the bytes of an element: tensors of these are stored as ``torch.save`` writes them."""
 DTYPES = WITHOUT_ELEMENTS | ITEMSIZES
 
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
+_CODED = re.compile(r"([a-z][a-z0-9_]{0,31}):(8|16|32|64|128)", re.ASCII)
 
 
-def is_dtype_name(text: object) -> bool:
-    return isinstance(text, str) and _NAME.fullmatch(text) is not None
+def is_dtype_name(text: str) -> bool:
+    return _CODED.fullmatch(f"{text}:8") is not None
+
+
+def coded_dtype(dtype: str) -> str:
+    """A dtype as it is stored, with the bits of an element; one that is not known here has them in its name."""
+    return dtype if ":" in dtype or not dtype else f"{dtype}:{max(8, int(8 * DTYPES[dtype]))}"
+
+
+def known_dtype(text: object) -> str | None:
+    """The dtype that is stored as `text`; None if none can be, as of a known name with other bits."""
+    match = _CODED.fullmatch(text) if isinstance(text, str) else None
+    if match is None or (match[1] in ITEMSIZES and coded_dtype(match[1]) != match[0]):
+        return None
+    return match[1] if match[1] in DTYPES and coded_dtype(match[1]) == match[0] else match[0]
+
+
+def stored_width(dtype: str) -> int:
+    """Bytes of an element where these are stored and nothing else."""
+    return int(coded_dtype(dtype).partition(":")[2]) // 8
+
+
+def element_size(dtype: str) -> int:
+    """Bytes of an element; 0 where only torch can read one."""
+    return ITEMSIZES[dtype] if dtype in ITEMSIZES else stored_width(dtype) if ":" in dtype else 0
 
 
 def elements_size(dtype: str, shape: Sequence[int]) -> int:
-    return math.prod(shape) * ITEMSIZES[dtype]
+    return math.prod(shape) * element_size(dtype)
 
 
 def beyond_limits(shape: Sequence[int]) -> str:
@@ -211,7 +234,7 @@ class TensorItem:
     @property
     def size(self) -> int:
         """Bytes of the elements; 0 for a dtype whose element size the format does not know."""
-        return math.prod(self.shape) * ITEMSIZES.get(self.dtype, 0)
+        return elements_size(self.dtype, self.shape)
 
     @property
     def width(self) -> float:
@@ -221,9 +244,9 @@ class TensorItem:
     @property
     def itemsize(self) -> int:
         """Bytes of an element; raises UnsupportedError for a dtype whose elements only torch can read."""
-        if self.dtype not in ITEMSIZES:
+        if not element_size(self.dtype):
             raise UnsupportedError(f"elements of {self.dtype} can be loaded with torch only", item=self.name)
-        return ITEMSIZES[self.dtype]
+        return element_size(self.dtype)
 
     @property
     def fits_numpy(self) -> bool:

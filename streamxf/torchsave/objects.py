@@ -190,7 +190,9 @@ class Objects:
 
 def dtype_of(name: str, item: str | None = None) -> torch.dtype:
     """torch's dtype of a stored tensor. Raises UnsupportedError if this torch has none of that name."""
-    if not isinstance(found := getattr(torch, name, None), torch.dtype):
+    plain, _, bits = name.partition(":")
+    found = getattr(torch, plain, None)
+    if not isinstance(found, torch.dtype) or (bits and found.itemsize * 8 != int(bits)):
         raise errors.UnsupportedError(lacking_text(name), item=item)
     return found
 

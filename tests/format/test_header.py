@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from streamxf.errors import ContainerError
 from streamxf.format.header import Header, Identity, Kind, header_size
-from streamxf.format.items import ITEMSIZES, WITHOUT_ELEMENTS, elements_size, is_dtype_name
+from streamxf.format.items import ITEMSIZES, WITHOUT_ELEMENTS, coded_dtype, elements_size, known_dtype
 from streamxf.format.limits import MAX_HEADER, MAX_NUMBER
 from tests.altered import flipped
 from tests.forge import BOUND, HASHED, KEYED, PUBLISHED, Parts, identity_of
@@ -34,11 +34,8 @@ def shards(draw: st.DrawFn, kind: Kind) -> Identity:
         begin = min(offset, whole)
         numbers.append((begin, min(size, whole - begin), whole))
         left //= whole or 1
-    dtype = draw(
-        st.sampled_from(sorted(ITEMSIZES))
-        if kind is Kind.TENSOR
-        else st.from_regex(r"[a-z][a-z0-9_]{0,31}", fullmatch=True)
-    )
+    stored = st.from_regex(r"[a-z][a-z0-9_]{0,31}:(8|16|32|64|128)", fullmatch=True)
+    dtype = draw(st.sampled_from(sorted(ITEMSIZES)) | stored.map(known_dtype).filter(bool))
     offset, shard, tensor = zip(*numbers, strict=True) if numbers else ((), (), ())
     return Identity(draw(writers), kind, draw(names), dtype, offset, shard, tensor, draw(serials))
 
@@ -160,7 +157,7 @@ def test_a_newer_version_is_named() -> None:
     ("name", "shape", "says"),
     [
         ("", (), "a name of 0 bytes"),
-        ("x" * 4062, (), "a name of 4,062 bytes, and 1 to 4,061 fit"),
+        ("x" * 4062, (), "a name of 4,062 bytes, and 1 to 4,058 fit"),
         ("x", (0,) * 65, "65 dimensions, and 64 are the most"),
         ("\ud800", (), "not valid Unicode"),
     ],
@@ -215,6 +212,11 @@ def test_dtypes() -> None:
     assert elements_size("complex128", ()) == 16
     assert elements_size("bool", (0, 7)) == 0
     assert not ITEMSIZES.keys() & WITHOUT_ELEMENTS
-    assert all(is_dtype_name(name) for name in (*ITEMSIZES, *WITHOUT_ELEMENTS))
-    for name in ("", "Float32", "float 32", "é", "1bit", "f" * 33, None, 7, "float32\n"):
-        assert not is_dtype_name(name)
+    assert all(known_dtype(coded_dtype(name)) == name for name in (*ITEMSIZES, *WITHOUT_ELEMENTS))
+    assert known_dtype("float6:8") == coded_dtype("float6:8") == "float6:8"
+    assert known_dtype("qint8:16") == "qint8:16"
+    assert elements_size("later:64", (3,)) == 24
+    for name in ("", "Float32:32", "float 32:32", "é:8", "1bit:8", f"{'f' * 33}:8", None, 7, "float32:32\n"):
+        assert known_dtype(name) is None
+    for name in ("float32", "float32:16", "bool:1", "a:24", "a:08", "a:", "a:8:8"):
+        assert known_dtype(name) is None

@@ -122,7 +122,8 @@ def checkpoint_by_streamxf(entry: Entry, folder: Path) -> dict[str, Any]:
                     found[name] = found[name], notation(checkpoint[name].read())
                 continue
             assert isinstance(item, TensorItem)
-            if entry.get("elements") or (rank is None and not any(chunk.framed for chunk in item.chunks)):
+            plain = rank is None and not any(chunk.framed for chunk in item.chunks)
+            if entry.get("elements") or plain:
                 list(checkpoint.read_boxes([Box(item, (0,) * len(item.shape), item.shape)]))
             found[name] = [StreamReader(checkpoint.blocks(item, chunk)).read() for chunk in item.chunks]
     return found

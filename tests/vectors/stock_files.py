@@ -211,7 +211,8 @@ def read(folder: Path, place: tuple[str, int, int, list[Any]], item: Identity, r
     check(chain and chain == [d.text for d in descriptors], "F2: another chain")
     check(not header.flags & PUBLISHED, "F3: published")
     if header.identity:
-        check(header.identity._replace(writer=b"", number=0) == item, "F3: another item")
+        dtype = header.identity.dtype.partition(":")[0]
+        check(header.identity._replace(writer=b"", number=0, dtype=dtype) == item, "F3: another item")
     data_key = None
     if header.flags & KEYED:
         wrapped = "&".join("=".join(pair) for d in descriptors if d.name == "streamxf.encrypt" for pair in d.fragment)

@@ -47,6 +47,7 @@ CLASSES: dict[str, tuple[type[StreamxfError], ...]] = {
     "C5": (errors.ContainerError, errors.MetadataError),
     "C6": (errors.ContainerError, errors.MetadataError),
     "C9": (errors.CodecError, errors.ContainerError),
+    "C16": (errors.ContainerError, errors.MetadataError),
     "P1": (errors.ContainerError, errors.DescriptorError),
     "M3": (errors.MetadataError, errors.ContainerError),
     "M7": (errors.MetadataError, errors.IdentityError),
