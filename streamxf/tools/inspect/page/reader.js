@@ -703,7 +703,7 @@ const Reader = (() => {
     const writer = hex(f.take(16));
     const [number, kind, ndim, dtypeLength, width] = f.numbers(8, 1, 1, 1, 1);
     const shaped = kind === TENSOR || kind === FRAMED;
-    check(OBJECT <= kind && kind <= VALUE && ndim <= 64 && dtypeLength <= 32, "identity: bytes 24 to 26");
+    check(OBJECT <= kind && kind <= VALUE && ndim <= 64 && dtypeLength <= 36, "identity: bytes 24 to 26");
     check([1, 2, 4, 8].includes(width), "identity: width");
     check(shaped || (ndim === 0 && dtypeLength === 0), "identity: an object has no dtype and no dimensions");
     const dtype = unascii(f.take(dtypeLength), "identity");
@@ -714,7 +714,7 @@ const Reader = (() => {
     check(width === ([1, 2, 4].find((size) => most < 2 ** (8 * size)) ?? 8), "identity: width");
     check(number <= MAX_NUMBER, "C4: the number");
     if (shaped) {
-      checkDtype(dtype, kind);
+      parseDtype(dtype);
       checkPlace(offset, shape, whole, "C4");
     }
     return { writer, number, kind, dtype, offset, shape, whole, name };
@@ -729,8 +729,16 @@ const Reader = (() => {
     return { codecs, bound, keyed: encrypt.length > 0 };
   }
 
-  const DTYPE = /^[a-z][a-z0-9_]{0,31}$/;
-  const checkDtype = (dtype, kind) => check(kind === TENSOR ? ELEMENT_SIZE.has(dtype) : DTYPE.test(dtype), `C${kind + 3}`);
+  const DTYPE = /^([a-z][a-z0-9_]{0,31}):(8|16|32|64|128)$/;
+
+  // The name of a dtype, with its bits if it is not known, and the bytes of an element.
+  function parseDtype(dtype) {
+    const [, name, bits] = DTYPE.exec(dtype) ?? [];
+    const size = Number(bits) / 8;
+    check(name && size === (ELEMENT_SIZE.get(name) ?? size), "C16");
+    return { name: ELEMENT_SIZE.has(name) ? name : dtype, size };
+  }
+
   const product = (shape) => shape.reduce((found, length) => found * length, 1); // exact up to MAX_NUMBER, which checkPlace sees to
   const same = (one, other) => one.length === other.length && one.every((value, i) => value === other[i]);
 
@@ -777,7 +785,7 @@ const Reader = (() => {
     }
     check(end === start, "C10: the table does not begin where the last block ends");
     const { identity } = header;
-    if (identity?.kind === TENSOR) check(rawSize === product(identity.shape) * ELEMENT_SIZE.get(identity.dtype), "C5: the stream's size");
+    if (identity?.kind === TENSOR) check(rawSize === product(identity.shape) * parseDtype(identity.dtype).size, "C5: the stream's size");
     const hashes = entry > 4 ? (i) => covered.subarray(i * entry + 4, (i + 1) * entry) : null;
     return { rawSize, ends, hashes, digest: await sha256(header.hash, covered) };
   }
@@ -1034,7 +1042,7 @@ const Reader = (() => {
       check(chains.every((chain) => chain.keyed === keyed), "M17: only some encrypt");
       check(keyed === Boolean(wrapped), "M12: keys exactly if the chains encrypt");
       check(root.get("dtypes").length <= 256, "index: dtypes");
-      for (const dtype of root.get("dtypes")) checkDtype(dtype, FRAMED);
+      this.dtypes = root.get("dtypes").map(parseDtype);
       Object.assign(this, { root, rank, transforms, chains, wrapped, dataKey, keyed, signed: Boolean(vouchers?.signature), at: 0 });
       Object.assign(this, { authentic: dataKey !== null, signers: vouchers?.signer ? [vouchers.signer] : [] });
       this.files = await this.readFiles(root.get("files"), parts);
@@ -1143,8 +1151,7 @@ const Reader = (() => {
       check([...(more.get("properties") ?? new Map()).values()].every((value) => text(value) || typeof value === "boolean"), "M1: properties");
       check(place <= root.get("dtypes").length, "M16: no such dtype");
       check(tensor || (!shape.length && n === 1), "M16: an object has no dimensions, and one chunk");
-      const dtype = tensor ? root.get("dtypes")[place - 1] : null;
-      const size = ELEMENT_SIZE.get(dtype);
+      const { name: dtype, size } = tensor ? this.dtypes[place - 1] : { name: null, size: null };
       const found = chunks.map((chunk) => {
         const { kind, file, at, bytes, span } = chunk;
         check((tensor ? [TENSOR, FRAMED] : [OBJECT, VALUE]).includes(kind), "M16: a kind");
@@ -1153,12 +1160,11 @@ const Reader = (() => {
         check(kind !== VALUE || (begin < end && end - begin <= MIB && (!span || end <= 2 ** 24)), "M2: the size of a value");
         check(file < files.length, "M16: no such file");
         check(at + bytes <= files[file].size, "M2: not within the file");
-        check(kind !== TENSOR || size, "C5: the dtype");
         return { ...chunk, file: files[file] };
       });
       if (tensor) checkChunks(shape, found, this.rank === null);
       for (const { kind, bytes, shape: shard, crcs } of found) check(kind !== TENSOR || !crcs || bytes === product(shard) * size, "B1: the size of a raw tensor");
-      return { name, chain: this.chains[chain], dtype, elementSize: size ?? null, shape, path, properties: more.get("properties") ?? new Map(), chunks: found };
+      return { name, chain: this.chains[chain], dtype, storedDtype: tensor ? root.get("dtypes")[place - 1] : "", elementSize: size, shape, path, properties: more.get("properties") ?? new Map(), chunks: found };
     }
 
     // M2: only values share a container, and their places in it are apart.
@@ -1277,7 +1283,7 @@ const Reader = (() => {
       check(same(chain, item.chain.bound), "M8: the chain");
       check(header.flags & PUBLISHED, "M8: published");
       const { identity } = header;
-      check(identity.writer === file.writer && identity.number === chunk.number && identity.kind === chunk.kind && identity.dtype === (item.dtype ?? ""), "M8: this item");
+      check(identity.writer === file.writer && identity.number === chunk.number && identity.kind === chunk.kind && identity.dtype === item.storedDtype, "M8: this item");
       check(same(identity.offset, chunk.offset) && same(identity.shape, chunk.shape) && same(identity.whole, item.shape), "M8: this item");
       check(Boolean(header.flags & HASHED) === Boolean(chunk.digest), "M7: hashed");
       const key = await unseal(header, await index.dataKeyOf(file));
@@ -1324,7 +1330,6 @@ const Reader = (() => {
     // The elements of a box in a tensor, row-major; of each chunk, only the blocks are read that have some of them.
     async elements(item, offset, shape) {
       const size = item.elementSize;
-      if (!size) throw new NotHere(`elements of the dtype ${item.dtype}`);
       checkPlace(offset, shape, item.shape, "M5");
       const out = new Uint8Array(product(shape) * size);
       const last = Math.max(shape.length - 1, 0);
@@ -1509,6 +1514,7 @@ const Reader = (() => {
   // The elements of some bytes: numbers, integers of 64 bits, truth values, and text of pairs.
   function numbersOf(dtype, data) {
     const [size, read] = [ELEMENT_SIZE.get(dtype), NUMBERS.get(dtype)];
+    if (!read) throw new NotHere(`numbers of the dtype ${dtype}`);
     const view = new DataView(data.buffer, data.byteOffset, data.length);
     return Array.from({ length: data.length / size }, (_, i) => read(view, i * size));
   }
