@@ -101,6 +101,18 @@ def test_it_shows_what_a_page_of_inspect_shows(viewer: Chrome, tmp_path: Path, c
     assert "nothing here is authenticated" in one(viewer, ".facts").text.lower()
 
 
+def test_a_folder_that_is_dropped_with_two_checkpoints_in_it(viewer: Chrome, tmp_path: Path):
+    for step in ("step-1", "step-2"):
+        save(tmp_path / "run" / step)
+    dropped = {"items": [], "files": [str(tmp_path / "run")], "dragOperationsMask": 1}
+    for kind in ("dragEnter", "dragOver", "drop"):
+        viewer.execute_cdp_cmd("Input.dispatchDragEvent", {"type": kind, "x": 300, "y": 200, "data": dropped})
+    WebDriverWait(viewer, 20).until(lambda _: len(viewer.find_elements(By.CSS_SELECTOR, "#found-here button")) == 2)
+    one(viewer, "#found-here button:nth-child(2)").click()
+    WebDriverWait(viewer, 20).until(opened)
+    assert one(viewer, "h1").text == "step-2"
+
+
 @pytest.mark.parametrize("chain", ["raw", [FloatZip()]], ids=["raw", "floatzip"])
 def test_the_values_of_a_tensor(viewer: Chrome, tmp_path: Path, chain: Any):
     state = save(tmp_path / "step-7", chain)

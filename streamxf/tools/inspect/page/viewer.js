@@ -31,16 +31,22 @@ const sumOf = (values) => values.reduce((sum, value) => sum + value, 0);
 
 // -- the folder --------------------------------------------------------------------------------------------------------
 
-async function entriesOf(entry, path, found) {
+// All files below a folder that was dropped, as a handle, or, where there are none, as an entry, which Chromium does not
+// read for pages that are files themselves.
+async function filesBelow(folder, path = "", found = new Map()) {
   if (found.size > MAX_FILES) throw new Error("there are too many files in this folder");
-  if (entry.isFile) found.set(path, await new Promise((done, failed) => entry.file(done, failed)));
-  else {
-    const reader = entry.createReader();
-    for (let more = null; more === null || more.length; ) {
-      more = await new Promise((done, failed) => reader.readEntries(done, failed));
-      for (const each of more) await entriesOf(each, path ? `${path}/${each.name}` : each.name, found);
-    }
+  for (const each of folder.entries ? await Array.fromAsync(folder.values()) : await entriesIn(folder)) {
+    const [name, isFile] = [path + each.name, each.isFile ?? each.kind === "file"];
+    if (!isFile) await filesBelow(each, `${name}/`, found);
+    else found.set(name, each.getFile ? await each.getFile() : await new Promise((done, failed) => each.file(done, failed)));
   }
+  return found;
+}
+
+async function entriesIn(folder) {
+  const reader = folder.createReader();
+  const found = [];
+  for (let more = null; more === null || more.length; found.push(...more)) more = await new Promise((done, failed) => reader.readEntries(done, failed));
   return found;
 }
 
@@ -254,7 +260,7 @@ function fillFacts({ index }, authentic) {
     ["Opened by keys", (index.wrapped?.entries ?? []).map(({ kind, id }) => `${kind}:${id}`)],
     ["Signed by", index.signers],
     ["Run", root.has("run") ? [`${root.get("run").get("name")}, step ${root.get("run").get("step")}`] : []],
-    ["Notes", authentic ? [] : ["Nothing here is authenticated: no key was given, or there is none."]],
+    ["Notes", authentic ? [] : [index.signers.length ? "The signature was not checked." : "Nothing here is authenticated."]],
   ];
   $(".facts").replaceChildren(...facts.flatMap(([label, lines]) => (lines.length ? [element("dt", {}, label), ...lines.slice(0, 40).map((line) => element("dd", {}, printed(line)))] : [])));
 }
@@ -381,10 +387,11 @@ function start() {
   place.addEventListener("dragover", (event) => event.preventDefault());
   place.addEventListener("drop", async (event) => {
     event.preventDefault();
-    const [entry] = [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry()).filter(Boolean);
-    if (!entry?.isDirectory) return void ($("#said").textContent = "Drop a folder.");
+    const [item = {}] = event.dataTransfer.items;
     try {
-      offer(await entriesOf(entry, "", new Map()), entry.name);
+      const folder = item.getAsFileSystemHandle ? await item.getAsFileSystemHandle() : item.webkitGetAsEntry?.();
+      if (folder?.kind === "directory" || folder?.isDirectory) offer(await filesBelow(folder), folder.name);
+      else $("#said").textContent = "Drop a folder.";
     } catch (error) {
       $("#said").textContent = printed(error.message);
     }
