@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         remove_recipient as remove_recipient,
         rename as rename,
     )
+    from streamxf.tools.rekey.sign import sign as sign
     from streamxf.tools.salvage.salvage import load_intact as load_intact, salvage as salvage
     from streamxf.tools.inspect.inspect import unsafe_globals as unsafe_globals
     from streamxf.tools.verify.verify import verify as verify
@@ -104,6 +105,7 @@ _NAMES = {
     "tools.diff.diff": "diff",
     "tools.inspect.inspect": "inspect unsafe_globals",
     "tools.rekey.rekey": "add_recipient recipients rekey remove_recipient rename",
+    "tools.rekey.sign": "sign",
     "tools.salvage.salvage": "load_intact salvage",
     "tools.verify.verify": "verify",
     "version": "__version__",

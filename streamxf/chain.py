@@ -185,10 +185,11 @@ class Chain:
         ring = KeyRing.of(own if keys is None else keys)
         if ring.trust:
             return KeyRing.of(ring, trust, allow_unsigned)
-        trusted = self.trusted(trust)
+        unsigned = allow_unsigned or ring.allow_unsigned
+        trusted = () if unsigned and trust is None else self.trusted(trust)
         if not len(ring) or not (trusted or allow_unsigned):
             return ring  # which remembers what it has opened
-        return KeyRing([*ring], trust=trusted, allow_unsigned=allow_unsigned or ring.allow_unsigned)
+        return KeyRing([*ring], trust=trusted or None, allow_unsigned=unsigned)
 
     def trusted(self, trust: TrustLike) -> tuple[VerifyKey, ...]:
         """Those in `trust`, or else the chain's signer."""

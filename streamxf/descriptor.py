@@ -13,7 +13,7 @@ RAW = "streamxf.raw"  # no codec: what torch's own readers are told of a tensor 
 VALUE = "streamxf.value"
 
 MAX_CHAIN = 2**10
-MAX_KEY_LINE = 2**15
+MAX_KEY_LINE = 2**16
 MAX_CODEC_NAME = 64
 MAX_VERSION = 2**16 - 1
 

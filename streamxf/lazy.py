@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
     from cryptography import exceptions
     from cryptography.hazmat.primitives import hashes, hpke, keywrap
-    from cryptography.hazmat.primitives.asymmetric import ed25519, mlkem, x25519
+    from cryptography.hazmat.primitives.asymmetric import ed25519, mldsa, mlkem, x25519
     from cryptography.hazmat.primitives.ciphers import aead
     from cryptography.hazmat.primitives.kdf import argon2, hkdf
 else:
@@ -29,4 +29,5 @@ else:
     numpy, torch, exceptions = map(_Package, ("numpy", "torch", "cryptography.exceptions"))
     hashes, hpke, keywrap = (_Package(f"{_PRIMITIVES}.{name}") for name in ("hashes", "hpke", "keywrap"))
     aead, argon2, hkdf = (_Package(f"{_PRIMITIVES}.{name}") for name in ("ciphers.aead", "kdf.argon2", "kdf.hkdf"))
-    ed25519, mlkem, x25519 = (_Package(f"{_PRIMITIVES}.asymmetric.{name}") for name in ("ed25519", "mlkem", "x25519"))
+    ed25519, mldsa = (_Package(f"{_PRIMITIVES}.asymmetric.{name}") for name in ("ed25519", "mldsa"))
+    mlkem, x25519 = (_Package(f"{_PRIMITIVES}.asymmetric.{name}") for name in ("mlkem", "x25519"))

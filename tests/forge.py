@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate, islice, pairwise
@@ -25,7 +25,7 @@ from streamxf.codecs.zstd import compress_to
 CONTAINER_MAGIC, FOOTER_MAGIC = b"\xd3SXF\r\n\x1a\n", b"\n\x1a\r\nFXS\xd3"
 PLAIN_MAGIC, SEAL_MAGIC = b"\xd3SXK\r\n\x1a\n", b"\n\x1a\r\nKXS\xd3"
 METADATA_MAGIC = b"\n\x1a\r\nMXS\xd3"
-KEYED, BOUND, PUBLISHED, HASHED = 1, 2, 4, 8
+KEYED, BOUND, PUBLISHED = 1, 2, 4
 LAST = 1 << 31
 FORMAT = bytes([1, 1, 0, 0])
 
@@ -54,7 +54,6 @@ class Parts:
     """What the table says of the blocks' payloads."""
     crcs: tuple[bytes, ...] | None = None
     """Of the blocks, where they are to be those of other blocks or places."""
-    hashes: tuple[bytes, ...] | None = None
     prefix: bytes = b""
     tail: bytes = b""
 
@@ -74,9 +73,10 @@ class Parts:
         return hashlib.sha256(self.body).digest()
 
     @property
-    def table_digest(self) -> bytes:
-        """T."""
-        return hashlib.sha256(self.digest + self._tail()).digest()
+    def digests(self) -> list[bytes]:
+        """The first is that of header, table and footer."""
+        edges = with_crc(self.body + self.seal) + self._end()
+        return [hashlib.sha256(each).digest() for each in (edges, *self._stored())]
 
     def pack(self) -> bytes:
         """The plain file, with all its CRCs."""
@@ -84,9 +84,7 @@ class Parts:
 
     def container(self) -> bytes:
         """The container alone."""
-        bind = self.digest[:16]
-        tail = self._tail()
-        return with_crc(self.body + self.seal) + b"".join(self._stored()) + tail + crc_of(bind + tail) + FOOTER_MAGIC
+        return with_crc(self.body + self.seal) + b"".join(self._stored()) + self._end()
 
     def _stored(self) -> list[bytes]:
         """The blocks with their heads."""
@@ -97,14 +95,11 @@ class Parts:
             made.append(word + crc + payload)
         return made
 
-    def _tail(self) -> bytes:
-        """The table, and the stream's size."""
-        stored = self._stored()
-        hashes = [hashlib.sha256(block).digest() if self.flags & HASHED else b"" for block in stored]
-        lengths = [len(block) - 8 for block in stored] if self.lengths is None else self.lengths
-        more = [bytes(32) if self.flags & HASHED else b""] * len(lengths)  # of which only those are used that lack
-        entries = zip(lengths, [*(hashes if self.hashes is None else self.hashes), *more], strict=False)
-        return b"".join(struct.pack("<I", length) + each for length, each in entries) + struct.pack("<Q", self.raw_size)
+    def _end(self) -> bytes:
+        """Table and footer."""
+        lengths = [len(block) - 8 for block in self._stored()] if self.lengths is None else self.lengths
+        tail = struct.pack(f"<{len(lengths)}IQ", *lengths, self.raw_size)
+        return tail + crc_of(self.digest[:16] + tail) + FOOTER_MAGIC
 
 
 def take_apart(file: bytes) -> Parts:
@@ -112,7 +107,7 @@ def take_apart(file: bytes) -> Parts:
     start = 20 + int.from_bytes(file[12:16], "little")
     stop = len(file)
     if file[start + 10] & KEYED:
-        stop -= 16 + int.from_bytes(file[-16:-12], "little")
+        stop -= 20 + int.from_bytes(file[-16:-12], "little") + 32 * int.from_bytes(file[-20:-16], "little")
     return take_container_apart(file[start:stop]).change(prefix=file[:start], tail=file[stop:])
 
 
@@ -186,10 +181,13 @@ def prefix_of(wrapped: str | bytes = b"", format_bytes: bytes = FORMAT) -> bytes
     return with_crc(PLAIN_MAGIC + format_bytes + struct.pack("<I", len(text)) + text)
 
 
-def seal_of(vouchers: str | bytes, size: int | None = None) -> bytes:
-    """The seal of a plain file; `size` is what it says of itself."""
-    text = vouchers.encode("ascii") if isinstance(vouchers, str) else vouchers
-    return with_crc(text + struct.pack("<I", len(text) if size is None else size)) + SEAL_MAGIC
+def seal_of(
+    vouchers: str | bytes, size: int | None = None, digests: Iterable[bytes] = (), count: int | None = None
+) -> bytes:
+    """Digests and seal of a plain file; `size` and `count` are what it says of itself."""
+    text, before = vouchers.encode("ascii") if isinstance(vouchers, str) else vouchers, b"".join(digests)
+    sizes = len(before) // 32 if count is None else count, len(text) if size is None else size
+    return before + with_crc(text + struct.pack("<II", *sizes)) + SEAL_MAGIC
 
 
 def crc_of(data: bytes) -> bytes:
@@ -211,7 +209,6 @@ class Places:
     """Each block's head, and the end of its payload."""
     table: int
     end: int
-    hashed: bool
 
     @classmethod
     def of(cls, container: bytes) -> Places:
@@ -219,11 +216,10 @@ class Places:
         body = _FIXED.size + chain_len + ident_len
         header_crc = body + (32 if flags & KEYED else 0)
         count = _count(struct.unpack_from("<Q", container, len(container) - 20)[0], block_log2)
-        entry = 36 if flags & HASHED else 4
-        table = len(container) - 20 - entry * count
-        sizes = [8 + struct.unpack_from("<I", container, table + entry * number)[0] for number in range(count)]
+        table = len(container) - 20 - 4 * count
+        sizes = [8 + length for length in struct.unpack_from(f"<{count}I", container, table)]
         blocks = tuple(pairwise(accumulate(sizes, initial=header_crc + 4)))
-        return cls(body, header_crc, blocks, table, len(container), bool(flags & HASHED))
+        return cls(body, header_crc, blocks, table, len(container))
 
     @property
     def crcs(self) -> set[int]:
@@ -232,16 +228,13 @@ class Places:
         return {byte for start in starts for byte in range(start, start + 4)}
 
     def mend(self, container: bytes) -> bytes:
-        """`container`, in which bytes were altered where they stand, with all CRCs and hashes right again."""
+        """`container`, in which bytes were altered where they stand, with all CRCs right again."""
         out = bytearray(container)
         out[self.header_crc : self.header_crc + 4] = crc_of(out[: self.header_crc])
         bind = hashlib.sha256(out[: self.body]).digest()[:16]
         for number, (head, end) in enumerate(self.blocks):
             covered = bind + struct.pack("<I", number) + out[head : head + 4] + out[head + 8 : end]
             out[head + 4 : head + 8] = crc_of(covered)
-            if self.hashed:
-                at = self.table + 36 * number + 4
-                out[at : at + 32] = hashlib.sha256(out[head:end]).digest()
         out[self.end - 12 : self.end - 8] = crc_of(bind + out[self.table : self.end - 12])
         return bytes(out)
 
@@ -250,7 +243,7 @@ class Places:
 
 Columns = dict[int, "list[int] | bytes"]  # the values of columns by their ids
 
-WIDTHS = {2: 1, 4: 1, 17: 32, 18: 4, 33: 1, 35: 16, 36: 40}  # of columns that do not have integers
+WIDTHS = {2: 1, 4: 1, 18: 4, 33: 1, 35: 16, 36: 40, 40: 32}  # of columns that do not have integers
 
 
 @dataclass(frozen=True)
@@ -322,6 +315,7 @@ class MetadataParts:
         root, parts = self.stored()
         content = json.loads(zstandard.ZstdDecompressor().decompress(root))
         entries = [*content["files"], *(entry for band in content["items"] for entry in band["parts"])]
+        entries += content.get("digests", [])
         ends = list(accumulate((entry["bytes"] for entry in entries), initial=0))
         return content, [(parts[begin:end], entry) for (begin, end), entry in zip(pairwise(ends), entries, strict=True)]
 
@@ -371,7 +365,7 @@ def encode(
     """The root's JSON, and the parts. `files` may alter the columns of the files, `raw` each part of items before it is
     compressed; `width` is that of integers.
     """
-    root = copy.deepcopy({name: value for name, value in index.items() if name not in ("files", "items")})
+    root = copy.deepcopy({name: value for name, value in index.items() if name not in ("files", "items", "digests")})
     tensors = [item for item in index["items"].values() if "dtype" in item]
     root["dtypes"] = (
         sorted({with_bits(item["dtype"]) for item in tensors}) if "dtypes" not in index else index["dtypes"]
@@ -407,6 +401,9 @@ def encode(
         root["items"].append(
             ends | {key: value for key, value in said.items() if value is not None} | {"parts": entries}
         )
+    if "digests" in index:
+        each = {40: b"".join(map(bytes.fromhex, index["digests"]))}
+        root["digests"] = [part(each, len(index["digests"]), 0, 0)] if index["digests"] else []
     return root, parts
 
 
@@ -432,7 +429,7 @@ def item_columns(items: dict[str, Any], dtypes: list[str], begin: int, stop: int
     """The columns of a part of a band, and the number of chunks in it."""
     names = [name.encode("utf-8", "surrogatepass") for name in items]
     tensors = ["dtype" in item for item in items.values()]
-    coded = {"file", "at", "bytes", "number", "sha256", "crc32c", "dtype", "shape", "chunks", "chain", "span"}
+    coded = {"file", "at", "bytes", "number", "digest", "crc32c", "dtype", "shape", "chunks", "chain", "span"}
     more = [{name: value for name, value in item.items() if name not in coded} for item in items.values()]
     texts = [json.dumps(each, separators=(",", ":")).encode() if each else b"" for each in more]
     shapes = [item.get("shape", []) for item in items.values()]
@@ -456,9 +453,9 @@ def item_columns(items: dict[str, Any], dtypes: list[str], begin: int, stop: int
     columns |= {number: [chunk[name] for chunk, _ in own] for number, name in ((13, "file"), (14, "at"), (15, "bytes"))}
     known = {name for all_ in chunks for chunk in all_ for name in chunk}
     columns[16] = [chunk["number"] for chunk, _ in own if "number" in chunk]
-    for member, number in (("sha256", 17), ("crc32c", 18)):
-        if member in known or number == 18:
-            columns[number] = b"".join(bytes.fromhex(chunk[member]) for chunk, _ in own if member in chunk)
+    if "digest" in known:
+        columns[17] = [chunk["digest"] for chunk, _ in own if "digest" in chunk]
+    columns[18] = b"".join(bytes.fromhex(chunk["crc32c"]) for chunk, _ in own if "crc32c" in chunk)
     spans = [chunk["span"] for chunk, _ in own if "number" in chunk and "span" in chunk]
     columns |= {19: [begin for begin, _ in spans], 20: [end for _, end in spans]}
     return columns, len(own)
@@ -513,6 +510,9 @@ def unpack_index(root: dict[str, Any], parts: bytes) -> dict[str, Any]:
         begins = [entry["from"] for entry in band["parts"]] + [1 << 62]
         for number, entry in enumerate(band["parts"]):
             _add_items(index["items"], columns(entry), root, *begins[number : number + 2])
+    if "digests" in root:
+        found = b"".join(columns(entry)[40] for entry in root["digests"])
+        index["digests"] = [found[at : at + 32].hex() for at in range(0, len(found), 32)]
     return index
 
 
@@ -542,7 +542,7 @@ def _add_items(items: dict[str, Any], columns: Any, root: dict[str, Any], begin:
         for _ in range(max(min(columns[8][row], stop) - begin, 0)):
             made = {"file": columns[13][chunk], "at": columns[14][chunk], "bytes": columns[15][chunk]}
             if 17 in columns:
-                made["sha256"] = columns[17][32 * chunk :][:32].hex()
+                made["digest"] = columns[17][chunk]
             if root["chains"][columns[9][row]]:
                 made["number"] = next(numbers)
             else:

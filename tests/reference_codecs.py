@@ -89,7 +89,7 @@ LEVELS = {"streamxf.zstd": range(-7, 23), "streamxf.lz4": range(-64, 13)}
 
 def parse_descriptor(text: str) -> Descriptor:
     head, name, version, *sides = matched(DESCRIPTOR, text, "descriptor: the grammar")
-    check(len(head) <= 1024 and len(sides[1]) <= 32768, "D1")
+    check(len(head) <= 1024 and len(sides[1]) <= 65536, "D1")
     check(len(name) <= 64 and int(version) <= 65535, "descriptor: the name's length, or the version")
     params, fragment = ([pair.split("=") for pair in side.split("&") if pair] for side in sides)
     check(params == sorted(params), "D2: the order of parameters")

@@ -9,6 +9,7 @@ from hashlib import shake_256
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives import hpke
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PublicKey
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -19,6 +20,7 @@ from tests.reference_codecs import Refused, check, matched, refusing, unbase64
 
 B64, KEY_ID = "[A-Za-z0-9_-]+", "[0-9a-f]{16}"
 ENTRY = rf"[a-z0-9-]{{1,32}}:{KEY_ID}:{B64}"
+SIGNATURE = rf"[a-z0-9+-]{{1,32}}:{KEY_ID}:{B64}"
 
 
 def hkdf(secret: bytes, info: bytes, size: int = 32, salt: bytes = b"") -> bytes:
@@ -65,35 +67,37 @@ def hpke_key(kind: str, secret: bytes) -> Key:
     return Key(kind, public_id(kind, public), open_, None)
 
 
-# What the caller of a reader gives and requires; `trust` are Ed25519 public keys.
+# What the caller of a reader gives and requires; `trust` are public keys, of Ed25519 alone or with ML-DSA behind it.
 Reader = namedtuple("Reader", "keys trust allow_unsigned", defaults=((), (), False))
 
 # -- Wrapped data keys and vouchers; an entry is a kind, a key_id and bytes
 
 Wrapped = namedtuple("Wrapped", "text dek entries")
-Vouchers = namedtuple("Vouchers", "mac entries signer signature")  # the signature is empty if there is none
+Vouchers = namedtuple("Vouchers", "mac entries signatures")  # the MAC is empty where nothing is encrypted
 
 
 def parse_entries(text: str) -> list[tuple[str, str, bytes]]:
     parts = [entry.partition("=")[2].split(":") for entry in text.split("&") if entry]
     entries = [(kind, key_id, unbase64(data, "K1")) for kind, key_id, data in parts]
     check(len({entry[:2] for entry in entries}) == len(entries), "K1: a pair of kind and key_id stands twice")
-    check(all(1 <= len(data) <= 6144 for _, _, data in entries), "K1: more than 6144 bytes")
+    check(all(1 <= len(data) <= 16384 for _, _, data in entries), "K1: more than 16384 bytes")
     return entries
 
 
 def parse_wrapped(text: str) -> Wrapped:
-    check(len(text) <= 32768, "K1: the length of a wrapped data key")
+    check(len(text) <= 65536, "K1: the length of a wrapped data key")
     dek, entries = matched(rf"dek=([0-9a-f]{{64}})((?:&w={ENTRY}){{1,16}})", text, "K1: the form of a wrapped data key")
     return Wrapped(text, bytes.fromhex(dek), parse_entries(entries))
 
 
 def parse_vouchers(text: str) -> Vouchers:
-    check(len(text) <= 32768, "K4: the length of the vouchers")
-    form = rf"mac=([0-9a-f]{{64}})((?:&v={ENTRY})*)(?:&sig=({KEY_ID}):({B64}))?"
-    tag, entries, signer, signed = matched(form, text.partition("&_")[0], "K4: the form of vouchers")
-    vouchers = Vouchers(bytes.fromhex(tag), parse_entries(entries), signer, unbase64(signed, "K4") if signed else b"")
-    check(len(vouchers.signature) in (0, 64), "K4: the size of the signature")
+    check(len(text) <= 65536, "K4: the length of the vouchers")
+    said = "&" + text.partition("&_")[0]
+    form = rf"(?:&mac=([0-9a-f]{{64}})((?:&v={ENTRY})*)|(?=&sig))((?:&sig={SIGNATURE}){{0,4}})"
+    tag, entries, signatures = matched(form, said, "K4: the form of vouchers")
+    vouchers = Vouchers(bytes.fromhex(tag or ""), parse_entries(entries or ""), parse_entries(signatures))
+    sizes = {"ed25519": 64, "ed25519+mldsa65": 64 + 3309}
+    check(all(len(data) == sizes.get(kind, len(data)) for kind, _, data in vouchers.signatures), "K4: a signature")
     check(not any(kind.startswith("hpke-") for kind, _, _ in vouchers.entries), "K4: hpke- does not vouch")
     return vouchers
 
@@ -119,12 +123,21 @@ def check_vouchers(vouchers: Vouchers, wrapped: Wrapped, digest: bytes, reader: 
         own = [data for *name, data in vouchers.entries if name == [opener.kind, opener.key_id]]
         check(own and opener.vouched(own[0], digest), "K5")
     if reader.trust or not opener.vouched:
-        signers = [public for public in reader.trust if public_id("ed25519", public) == vouchers.signer]
-        if not vouchers.signature:
-            check(reader.allow_unsigned, "K6: there is no signature")
-        elif not signers:
-            check(reader.allow_unsigned and not reader.trust, "K6: the signer is not one whom the caller trusts")
-        for public in signers if vouchers.signature else []:
-            with refusing("K6: the signature", InvalidSignature):
-                Ed25519PublicKey.from_public_bytes(public).verify(vouchers.signature, statement(digest))
+        check(not (reader.allow_unsigned and reader.trust), "K6: signers, and unsigned data")
+        if not reader.allow_unsigned:
+            check_signatures(vouchers, digest, reader.trust)
     return data_key
+
+
+def check_signatures(vouchers: Vouchers, digest: bytes, trust: Sequence[bytes]) -> None:
+    """One of those whom the caller trusts signed, and all signatures in their names are right."""
+    kinds = [("ed25519" if len(public) == 32 else "ed25519+mldsa65", public) for public in trust]
+    known = {(kind, public_id(kind, public)): public for kind, public in kinds}
+    own = [(kind, known[kind, key_id], data) for kind, key_id, data in vouchers.signatures if (kind, key_id) in known]
+    check(own, "K6: no signature by one whom the caller trusts")
+    for kind, public, data in own:
+        stated = statement(digest) + (b"" if kind == "ed25519" else kind.encode())
+        with refusing("K6: the signature", InvalidSignature):
+            Ed25519PublicKey.from_public_bytes(public[:32]).verify(data[:64], stated)
+            if kind != "ed25519":
+                MLDSA65PublicKey.from_public_bytes(public[32:]).verify(data[64:], stated)

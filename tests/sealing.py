@@ -8,8 +8,10 @@ import hashlib
 import hmac
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -18,7 +20,7 @@ from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, MLKEM768X25519Pr
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.keywrap import aes_key_wrap
 
-from tests.forge import FORMAT, HASHED, KEYED, Parts, frame_of, prefix_of, seal_of
+from tests.forge import FORMAT, KEYED, Parts, frame_of, prefix_of, seal_of
 
 ENCRYPT = "streamxf.encrypt/1"
 KEY, OTHER_KEY = bytes(range(32)), bytes(range(32, 64))
@@ -30,15 +32,27 @@ def secret(name: str) -> bytes:
     return hashlib.sha256(b"vectors of streamxf: " + name.encode()).digest()
 
 
-DEK, OTHER_DEK, SALT = secret("data key"), secret("another data key"), secret("salt")[:16]
-READER, STRANGER = secret("private key"), secret("private key of another")
-SIGNER = Ed25519PrivateKey.from_private_bytes(secret("signer"))
-OTHER_SIGNER = Ed25519PrivateKey.from_private_bytes(secret("another signer"))
-TRUSTED, OTHER_TRUSTED = (signer.public_key().public_bytes_raw() for signer in (SIGNER, OTHER_SIGNER))
+Signer = Ed25519PrivateKey | tuple[Any, ...]
+"""One key, or those of Ed25519 and ML-DSA."""
 
 
 def hkdf(material: bytes, info: bytes, length: int = 32, salt: bytes = b"") -> bytes:
     return HKDF(algorithm=SHA256(), length=length, salt=salt, info=info).derive(material)
+
+
+def signers_of(material: bytes) -> tuple[Any, ...]:
+    """The halves of a hybrid signer."""
+    seeds = hkdf(material, b"streamxf/1 ed25519+mldsa65", 64)
+    return Ed25519PrivateKey.from_private_bytes(seeds[:32]), MLDSA65PrivateKey.from_seed_bytes(seeds[32:])
+
+
+DEK, OTHER_DEK, SALT = secret("data key"), secret("another data key"), secret("salt")[:16]
+READER, STRANGER = secret("private key"), secret("private key of another")
+SIGNER = Ed25519PrivateKey.from_private_bytes(secret("signer"))
+OTHER_SIGNER = Ed25519PrivateKey.from_private_bytes(secret("another signer"))
+HYBRID_SIGNER, OTHER_HYBRID = (signers_of(secret(name)) for name in ("hybrid signer", "another hybrid signer"))
+HYBRID_TRUSTED = b"".join(half.public_key().public_bytes_raw() for half in HYBRID_SIGNER)
+TRUSTED, OTHER_TRUSTED = (signer.public_key().public_bytes_raw() for signer in (SIGNER, OTHER_SIGNER))
 
 
 def b64url(data: bytes) -> str:
@@ -107,10 +121,13 @@ def voucher(digest: bytes, key: bytes = KEY) -> str:
     return "v=" + entry(f"aeskw:{key_id(key)}", tag)
 
 
-def signature(digest: bytes, signer: Ed25519PrivateKey = SIGNER) -> str:
+def signature(digest: bytes, signer: Signer = SIGNER) -> str:
     """`sig=...`."""
-    public = signer.public_key().public_bytes_raw()
-    return f"sig={key_id(public, 'ed25519')}:{b64url(signer.sign(statement(digest)))}"
+    halves = signer if isinstance(signer, tuple) else (signer,)
+    kind = "ed25519+mldsa65" if len(halves) > 1 else "ed25519"
+    stated = statement(digest) + kind.encode() * (len(halves) > 1)
+    public = b"".join(half.public_key().public_bytes_raw() for half in halves)
+    return "sig=" + entry(f"{kind}:{key_id(public, kind)}", b"".join(half.sign(stated) for half in halves))
 
 
 @dataclass(frozen=True)
@@ -123,13 +140,13 @@ class Vouching:
         The wrapped data key.
     keys : tuple of bytes
         Secrets of 32 bytes that vouch.
-    signer : Ed25519PrivateKey or None
+    signer : Signer or None
     dek : bytes
     """
 
     text: str = ""
     keys: tuple[bytes, ...] = (KEY,)
-    signer: Ed25519PrivateKey | None = None
+    signer: Signer | None = None
     dek: bytes = DEK
 
     @property
@@ -171,9 +188,10 @@ def encrypted(made: Parts, dek: bytes = DEK) -> Parts:
     return made.change(seal=derived[32:], blocks=blocks)
 
 
-def plain_digest(made: Parts) -> bytes:
+def plain_digest(made: Parts, *, signed: bool = False) -> bytes:
     """D of a plain file."""
-    return hashlib.sha256(b"streamxf/1 plain" + (made.prefix[8:12] or FORMAT) + made.table_digest).digest()
+    covered = b"".join(made.digests if signed else made.digests[:1])
+    return hashlib.sha256(b"streamxf/1 plain" + (made.prefix[8:12] or FORMAT) + covered).digest()
 
 
 def index_digest(packed: bytes, format_bytes: bytes = FORMAT) -> bytes:
@@ -190,16 +208,15 @@ def plain(made: Parts, vouching: Vouching | None = None) -> Parts:
     """A plain file around a container that is sealed already."""
     if vouching is None:
         return made.change(prefix=prefix_of())
-    return made.change(prefix=prefix_of(vouching.wrapped), tail=seal_of(vouching.vouchers(plain_digest(made))))
+    signed = vouching.signer is not None
+    vouchers = vouching.vouchers(plain_digest(made, signed=signed))
+    return made.change(prefix=prefix_of(vouching.wrapped), tail=seal_of(vouchers, None, made.digests * signed))
 
 
 def keyed(chain: Sequence[str], payloads: Iterable[bytes], raw_size: int, vouching: Vouching | None = None) -> Parts:
     """An encrypted plain file."""
     by = vouching or Vouching()
-    made = container(chain, payloads, raw_size)
-    if by.signer:
-        made = made.change(flags=made.flags | HASHED)
-    return plain(encrypted(made, by.dek), by)
+    return plain(encrypted(container(chain, payloads, raw_size), by.dek), by)
 
 
 def zstd(data: bytes) -> bytes:

@@ -151,7 +151,7 @@ class Access:
     - `expected_saves`: the only saves that are acceptable.
     - `transform`: undoes stream transforms. `objects`: makes objects; `load_around` those in a `TorchFile`.
     - `refuses_plaintext`: the job that reads encrypts what it saves, so nothing else is acceptable, even without a key.
-    - `trust`: whose signatures count, also where there is no key to open anything.
+    - `trust`: whose signatures count, also where nothing is encrypted, or no key opens it.
     - `renaming`: the names under which items are shown.
     """
 
@@ -217,8 +217,18 @@ class Access:
         return replace(self, refuses_plaintext=True) if chain.encryption is not None else self
 
     def lenient(self) -> Self:
-        """The same keys, for checkpoints that need not be encrypted."""
-        return replace(self, refuses_plaintext=False, require=None)
+        """The same keys, for checkpoints that need be neither encrypted nor signed."""
+        return replace(self, refuses_plaintext=False, require=None, trust=())
+
+    def refuse_bare(self, what: str) -> None:
+        """Raise PolicyError for what is neither encrypted nor signed, if one of that is required."""
+        if self.require is not None:
+            raise self.not_encrypted(what)
+        if self.trust:
+            raise PolicyError(
+                f"{what} is not signed, and signers are trusted, one of whom has to sign (trust); leave them out "
+                "if you know where it comes from"
+            )
 
     def not_encrypted(self, what: str) -> PolicyError:
         why = "the chain in use encrypts" if self.refuses_plaintext else "keys were given"

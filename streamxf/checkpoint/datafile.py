@@ -22,6 +22,7 @@ from streamxf.format import limits
 from streamxf.format.bare import MAX_BARE, PieceCrcs, alignment
 from streamxf.format.header import Identity, Kind
 from streamxf.format.items import Chunk, Place
+from streamxf.format.limits import DIGEST_BYTES
 from streamxf.format.values import pack_name, parse_value
 from streamxf.pipeline import SinkPipeline
 from streamxf.progress import Share
@@ -46,6 +47,7 @@ class FileRecord:
     - `modules`: the third-party packages that provided its codecs.
     - `chain`: all extensions and the ids of the keys, for people; all ranks must have the same.
     - `place`: where the process found the checkpoint's folder, if that is a local or mounted one.
+    - `digests`: of what was written, in its order, where the save is signed.
     """
 
     path: str
@@ -56,6 +58,7 @@ class FileRecord:
     chain: str
     place: Mount | None
     data_key: bytes = field(default=b"", repr=False)
+    digests: bytes = field(default=b"", repr=False)
 
 
 class SavedFile(NamedTuple):
@@ -69,7 +72,7 @@ class SavedFile(NamedTuple):
 # such a tuple; three objects for each of many small items would have it go through all of the process.
 _Span = tuple[int, int] | None
 _Packed = tuple[str, bytes, bytes]  # a value: its name, that as it is stored, and the value
-_Note = tuple[str, tuple[int, ...], tuple[int, ...], bool, int, int, bytes | None, int | None, bytes | None, _Span]
+_Note = tuple[str, tuple[int, ...], tuple[int, ...], bool, int, int, int | None, int | None, bytes | None, _Span]
 
 
 @dataclass(eq=False, slots=True)
@@ -99,7 +102,7 @@ class DataFile:
         self._pipeline = SinkPipeline(self._leave, waits=not save.storage.near)
         self._leaving: deque[tuple[_InFlight, int]] = deque()  # of each block in the pipeline, and the block's bytes
         self._done: deque[tuple[Share, int, bool]] = deque()  # of blocks that have left, for the progress
-        self._hashed = save.extensions.hashed
+        self._digests = None if save.extensions.signer is None else bytearray()
         self._notes: list[_Note] = []  # of the items that have left, in order
         self.size = 0
         self._seconds = 0.0  # that writing took so far
@@ -154,7 +157,7 @@ class DataFile:
         encryption = save.extensions.encryption
         wrapped = encryption.wrapped if encryption is not None else ""
         secret = encryption.data_key.secret if encryption is not None else b""
-        about = save.modules, save.extensions.summary(), save.place, secret
+        about = save.modules, save.extensions.summary(), save.place, secret, bytes(self._digests or b"")
         return SavedFile(FileRecord(self.path, self.size, save.writer_id, wrapped, *about), self._written())
 
     @property
@@ -220,8 +223,7 @@ class DataFile:
         if leaving.share is not None:
             self._done.append((leaving.share, size, block.last))
         if block.last:
-            sha256 = encoder.table_digest if self._hashed else None
-            self._note(leaving.part, encoder.raw_size, encoder.stored_size, sha256)
+            self._note(leaving.part, encoder.raw_size, encoder.stored_size, encoder)
 
     def _tell_progress(self) -> None:
         """In this thread: it may hold a lock of the progress's, on which a worker would wait for ever."""
@@ -240,7 +242,7 @@ class DataFile:
         self.settle()  # blocks of items before it may be on their way
         if raw and content.source.size:
             self.write(bytes(-self.size % alignment(content.source.size)))
-        self._crcs = None if len(chain) else PieceCrcs()
+        self._crcs = None if len(chain) else PieceCrcs(signed=self._digests is not None)
         how = {"published": True, "block_log2": save.block_log2, "meter": save.meter}
         stream, container = save.extensions.open(self, part, chain, **how)
         start, raw_size = self.size, 0
@@ -259,7 +261,7 @@ class DataFile:
             if container is not None:
                 container.abort()
             raise
-        self._note(part, raw_size, self.size - start)
+        self._note(part, raw_size, self.size - start, self._crcs if container is None else container.encoder)
         self._crcs = None
         if share is not None:
             share.finish()
@@ -273,9 +275,13 @@ class DataFile:
             progress.expect(size)
         return Share(progress, planned or size)
 
-    def _note(self, part: Identity, raw_size: int, size: int, sha256: bytes | None = None) -> None:
+    def _note(self, part: Identity, raw_size: int, size: int, made: ContainerEncoder | PieceCrcs | None) -> None:
         number, crcs = (part.number, None) if self._crcs is None else (None, self._crcs.finish())
-        place = self.size - size, size, sha256, number, crcs
+        first = None
+        if self._digests is not None and made is not None:
+            first = len(self._digests) // DIGEST_BYTES
+            self._digests += made.digests
+        place = self.size - size, size, first, number, crcs
         if part.kind is Kind.VALUE and number is not None:
             at, left = 0, size
             for name, before, packed in self._shared.popleft():
@@ -293,8 +299,8 @@ class DataFile:
         made, path, recorded = list[tuple[str, Chunk]](), self.path, self._save.extensions.recorded_for
         if self._order:  # which leave after all others, or when they come
             self._notes.sort(key=lambda note: self._order.get(note[0], -1))
-        for name, offset, shape, framed, at, size, sha256, number, crcs, span in self._notes:
-            place = Place(path, at, size, recorded(name), sha256, number, crcs, span)
+        for name, offset, shape, framed, at, size, first, number, crcs, span in self._notes:
+            place = Place(path, at, size, recorded(name), first, number, crcs, span)
             made.append((name, Chunk(offset, shape, place, framed)))
         return made
 

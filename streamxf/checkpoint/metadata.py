@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, Self
+from typing import Any, Literal, Self
 from weakref import finalize
 
 from streamxf import errors
@@ -16,10 +16,11 @@ from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import Access, Renaming
 from streamxf.checkpoint.bare import placed
 from streamxf.checkpoint.pickled import pickled
+from streamxf.format.digests import Digests
 from streamxf.format.extra import Nesting
 from streamxf.format.index import File, Index
-from streamxf.format.items import Item, TensorItem
-from streamxf.format.limits import MAX_METADATA, NO_RANK, TRAILER_BYTES
+from streamxf.format.items import Chunk, Item, TensorItem
+from streamxf.format.limits import DIGEST_BYTES, MAX_METADATA, NO_RANK, TRAILER_BYTES
 from streamxf.format.names import SLIP, metadata_among, rank_metadata_among, rank_of
 from streamxf.format.table import ItemTable
 from streamxf.format.tiling import overlap
@@ -62,7 +63,7 @@ class Metadata:
     - `modules`: third-party packages that provide codecs.
     - `authenticated`: whether it was vouched for: false where it is encrypted and there are no keys, or nothing can be.
     - `wrapped`: the wrapped data key of the process that published; empty if it is not encrypted.
-    - `vouchers`: as text; empty if there are none.
+    - `vouchers`: as text; empty if it is neither encrypted nor signed.
     - `digest`: D of the format, what the vouchers are made for.
     - `pickled`: whether torch's own readers can read the file.
     """
@@ -97,6 +98,11 @@ class Metadata:
         return KeySet.parse(self.wrapped, self.vouchers, self.digest) if self.wrapped else None
 
     @property
+    def signers(self) -> tuple[str, ...]:
+        """The ids of those who signed, which nobody has verified."""
+        return Vouchers.parse(self.vouchers).signers if self.vouchers else ()
+
+    @property
     def keyless(self) -> bool:
         """Whether it is encrypted, and was read without keys."""
         return bool(self.wrapped) and not self.authenticated
@@ -119,6 +125,26 @@ class Metadata:
             files = {name: index.files[name] for name in names if name in index.files}
             index = replace(index, items={}, files=files, packages={}, extra={}, run=None)
         return replace(self, items={}, index=index)
+
+    def with_digests(self, found: Mapping[tuple[str, int, int], bytes]) -> Index:
+        """Its index for a signature: with the digests of what is stored, by file, place and size."""
+        assert self.index is not None
+        firsts, data = dict[tuple[str, int, int], int](), bytearray()
+        for at in sorted(found):
+            firsts[at] = len(data) // DIGEST_BYTES
+            data += found[at]
+
+        def numbered(part: Any) -> Any:
+            place = part.place._replace(digest=firsts[part.place[:3]])
+            return part._replace(place=place) if isinstance(part, Chunk) else replace(part, place=place)
+
+        items = {
+            item.name: replace(item, chunks=tuple(map(numbered, item.chunks)))
+            if isinstance(item, TensorItem)
+            else numbered(item)
+            for item in self.each()
+        }
+        return replace(self.index, items=items, digests=Digests.of(bytes(data)))
 
     def data_key(self, wrapped: bytes, keys: KeyRing) -> DataKey:
         """The data key of a file's writer, `File.key` of which is `wrapped`; raises as `KeyRing.unwrap`."""
@@ -148,8 +174,7 @@ class Metadata:
         with suppress(errors.StreamxfError):
             if trailer := Trailer.parse(remains[-TRAILER_BYTES:], len(remains)):
                 parts = trailer.split(remains[-trailer.size :], read=slices(remains), intact=False)
-                hashed = any(Vouchers.parse(each).signature for each in (parts.key_lines() or ())[1:])
-                index = Index.parse(parts.root, parts.parts, parts.parts_size, hashed=hashed)
+                index = Index.parse(parts.root, parts.parts, parts.parts_size)
                 return index.files if index.rank is None else ()
         return ()
 
@@ -158,22 +183,23 @@ class Metadata:
         """What a metadata file says, once its keys have opened it; raises as `read_metadata`."""
         lines = sections.key_lines()
         keys = KeySet.parse(*lines, sections.digest) if lines is not None else None
-        if lines is None and access.require is not None:
-            raise access.not_encrypted("the checkpoint")
-        opened = lines is not None and (bool(len(access.keys)) or not listing)
-        if lines is not None and opened:
-            _open(sections, lines, access)
-        hashed, lazy = keys is not None and keys.signer is not None, listing == "root"
-        index = Index.parse(sections.root, sections.parts, sections.parts_size, hashed=hashed, lazy=lazy)
-        if index.keyed != (lines is not None):
+        wrapped, vouchers = lines or ("", "")
+        opened = not wrapped or bool(len(access.keys)) or not listing
+        check_vouchers(sections, lines, access, "the checkpoint", opened)
+        index = Index.parse(sections.root, sections.parts, sections.parts_size, lazy=listing == "root")
+        if index.keyed != bool(wrapped):
             raise errors.MetadataError("the metadata has keys exactly if its chain encrypts, and this contradicts that")
+        if (index.digests is not None) != bool(keys is not None and keys.signers):
+            raise errors.MetadataError(
+                "digests and a signature belong together, and the metadata has only one of them: the signature was "
+                "removed or added"
+            )
         is_slip = name.endswith(SLIP)
         if index.rank != (SLIP_RANK if is_slip else rank_of(name)) or (index.rank == SLIP_RANK and not is_slip):
             whose = "all ranks" if index.rank is None else f"rank {index.rank}"
             raise errors.MetadataError(f"this is the metadata of {whose}: the file was renamed or copied")
-        wrapped, vouchers = lines or ("", "")
         access.check_save(index.save_id)
-        made = name, index.rank, index.items, index, index.modules, opened or lines is None, wrapped, vouchers
+        made = name, index.rank, index.items, index, index.modules, opened, wrapped, vouchers
         return cls(*made, sections.digest if vouchers else b"", sections.pickled)
 
     def stock_pickle(self, wrapped: Mapping[bytes, str], checkpoint_id: str) -> bytes:
@@ -298,9 +324,19 @@ def _renamed(metadata: Metadata, renaming: Renaming | None) -> Metadata:
     return replace(metadata, items=renaming.items(metadata.items))
 
 
-def _open(sections: Sections, lines: tuple[str, str], access: Access) -> None:
+def check_vouchers(sections: Sections, lines: tuple[str, str] | None, access: Access, what: str, opened: bool) -> None:
+    """Check who vouches for contents with these lines of keys, as `access` requires; raises as `read_metadata`. Signers
+    are enough for what is not `opened`.
+    """
+    wrapped, vouchers = lines or ("", "")
+    if not wrapped and access.require is not None:
+        raise access.not_encrypted(what)
+    if access.trust and not (wrapped and len(access.keys)):
+        access.keys.check_signed(access.trust, vouchers, sections.digest)
+    if not (wrapped and opened):
+        return
     try:
-        access.keys.open(*lines, sections.digest)
+        access.keys.open(wrapped, vouchers, sections.digest)
     except errors.KeyMissingError as error:
         raise errors.KeyMissingError(f"this checkpoint is {error.message}") from None
 
@@ -311,6 +347,11 @@ def _stock(storage: Storage, file: StoredFile, name: str, access: Access) -> Met
             "the metadata does not end in an index. If streamxf's writer saved this checkpoint, the file was cut or "
             f"altered: restore it. If torch's own writer did, {access.way_out}; where it was, pass require='encrypted' "
             "(or 'bound', for an attached writer)"
+        )
+    if access.trust:
+        raise errors.PolicyError(
+            "the metadata does not end in an index, so nobody can have signed it, and signers are trusted (trust): "
+            "transcode the checkpoint with a signer, or leave trust out"
         )
     access.check_save(None)
     if file.size > MAX_METADATA:

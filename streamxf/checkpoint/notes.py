@@ -11,12 +11,12 @@ from typing import Any, Self, TypeVar
 from streamxf import errors
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.metadata import _open
+from streamxf.checkpoint.metadata import check_vouchers
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.format.fields import check_plain, pack_json, parse_json
 from streamxf.format.limits import MAX_NOTE, MAX_NOTE_MARKS, MAX_PATH
 from streamxf.format.trailer import NOTE_LABEL, Sections, Trailer, pack, pack_keys
-from streamxf.keys.envelope import Envelope, Vouchers
+from streamxf.keys.envelope import KeySet, Vouchers
 from streamxf.keys.pair import VerifyKey
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class Note:
         lines = sections.key_lines()
         if lines is not None:
             try:
-                Envelope.parse(lines[0]), Vouchers.parse(lines[1])
+                KeySet.parse(*lines, sections.digest)
             except errors.DescriptorError as error:
                 raise errors.MetadataError(f"the note's keys are malformed: {error.message}") from None
         return cls(sections, lines)
@@ -88,16 +88,11 @@ class Note:
 
     def check(self, access: Access) -> None:
         """Check who vouches for it; raises as `read_metadata` does for a checkpoint with the same keys."""
-        if self._lines is not None:
-            _open(self.sections, self._lines, access)
-        elif access.require is not None:
-            raise errors.PolicyError(
-                "the note is not authenticated: it has no MAC, and that of an encrypted checkpoint has one"
-            )
+        check_vouchers(self.sections, self._lines, access, "the note", len(access.keys) > 0)
 
     def said(self, make: Callable[[Any], T], access: Access | None = None) -> T:
         """What it says; with keys, once these have shown who wrote it. Raises MetadataError, and as `check`."""
-        if access is not None and (len(access.keys) > 0 or access.refuses_plaintext):
+        if access is not None and (len(access.keys) > 0 or access.refuses_plaintext or access.trust):
             self.check(access)
         try:
             return make(self.content)

@@ -15,6 +15,7 @@ from streamxf.checkpoint.elements import Elements, framed_elements
 from streamxf.checkpoint.metadata import Metadata
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.format.bare import alignment
+from streamxf.format.digests import Expected
 from streamxf.format.header import Header, Identity, Kind
 from streamxf.format.index import File
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, element_size
@@ -153,28 +154,39 @@ class ItemOpener:
         stream, place = self._find(source, wanted), wanted.place
         stream.check()
         if (header := stream.header) is None:
-            return self.content(BareBlocks(source, place.crcs), wanted, meter)
+            return self.content(self._bare(source, place), wanted, meter)
         return self.content(stream.decoded(self.chain(header, place), meter), wanted, meter)
 
     def examine(self, source: FileSlice, wanted: ItemPart) -> StoredStream:
         """The stream of an item as it is stored, with all that `blocks` could raise; without keys none is decrypted."""
         stream = self._find(source, wanted)
         if (header := stream.header) is None:
-            stream.blocks = None if stream.errors else BareBlocks(source, wanted.place.crcs)
+            stream.blocks = None if stream.errors else stream.attempt(self._bare, source, wanted.place)
             return stream
         stream.locked = not stream.errors and header.keyed and not len(self._access.keys)
         chain = None if stream.errors or stream.locked else stream.attempt(self.chain, header, wanted.place)
         return stream.examine(chain)
 
+    def _expected(self, place: Place) -> Expected | None:
+        """The digests of what is stored there, where the index is signed."""
+        index = self.metadata.index
+        if index is None or index.digests is None or place.digest is None:
+            return None
+        return Expected(index.digests, place.digest)
+
+    def _bare(self, source: FileSlice, place: Place) -> BareBlocks:
+        expected = self._expected(place)
+        return BareBlocks(source, place.crcs, None if expected is None else expected.of_pieces(source.length))
+
     def _find(self, source: FileSlice, wanted: ItemPart) -> StoredStream:
         """The stream of an item, whose header was compared with what the metadata says."""
         place, index = wanted.place, self.metadata.index
-        stream, header = StoredStream(source, None, place.sha256), None
+        stream, header = StoredStream(source, None, self._expected(place)), None
         if index is not None and place.number is not None:
             identity = wanted.identity(index.files[place.file].writer)
             with suppress(OSError):  # of a sector behind it
                 start = source.read_at(0, min(_START, source.length))
-                header = Header.expected(start, _bound(place.descriptors), identity, place.sha256 is not None)
+                header = Header.expected(start, _bound(place.descriptors), identity)
         if header is None:
             header = stream.attempt(self._stored_header, source, place)  # says what is wrong with it
             if header is not None:
@@ -276,10 +288,6 @@ class ItemOpener:
                 "comes from elsewhere"
             )
         wanted.check(identity, writer)
-        if header.hashed != (wanted.place.sha256 is not None):
-            raise errors.IdentityError(
-                "the container contradicts the metadata about hashes of its blocks: it was altered"
-            )
 
     def _check_unpublished(self, header: Header, wanted: ItemPart) -> None:
         require, identity = self._access.require, header.identity

@@ -18,14 +18,15 @@ from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.pickled import pickled
 from streamxf.checkpoint.saving import Extensions, Save
 from streamxf.errors import AbortedError, ChainError, ContainerError, ReplacedMeanwhile, StreamxfError, UnsupportedError
+from streamxf.format.digests import Digests
 from streamxf.format.index import File, Index
 from streamxf.format.items import Chunk, Item, ObjectItem
-from streamxf.format.limits import NO_PICKLE, WRAPPED_KEY_BYTES
+from streamxf.format.limits import DIGEST_BYTES, NO_PICKLE, WRAPPED_KEY_BYTES
 from streamxf.format.names import DRAFT, GLOBAL, OWN_FILE, made_by_saves, metadata_name, rank_of
 from streamxf.format.run import RunFacts
 from streamxf.format.table import ItemTable
 from streamxf.format.tiling import NotTiled
-from streamxf.format.trailer import Sections, pack, pack_keys, slices
+from streamxf.format.trailer import Sections, pack, slices
 from streamxf.keys.envelope import DataKey
 from streamxf.storage.lock import locked
 from streamxf.storage.storage import Storage
@@ -68,7 +69,10 @@ def assemble(
     whole, MetadataError if readers would refuse it, KeyServiceError if a service that vouches for it is silent.
     """
     _check_agreement(records)
-    encryption = extensions.encryption
+    encryption, bases, digests = extensions.encryption, dict[str, int](), bytearray()
+    for record in records:
+        bases[record.path] = len(digests) // DIGEST_BYTES
+        digests += record.digests
     torch: Any = sys.modules.get("torch")
     index = Index(
         save_id,
@@ -77,7 +81,7 @@ def assemble(
         tuple(dict.fromkeys(tuple(map(str, chain.descriptors)) for chain in extensions.chains)),
         _files(records, encryption.data_key if encryption is not None else None),
         items,
-        encryption is not None and encryption.hashed,
+        Digests.of(bytes(digests), bases) if extensions.signer is not None else None,
         tuple(sorted({module for record in records for module in record.modules})),
         {"streamxf": __version__, **({"torch": torch.__version__} if torch is not None else {})},
         extra or {},
@@ -85,9 +89,7 @@ def assemble(
     )
     root, parts = index.pack()
     _check_readable(index, root, parts)
-    keys = b""
-    if encryption is not None:
-        keys = pack_keys(encryption.wrapped, encryption.vouch(Sections(memoryview(root), memoryview(b"")).digest))
+    keys = extensions.key_lines(Sections(memoryview(root), memoryview(b"")).digest)
     wrapped = {record.writer_id: record.wrapped for record in records}
     head = pickled(index, wrapped, checkpoint_id) if checkpoint_id is not None else NO_PICKLE
     return index, pack(head, parts, root, keys)
@@ -107,7 +109,7 @@ def _files(records: Iterable[FileRecord], own: DataKey | None) -> dict[str, File
 def _check_readable(index: Index, root: bytes, parts: bytes) -> None:
     """Refuse to publish what readers refuse, above all incomplete tensors: a load would leave old values there."""
     try:
-        read = Index.parse(memoryview(root), slices(parts), len(parts), hashed=index.hashed, lazy=True)
+        read = Index.parse(memoryview(root), slices(parts), len(parts), lazy=True)
         assert isinstance(read.items, ItemTable)
         read.items.check()
     except NotTiled as error:

@@ -12,10 +12,10 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from streamxf.chain import Chains
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.datafile import FileRecord, SavedFile, write_file
 from streamxf.checkpoint.metadata import SLIP_RANK, read_metadata
@@ -60,7 +60,9 @@ class ResumableSave:
         self._job = _job_id(__version__, *facts)
         self.save = to.renew()
         self.save.place = to.storage.mount()
-        self._access = Access.for_chain(self.save.extensions.chains.default)  # for slips: authentic where it encrypts
+        self._access = Access.for_chain(self.save.extensions.chains.default)  # for slips: as authentic as the save
+        if (signer := self.save.extensions.own_signer) is not None:
+            self._access = replace(self._access, trust=(signer.verify_key,))
         self.finished: dict[int, SavedFile] = {}
         self.discarded = 0
 
@@ -76,7 +78,8 @@ class ResumableSave:
         listed = storage.names(named or None)
         encryption = self.save.extensions.encryption
         who = {(key.kind, key.id) for key in encryption.recipients} if encryption is not None else set()
-        signer = encryption.signer.id if encryption is not None and encryption.signer is not None else None
+        signer = self.save.extensions.signer
+        signers = () if signer is None else (signer.id,)
         self.discarded = 0
         for name in sorted(listed):
             match = OWN_SLIP.fullmatch(name)
@@ -89,17 +92,18 @@ class ResumableSave:
                 facts = slip.files.get(path)
                 secret = slip.data_key(facts.key, access.keys).secret if facts and facts.key is not None else b""
                 keys = slip.keys
-                theirs = ({*keys.readers[0]}, keys.signer) if keys is not None else (set(), None)
+                theirs = set() if keys is None else {*keys.readers[0]}, slip.signers
+                digests = b"" if index is None or index.digests is None else b"".join(index.digests)
             except (StreamxfError, FileNotFoundError):  # damaged, a link, or not authenticated by a key of this call
                 self.discarded += 1
                 continue
             own = index is not None and (index.save_id, *index.files) == (self._job, path) and number < len(self.files)
-            own = own and theirs == (who, signer)  # a worker may have opened an older key at the same location
+            own = own and theirs == (who, signers)  # a worker may have opened an older key at the same location
             if facts is None or not own or set(map(_said_of, parts)) != set(map(_said_of, self.files[number])):
                 self.discarded += 1
             elif number not in self.finished and listed.get(path) == facts.size:
                 about = self.save.modules, self.save.extensions.summary(), self.save.place
-                record = FileRecord(path, facts.size, facts.writer, slip.wrapped, *about, secret)
+                record = FileRecord(path, facts.size, facts.writer, slip.wrapped, *about, secret, digests)
                 self.finished[number] = SavedFile(record, [*map(_written, parts)])
 
     @property
@@ -122,9 +126,9 @@ class ResumableSave:
         parts = self.files[number]
         return placed({part.item.name: part.item for part in parts}.values(), [map(_written, parts)])
 
-    def write_apart(self, number: int) -> Callable[[Chains, Iterable[Item], Read], tuple[str, int]]:
+    def write_apart(self, number: int) -> Callable[[Extensions, Iterable[Item], Read], tuple[str, int]]:
         """What writes a data file in another process, by a writer id and data key of its own, and can be pickled. It
-        takes the chains, the `items_in` the file, and `read`, and returns the name and the items' bytes.
+        takes extensions, the `items_in` the file, and `read`, and returns the name and the items' bytes.
         """
         make = partial(Save, self.save.storage, block_log2=self.save.block_log2, sync=True, overwrite=True)
         return partial(_write_apart, make, (self.number, number), self._job)
@@ -194,9 +198,9 @@ def _write(save: Save, at: tuple[int, int], parts: Sequence[ItemPart], read: Rea
 
 
 def _write_apart(
-    make: Callable[..., Save], at: tuple[int, int], job: str, chains: Chains, items: Iterable[Item], read: Read
+    make: Callable[..., Save], at: tuple[int, int], job: str, extensions: Extensions, items: Iterable[Item], read: Read
 ) -> tuple[str, int]:
-    save = make(extensions=Extensions((), chains.renew()))
+    save = make(extensions=extensions.renew())
     parts = [part for item in items for part in ItemPart.of(item)]
     return _write(save, at, parts, read, job).record.path, save.meter.total().raw_bytes
 

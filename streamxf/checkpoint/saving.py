@@ -25,7 +25,9 @@ from streamxf.errors import KeyMissingError, NoSpaceError, ParameterError, add_n
 from streamxf.format.header import Identity
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2, WRITER_ID_BYTES
 from streamxf.format.names import data_name, is_metadata_name
-from streamxf.keys import KeysLike, SignerLike
+from streamxf.format.trailer import pack_keys
+from streamxf.keys import KeysLike, SignerLike, SigningKey, as_signing_key
+from streamxf.keys.envelope import Vouchers
 from streamxf.progress import Progress
 from streamxf.registry import BUILTINS, CodecRegistry
 from streamxf.report import Meter
@@ -65,13 +67,31 @@ _ADVICE: dict[int | None, str] = {
 
 @dataclass(frozen=True)
 class Extensions:
-    """What the data of a save passes: torch's stream transforms, then the codecs of an item's chain, block by block."""
+    """What the data of a save passes: torch's stream transforms, then the codecs of an item's chain, block by block.
 
-    foreign: tuple[Any, ...]  # torch's stream extensions, which have get_descriptor and transform_to
+    - `foreign`: torch's stream extensions, which have get_descriptor and transform_to.
+    - `own_signer`: who signs, where nothing is encrypted.
+    """
+
+    foreign: tuple[Any, ...]
     chains: Chains
+    own_signer: SigningKey | None = None
+
+    def signed_by(self, signer: SignerLike | None) -> Extensions:
+        """The same for a save that `signer` signs; raises ParameterError if another one does."""
+        if signer is None:
+            return self
+        if (encryption := self.encryption) is None:
+            return replace(self, own_signer=as_signing_key(signer))
+        if encryption.signer is not None:
+            raise ParameterError("signer= was given, and Encrypt in the chain has one: leave one of them out")
+        made = Encrypt(encryption.recipients, signer=signer)
+        by_pattern = self.chains.by_pattern.items()
+        chains = {name: Chain(made if codec is encryption else codec for codec in chain) for name, chain in by_pattern}
+        return replace(self, chains=Chains(chains))
 
     def renew(self) -> Extensions:
-        return Extensions(self.foreign, self.chains.renew())
+        return replace(self, chains=self.chains.renew())
 
     def providers(self) -> list[str]:
         """The third-party packages that the codecs come from, as ``StorageMeta.modules`` records them."""
@@ -89,9 +109,8 @@ class Extensions:
         }
         text = texts["*"] if len(texts) == 1 else ", ".join(f"{name}: {text}" for name, text in texts.items())
         if (encryption := self.encryption) is not None:
-            signer = [f"signed by {encryption.signer.id}"] if encryption.signer is not None else []
-            text += f" under key {', '.join([*encryption.key_ids, *signer])}"
-        return text
+            text += f" under key {', '.join(encryption.key_ids)}"
+        return text if self.signer is None else f"{text}, signed by {self.signer.id}"
 
     def recorded(self, chain: Chain) -> tuple[str, ...]:
         """The descriptors of a `Place`, in save order."""
@@ -122,10 +141,16 @@ class Extensions:
         chain = self.chains.for_item(item)
         return bool(len(chain) or chain.raw) and not self.foreign
 
-    @cached_property
-    def hashed(self) -> bool:
-        """Whether containers carry a SHA-256 of each block, because the save is signed."""
-        return self.encryption is not None and self.encryption.hashed
+    @property
+    def signer(self) -> Any:
+        """Who signs the save, so that its index has the SHA-256 of all that is stored; None for nobody."""
+        return self.own_signer if self.encryption is None else self.encryption.signer
+
+    def key_lines(self, digest: bytes) -> bytes:
+        """The keys of metadata with the digest D, as they are stored; raises as `Vouchers.make`."""
+        if self.encryption is not None:
+            return pack_keys(self.encryption.wrapped, self.encryption.vouch(digest))
+        return b"" if self.signer is None else pack_keys("", str(Vouchers(b"").with_signature(digest, self.signer)))
 
     def encoder(
         self,
@@ -142,7 +167,7 @@ class Extensions:
             transforms=self._transforms,
             identity=identity,
             published=published,
-            hashed=self.hashed and published,
+            signed=self.signer is not None,
             block_log2=block_log2,
             meter=meter,
         )
@@ -220,10 +245,10 @@ class Save:
         """A save of the arguments of public functions, of which `renew` makes those that write. Raises what is wrong
         with them, and FileExistsError, with the advice `cure`, if there is a checkpoint that may not be replaced.
         """
-        made = cls.chains_of(chain, recipients, signer, was_encrypted)
+        made = cls.extensions_of(chain, recipients, signer, was_encrypted)
         storage = open_storage(path, storage_options)
         storage.check_fresh()
-        save = cls(storage, Extensions((), made), block_log2_of(block_size), True, overwrite, stock)
+        save = cls(storage, made, block_log2_of(block_size), True, overwrite, stock)
         if storage.near and os.path.lexists(storage.path) and not os.path.isdir(storage.path):
             text = "this is a file, and a checkpoint is a folder: name another target"
             raise NotADirectoryError(errno.ENOTDIR, text if os.path.exists(storage.path) else TO_NOTHING, storage.path)
@@ -234,12 +259,13 @@ class Save:
         return save
 
     @staticmethod
-    def chains_of(chain: ChainsLike | None, recipients: KeysLike, signer: Any, was_encrypted: bool) -> Chains:
-        """Those to write with, by default that of writers; `Encrypt` for keys, which go with ``encrypt`` in them."""
-        if recipients is None and signer is not None:
-            raise ParameterError("signer= signs encrypted data: also give the keys of those who may read (recipients)")
+    def extensions_of(
+        chain: ChainsLike | None, recipients: KeysLike, signer: SignerLike | None, was_encrypted: bool
+    ) -> Extensions:
+        """What to write with: chains, by default that of writers, with `Encrypt` for keys in them; and who signs."""
         encrypt = cache(partial(Encrypt, recipients, signer=signer)) if recipients is not None else None
-        return Chains.of(chain, lambda each: _chain_of(each, encrypt, was_encrypted))
+        made = Extensions((), Chains.of(chain, lambda each: _chain_of(each, encrypt, was_encrypted)))
+        return made if encrypt is not None else made.signed_by(signer)
 
     def renew(self) -> Self:
         """Another save to the same place, with an id and data key of its own."""

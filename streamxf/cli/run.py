@@ -209,7 +209,7 @@ PANELS = {
     "Check and repair": dict.fromkeys(("verify", "salvage", "clean"), "check"),
     "Training runs": dict.fromkeys(("list", "latest", "forget"), "runs"),
     "Convert": dict.fromkeys(("pack", "unpack", "transcode", "rename", "stock"), "convert"),
-    "Keys": dict.fromkeys(("keygen", "rekey", "recipients"), "convert"),
+    "Keys": dict.fromkeys(("keygen", "sign", "rekey", "recipients"), "convert"),
     "Try it": {"codecs": "check", "check": "check", "demo": "demo"},
 }
 COMMANDS = {name: module for panel in PANELS.values() for name, module in panel.items()}

@@ -144,11 +144,6 @@ class Encrypt(Uncopied, Codec):
         self._check_writes()
         return self._current().wrapped
 
-    @property
-    def hashed(self) -> bool:
-        """Whether contents are signed, so that containers must have a hash for each block."""
-        return self.signer is not None
-
     def vouch(self, digest: bytes) -> str:
         """Vouch for contents by their digest, D of the format: all recipients' keys that can, and the signer. Raises
         KeyMissingError if this codec cannot write; otherwise as `Vouchers.make`.

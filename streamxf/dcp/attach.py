@@ -265,8 +265,7 @@ class _ReaderTransforms(StorageReaderTransforms):
         last = StoredValue.of(transform_descriptors)
         with located(file=file, item=index.fqn):
             if is_raw(transform_descriptors) or (last is not None and last.span is None):
-                if self._access.require is not None:
-                    raise self._access.not_encrypted("the item")
+                self._access.refuse_bare("the item")
                 return (last or RawTensor(transform_descriptors[0])).transform_from(raw_stream)
             source = FileSlice(raw_stream)
             texts = tuple(transform_descriptors)[::-1][last is not None :]

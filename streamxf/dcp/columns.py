@@ -196,7 +196,7 @@ class PlannedItems(LazyItems[WriteItem]):
 class StoredResults(LazyItems[WriteResult]):
     """Results of what a rank planned: by item the file's record, position, bytes, number, and whether it is framed.
 
-    - `beside`: of all items what no column has, SHA-256 and CRCs as in `Place`; empty if there is none.
+    - `beside`: of all items what no column has, the first digest and CRCs as in `Place`; empty if there is none.
     - `spans`: those of values, by name.
     """
 
@@ -220,7 +220,7 @@ class StoredResults(LazyItems[WriteResult]):
         """What `files` have, of which these are the items, in their order."""
         found = [(number, *chunk[2:]) for number, file in enumerate(files) for _, chunk in file.written]
         places = [(file, place.at, place.size, place.number or 0, framed) for file, place, framed in found]
-        beside = [(place.sha256, place.crcs) for _, place, _ in found]
+        beside = [(place.digest, place.crcs) for _, place, _ in found]
         columns, records = np.array(places, "i8").reshape(-1, 5).T, [file.record for file in files]
         beside = beside if {*beside} - {(None, None)} else []
         written = ((name, chunk.place.span) for file in files for name, chunk in file.written)
@@ -243,10 +243,10 @@ class StoredResults(LazyItems[WriteResult]):
         paths = [record.path for record in self.records]
         places = self.places(range(len(paths))).T.tolist()
         columns = zip(self.planned.rows(), places, self.beside or repeat((None, None), len(places)), strict=True)
-        for (name, _, data, offset), (file, at, size, number, framed), (sha256, crcs) in columns:
+        for (name, _, data, offset), (file, at, size, number, framed), (first, crcs) in columns:
             span = None if data else self.spans.get(name)
             number = number if crcs is None else None
-            place = Place(paths[file], at, size, recorded(name), sha256, number, crcs, span)
+            place = Place(paths[file], at, size, recorded(name), first, number, crcs, span)
             chunk = Chunk(tuple(offset), data[2] if data else (), place, bool(framed))
             yield (name, chunk.offset if data else None), chunk
 

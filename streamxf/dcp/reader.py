@@ -94,7 +94,7 @@ class ChainReaderMixin(StorageMixin):
         how = registry, weights_only, safe_globals, max_expansion, rename
         required = None if require == "default" else require
         access = Access.of(keys, trust, allow_unsigned, required, expect_save_id, *how)
-        self._access = access if require is not None else replace(access, require=None)
+        self._access = access.lenient() if require is None and len(access.keys) else access
         self._read = read
         self._facts: once.Facts | None = None
         self._sharing = ExitStack()

@@ -39,7 +39,7 @@ from streamxf.format.extra import Nesting
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.format.names import GLOBAL, metadata_name
 from streamxf.format.run import RunFacts
-from streamxf.keys import KeyRing, KeysLike
+from streamxf.keys import KeyRing, KeysLike, SignerLike
 from streamxf.report import SaveReport
 from streamxf.storage.opening import Location
 from streamxf.stream.encoder import block_log2_of
@@ -106,6 +106,7 @@ class ChainWriterMixin(StorageMixin):
         serialization_format: Any = None,
         chain: ChainsLike | None = None,
         keys: KeysLike = None,
+        signer: SignerLike | None = None,
         stock: Stock = "auto",
         block_size: int = 1 << DEFAULT_BLOCK_LOG2,
         progress: ProgressLike = False,
@@ -125,7 +126,7 @@ class ChainWriterMixin(StorageMixin):
             )
         if type(thread_count) is not int or thread_count < 1:
             raise ParameterError(f"thread_count={thread_count!r}: it is a whole number from 1")
-        self._extensions = extensions_of(_extensions)
+        self._extensions = extensions_of(_extensions).signed_by(signer)
         self._stock = check_stock(stock)
         self._for_torch = stock is True or not any(map(len, self._extensions.chains))
         self._block_log2 = block_log2_of(block_size)
@@ -406,6 +407,8 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
         pattern that fits counts, and ``*`` stands for any text. If one chain encrypts, all do.
     keys : Key, location, several of them or a KeyRing
         The key for ``encrypt`` in a chain's text form.
+    signer : SigningKey or location, optional
+        Signs what is saved, encrypted or not.
     stock : bool or "auto"
         Whether torch's own readers can read the checkpoint, with `Registry` for the codecs: they need a pickle of all
         chunks, which takes much time and memory to write and read where there are many. ``"auto"`` writes it up to

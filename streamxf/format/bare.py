@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,16 +19,21 @@ MAX_BARE = (limits.MAX_PART - 2**17) // CRC_BYTES * PIECE
 
 
 class PieceCrcs:
-    """The CRCs of an item whose bytes come one after the other, each of four bytes, little-endian."""
+    """The CRCs of an item whose bytes come one after the other, each of four bytes, little-endian; if it is `signed`,
+    in the end also `digests`, the SHA-256 of each piece.
+    """
 
-    def __init__(self) -> None:
-        self._done = bytearray()
+    def __init__(self, *, signed: bool = False) -> None:
+        self._done, self.digests = bytearray(), b""
         self._size = self._crc = 0
+        self._sha256 = hashlib.sha256() if signed else None
 
     def add(self, data: memoryview) -> None:
         for start in range(-(self._size % PIECE), len(data), PIECE):
             part = data[max(0, start) : start + PIECE]
             self._crc = crc32c.crc32c(part, self._crc)
+            if self._sha256 is not None:
+                self._sha256.update(part)
             self._size += len(part)
             if self._size % PIECE == 0:
                 self._end_piece()
@@ -40,6 +46,9 @@ class PieceCrcs:
     def _end_piece(self) -> None:
         self._done += self._crc.to_bytes(CRC_BYTES, "little")
         self._crc = 0
+        if self._sha256 is not None:
+            self.digests += self._sha256.digest()
+            self._sha256 = hashlib.sha256()
 
 
 def pieces_of(size: Any) -> Any:

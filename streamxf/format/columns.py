@@ -81,15 +81,16 @@ FILE = Column(13, 0, _chunks)
 AT = Column(14, 0, _chunks)
 BYTES = Column(15, 0, _chunks)
 NUMBER = Column(16, 0, lambda part: int(numpy.count_nonzero(part.coded)))
-SHA256 = Column(17, limits.DIGEST_BYTES, _chunks)
+FIRST_DIGEST = Column(17, 0, _chunks)
 CRCS = Column(18, CRC_BYTES, lambda part: part.crcs_at[-1])
 BEGIN = Column(19, 0, lambda part: part.values_at[-1])
 END = Column(20, 0, lambda part: part.values_at[-1])
 ITEM_COLUMNS = (
     *(NAME_ENDS, NAMES, MORE_ENDS, MORE, DTYPE, NDIM, SHAPE, COUNT, CHAIN),
-    *(OFFSET, SIZES, KIND, FILE, AT, BYTES, NUMBER, SHA256, CRCS, BEGIN, END),
+    *(OFFSET, SIZES, KIND, FILE, AT, BYTES, NUMBER, FIRST_DIGEST, CRCS, BEGIN, END),
 )
 SAME_IN_BAND = (NAME_ENDS, NAMES, DTYPE, NDIM, SHAPE, COUNT, CHAIN)
+DIGEST = Column(40, limits.DIGEST_BYTES, _rows)
 
 
 class PartEntry(NamedTuple):
@@ -284,6 +285,7 @@ class ItemRules:
     - `descriptors`: by chain, those of each `Place`.
     - `coded`: by chain, whether items are in containers.
     - `framed`: whether all tensors are, behind stream transforms.
+    - `signed`: whether there are digests.
     - `sizes`: bytes of each file, in the order in which chunks count them.
     """
 
@@ -291,7 +293,7 @@ class ItemRules:
     descriptors: tuple[tuple[str, ...], ...]
     coded: Any
     framed: bool
-    hashed: bool
+    signed: bool
     dtypes: tuple[str, ...]
     sizes: Any
 

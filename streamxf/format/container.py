@@ -10,7 +10,6 @@ stored; whoever decodes the last one must keep it back until the `End` event. Af
 from __future__ import annotations
 
 import enum
-import hashlib
 import struct
 import sys
 from array import array
@@ -23,6 +22,7 @@ import crc32c
 from streamxf.codecs.checksum import crc32c_of
 from streamxf.errors import BlockError, ContainerError
 from streamxf.format import limits
+from streamxf.format.digests import check_block, digest_of
 from streamxf.format.header import Header, header_size
 
 LAST = 1 << 31
@@ -55,15 +55,9 @@ def _damaged(index: int) -> BlockError:
     return BlockError("block CRC does not match: its stored bytes are damaged or belong elsewhere", block=index)
 
 
-def hash_of(head: bytes, payload: memoryview) -> bytes:
-    made = hashlib.sha256(head)
-    made.update(payload)
-    return made.digest()
-
-
 _FOOTER = struct.Struct("<QI8s")
 _LONE_TAIL = struct.Struct("<IQI8s")  # the length of an only block, and the footer
-_LENGTH_BYTES = 4
+LENGTH_BYTES = 4
 
 
 class Footer(NamedTuple):
@@ -85,37 +79,24 @@ class Footer(NamedTuple):
         return max(1, -(-self.raw_size // header.block_size))
 
 
-def tail_size(header: Header, blocks: int) -> int:
+def tail_size(blocks: int) -> int:
     """Bytes of table and footer."""
-    return entry_size(header) * blocks + limits.FOOTER_BYTES
+    return LENGTH_BYTES * blocks + limits.FOOTER_BYTES
 
 
-def entry_size(header: Header) -> int:
-    return _LENGTH_BYTES + (limits.DIGEST_BYTES if header.hashed else 0)
-
-
-def pack_tail(header_digest: bytes, lengths: Sequence[int], hashes: Sequence[bytes], raw_size: int) -> bytes:
-    """Table and footer of blocks whose payloads have `lengths`. `hashes` is empty, or has one for each block."""
-    packed = _swapped(array("I", lengths)).tobytes()
-    if hashes:
-        starts = range(0, len(packed), _LENGTH_BYTES)
-        packed = b"".join(packed[at : at + _LENGTH_BYTES] + each for at, each in zip(starts, hashes, strict=True))
-    covered = packed + struct.pack("<Q", raw_size)
+def pack_tail(header_digest: bytes, lengths: Sequence[int], raw_size: int) -> bytes:
+    """Table and footer of blocks whose payloads have `lengths`."""
+    covered = _swapped(array("I", lengths)).tobytes() + struct.pack("<Q", raw_size)
     crc = struct.pack("<I", crc32c.crc32c(header_digest[:16] + covered))
     return covered + crc + limits.FOOTER_MAGIC
 
 
-def table_digest(header_digest: bytes, tail: bytes) -> bytes:
-    """T of the format."""
-    return hashlib.sha256(header_digest + tail[: -4 - len(limits.FOOTER_MAGIC)]).digest()
-
-
 def lone_block(stored: memoryview, header: Header) -> tuple[memoryview, int] | None:
-    """The payload of a container with one block and no hashes, and the bytes that it decodes to; None for all others,
-    and if anything behind the header is wrong. All but these two is known, so nothing has to be parsed.
+    """The payload of a container with one block, and the bytes that it decodes to; None for all others, and if anything
+    behind the header is wrong. All but these two is known, so nothing has to be parsed.
     """
     begin, end = header.size + limits.BLOCK_HEAD_BYTES, len(stored) - _LONE_TAIL.size
-    if header.hashed or not begin <= end <= begin + stage_limit(header.block_size):
+    if not begin <= end <= begin + stage_limit(header.block_size):
         return None
     payload, (length, raw_size, crc, magic) = stored[begin:end], _LONE_TAIL.unpack_from(stored, end)
     known = length == len(payload) and raw_size <= header.block_size and magic == limits.FOOTER_MAGIC
@@ -130,27 +111,17 @@ class Table:
     that is mostly a hole, with a table as large as itself, fails at the first zeros.
 
     - `ends`: where each block's payload ends, from the container's first byte, as far as they were read.
-    - `hashes`: each block's SHA-256, where the container is hashed.
-    - `digest`: T of the format, once all was read.
     """
 
     def __init__(self, header: Header) -> None:
         self.ends = array("Q")
-        self.hashes: list[bytes] = []
-        self.digest = b""
         self._header = header
         self._limit = stage_limit(header.block_size)
         self._crc = crc32c.crc32c(header.digest[:16])
-        self._sha256 = hashlib.sha256(header.digest)
 
     def feed(self, data: bytes) -> None:
         """Take the next entries, whole ones; raises ContainerError if one of them is impossible."""
         self._crc = crc32c.crc32c(data, self._crc)
-        self._sha256.update(data)
-        if self._header.hashed:
-            starts = range(0, len(data), entry_size(self._header))
-            self.hashes += [data[at + _LENGTH_BYTES : at + entry_size(self._header)] for at in starts]
-            data = b"".join(data[at : at + _LENGTH_BYTES] for at in starts)
         lengths = _swapped(array("I", data))
         if max(lengths) > self._limit or (0 in lengths and len(self.ends) + len(lengths) > 1):
             raise ContainerError("the table is malformed: blocks are too long, or have no bytes")
@@ -161,7 +132,7 @@ class Table:
 
     def finish(self, footer: Footer, container_size: int) -> None:
         """Compare the table with the footer behind it; ContainerError if damaged, or not that of the container."""
-        blocks, size = footer.blocks(self._header), self.ends[-1] + tail_size(self._header, len(self.ends))
+        blocks, size = footer.blocks(self._header), self.ends[-1] + tail_size(len(self.ends))
         if len(self.ends) != blocks or container_size != size:
             raise ContainerError(
                 f"the footer says {blocks} blocks, and the table a container of {size} bytes; this one has "
@@ -170,8 +141,12 @@ class Table:
         sizes = struct.pack("<Q", footer.raw_size)
         if crc32c.crc32c(sizes, self._crc) != footer.crc:
             raise ContainerError("the CRC of table and footer does not match: they are damaged, or another container's")
-        self._sha256.update(sizes)
-        self.digest = self._sha256.digest()
+
+    def edges(self, raw_size: int) -> bytes:
+        """The SHA-256 of the container's header, table and footer, once all was read."""
+        begins = [self._header.size, *self.ends[:-1]]
+        lengths = [end - begin - limits.BLOCK_HEAD_BYTES for begin, end in zip(begins, self.ends, strict=True)]
+        return digest_of(self._header.pack(), pack_tail(self._header.digest, lengths, raw_size))
 
 
 def _swapped(lengths: array[int]) -> array[int]:
@@ -203,10 +178,11 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Table and footer match the blocks that came before; `table_digest` is T of the format."""
+    """Table and footer match the blocks that came before; `edges` as of `Table`."""
 
     raw_size: int
-    table_digest: bytes
+    edges: bytes
+    blocks: int
 
 
 Event = Header | Block | End
@@ -227,7 +203,6 @@ class ContainerParser:
         self._step: Callable[[], Event | NeedData] = self._header
         self.position = 0  # where the last event ended, counted from the container's first byte
         self._ends = array("Q")
-        self._hashes: list[bytes] = []
 
     def feed(self, data: bytes | memoryview) -> None:
         self._buffer += data
@@ -286,8 +261,6 @@ class ContainerParser:
         payload = memoryview(self._take(stored_size))
         error = self._damage(stored, index, last, payload)
         self._ends.append(self.position)
-        if self._parsed.hashed:
-            self._hashes.append(hash_of(stored, payload))
         if last:
             self._step = self._tail
         return Block(index, last, payload, error)
@@ -303,33 +276,31 @@ class ContainerParser:
 
     def _tail(self) -> Event | NeedData:
         # each part of the table is checked as soon as it is there
-        size = entry_size(self._parsed)
         known = len(self._table.ends)
-        count = min(len(self._ends) - known, len(self._buffer) // size)
+        count = min(len(self._ends) - known, len(self._buffer) // LENGTH_BYTES)
         if count:
-            self._table.feed(self._take(count * size))
+            self._table.feed(self._take(count * LENGTH_BYTES))
             stop = known + count
             if self._table.ends[known:] != self._ends[known:stop]:
                 raise ContainerError("the table contradicts the blocks")
-            if self._table.hashes[known:] != self._hashes[known:stop]:
-                raise BlockError("a block's hash does not match the table's: one of them was altered")
         if len(self._table.ends) < len(self._ends) or len(self._buffer) < limits.FOOTER_BYTES:
             return NEED_DATA
         footer = Footer.parse(self._take(limits.FOOTER_BYTES))
         self._table.finish(footer, self.position)
         self._step = self._done
-        return End(footer.raw_size, self._table.digest)
+        return End(footer.raw_size, self._table.edges(footer.raw_size), len(self._ends))
 
     def _done(self) -> NeedData:
         return NEED_DATA
 
 
 def check_stored(
-    stored: memoryview, index: int, header: Header, *, last: bool, expected_hash: bytes | None = None, crc: bool = True
+    stored: memoryview, index: int, header: Header, *, last: bool, digests: bytes | None = None, crc: bool = True
 ) -> memoryview:
     """Check a stored block that was found by the table, and return its payload. Raises BlockError if it does not end
     where the table says, is last where it should not be, or is damaged.
 
+    - `digests`: those of all blocks, where they are known.
     - `crc`: whether to compare the CRC; not before a tag over the same bytes is.
     """
     payload = stored[limits.BLOCK_HEAD_BYTES :]
@@ -339,6 +310,5 @@ def check_stored(
         raise BlockError("block does not end where the table says, or is last where it should not be", block=index)
     if crc and head != pack_head(header.digest, index, last, payload):
         raise _damaged(index)
-    if expected_hash is not None and hash_of(head, payload) != expected_hash:
-        raise BlockError("the block's hash does not match the table's: one of them was altered", block=index)
+    check_block(digests, index, stored)
     return payload

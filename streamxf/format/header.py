@@ -18,7 +18,7 @@ from streamxf.errors import ContainerError, DescriptorError, shorten
 from streamxf.format import limits
 from streamxf.format.items import coded_dtype, elements_size, known_dtype, stored_width
 
-KEYED, BOUND, PUBLISHED, HASHED = 1, 2, 4, 8
+KEYED, BOUND, PUBLISHED = 1, 2, 4
 
 _FIXED = struct.Struct("<8s4sBHH16s")
 _IDENTITY = struct.Struct("<16sQBBBB")
@@ -147,7 +147,6 @@ class Header:
 
     - `chain`: descriptors in save order, without fragments; stream transforms, which come first, begin with ``!``.
     - `published`: whether streamxf's own DCP writer made it as part of a checkpoint; then it is bound, too.
-    - `hashed`: whether the table has a SHA-256 for each block.
     - `informative`: flags that readers ignore.
     - `seal`: 32 bytes, in a keyed stream, that is one whose chain encrypts.
     - `keyed`, `size`, `body`, `digest`: whether its chain encrypts, its bytes, those before the seal, the format's H.
@@ -158,7 +157,6 @@ class Header:
     salt: bytes
     identity: Identity | None = None
     published: bool = False
-    hashed: bool = False
     informative: int = 0
     seal: bytes | None = None
     keyed: bool = field(init=False, repr=False, compare=False)
@@ -180,7 +178,7 @@ class Header:
                 "only a published container without stream transforms holds a tensor's elements, or values"
             )
         identity = self.identity.pack() if self.identity is not None else b""
-        flags = KEYED * self.keyed | BOUND * bool(identity) | PUBLISHED * self.published | HASHED * self.hashed
+        flags = KEYED * self.keyed | BOUND * bool(identity) | PUBLISHED * self.published
         format_bytes = bytes((limits.VERSION, limits.SUITE, flags, self.informative))
         fields = format_bytes, self.block_log2, len(text), len(identity), self.salt
         self.body = _FIXED.pack(limits.CONTAINER_MAGIC, *fields) + text + identity
@@ -196,13 +194,13 @@ class Header:
         return self.chain[_Chain.of(self.chain).transforms :]
 
     @classmethod
-    def expected(cls, data: bytes, chain: tuple[str, ...], identity: Identity, hashed: bool) -> Header | None:
+    def expected(cls, data: bytes, chain: tuple[str, ...], identity: Identity) -> Header | None:
         """The header at the start of `data`, if it is the one that a published container of this item must have; else
         None. All but its block size, salt, seal and informative flags is known, so nothing has to be parsed.
         """
         try:
             _, format_bytes, block_log2, _, _, salt = _FIXED.unpack_from(data)
-            header = cls(block_log2, chain, salt, identity, True, hashed, format_bytes[-1])
+            header = cls(block_log2, chain, salt, identity, True, format_bytes[-1])
         except (ContainerError, struct.error):  # of which `parse` says what it is
             return None
         stored = data[: header.size]
@@ -233,8 +231,7 @@ class Header:
             raise ContainerError("the header's chain is not ASCII") from None
         chain = tuple(text.split("\n")) if text else ()
         identity = Identity.parse(data[identity_at : identity_at + ident_len]) if ident_len else None
-        published, hashed = bool(flags & PUBLISHED), bool(flags & HASHED)
-        header = cls(block_log2, chain, salt, identity, published, hashed, informative, _seal_in(data, flags))
+        header = cls(block_log2, chain, salt, identity, bool(flags & PUBLISHED), informative, _seal_in(data, flags))
         if header.keyed != bool(flags & KEYED):
             raise ContainerError("the header's flag for encryption contradicts its chain")
         return header
@@ -278,7 +275,7 @@ def header_size(start: bytes) -> int:
     magic, format_bytes, _, chain_len, ident_len, _ = _FIXED.unpack_from(start)
     if magic != limits.CONTAINER_MAGIC:
         raise ContainerError("this is not a streamxf container: it begins with other bytes")
-    if fault := format_fault(format_bytes, KEYED | BOUND | PUBLISHED | HASHED):
+    if fault := format_fault(format_bytes, KEYED | BOUND | PUBLISHED):
         raise ContainerError(f"the container {fault}")
     flags = format_bytes[2]
     contradicts = bool(flags & BOUND) != bool(ident_len) or (flags & PUBLISHED and not ident_len)

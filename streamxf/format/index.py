@@ -19,6 +19,7 @@ from streamxf.errors import DescriptorError, MetadataError
 from streamxf.format import columns as col
 from streamxf.format import fields, limits
 from streamxf.format.columns import Array, Column, IndexPart, ItemRules, PartEntry, TooLarge, largest_part, pack_part
+from streamxf.format.digests import Digests
 from streamxf.format.header import Kind
 from streamxf.format.items import Chunk, Item, Place, TensorItem, coded_dtype, known_dtype
 from streamxf.format.run import RunFacts
@@ -62,7 +63,7 @@ class Index:
       An item has one of them, behind the transforms, in its places.
     - `files`: by path, in the order of paths.
     - `items`: by name, in the order of names. Those of a large index are read and checked when they are asked for.
-    - `hashed`: whether the containers carry a SHA-256 for each block.
+    - `digests`: of all that is stored, where it is signed.
     - `modules`: third-party packages that provide codecs.
     - `packages`: versions of the packages that wrote the checkpoint.
     - `extra`: values that planners added to DCP's metadata, as `to_json` writes them.
@@ -75,7 +76,7 @@ class Index:
     chains: tuple[tuple[str, ...], ...]
     files: Mapping[str, File]
     items: Mapping[str, Item]
-    hashed: bool = False
+    digests: Digests | None = None
     modules: tuple[str, ...] = ()
     packages: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -95,11 +96,13 @@ class Index:
             "chains": self.chains,
             "dtypes": [*map(coded_dtype, dtypes)],
             "files": [*self._packed_files(files, parts)],
-            "items": [*packed_bands(self.items, numbers, dtypes, self._recorded, self.hashed, parts)],
+            "items": [*packed_bands(self.items, numbers, dtypes, self._recorded, self.digests, parts)],
             "modules": self.modules,
             "packages": self.packages,
             "extra": self.extra,
         }
+        if self.digests is not None:
+            content["digests"] = [*self.digests.packed(parts)]
         if len(dtypes) > limits.MAX_DTYPES:
             raise MetadataError(f"there are {len(dtypes)} dtypes, {limits.MAX_DTYPES} are allowed")
         if self.run is not None:
@@ -126,12 +129,12 @@ class Index:
             yield entry
 
     @classmethod
-    def parse(cls, root: memoryview, read: Read, size: int, *, hashed: bool = False, lazy: bool = False) -> Index:
-        """Read an index whose parts `read` gives, `size` bytes together; `hashed` says whether it is signed, and `lazy`
-        that `items` shall be an `ItemTable` even of a small one, of whose parts only the digests are compared at once.
+    def parse(cls, root: memoryview, read: Read, size: int, *, lazy: bool = False) -> Index:
+        """Read an index whose parts `read` gives, `size` bytes together; `lazy` says that `items` shall be an
+        `ItemTable` even of a small one, of whose parts only the digests are compared at once.
         """
         with collector_paused():
-            return _Root(fields.parse_json(root, "the index"), read, size, hashed).index(lazy)
+            return _Root(fields.parse_json(root, "the index"), read, size).index(lazy)
 
     @property
     def keyed(self) -> bool:
@@ -145,11 +148,10 @@ class Index:
 
 
 class _Root:
-    def __init__(self, content: Any, read: Read, size: int, hashed: bool) -> None:
+    def __init__(self, content: Any, read: Read, size: int) -> None:
         self._read = read
         self._size = size
-        self._hashed = hashed
-        self._content = fields.exact(content, _MEMBERS, frozenset({"run"}), "it")
+        self._content = fields.exact(content, _MEMBERS, frozenset({"run", "digests"}), "it")
         self._at = 0  # where the next part begins
 
     def index(self, lazy: bool) -> Index:
@@ -185,7 +187,8 @@ class _Root:
         bands = [self._band(entry) for entry in fields.array(content["items"], "items")]
         if any(one.last >= two.first for one, two in pairwise(bands)):
             fields.bad("bands of items do not rise")
-        about = bool(transforms), self._hashed, tuple(dtypes), [file.size for file in files.values()]
+        digests = Digests(self._parts(content["digests"]), self._read) if "digests" in content else None
+        about = bool(transforms), digests is not None, tuple(dtypes), [file.size for file in files.values()]
         rules = ItemRules(rank, tuple(recorded), [*map(bool, chains)], *about)
         if self._at != self._size:
             fields.bad("the parts are not those that it names")
@@ -195,7 +198,7 @@ class _Root:
         for part in parts if lazy and small else ():
             part.check(self._read(part.at, part.size))
         items: Mapping[str, Item] = table.whole() if small and not lazy else table
-        return Index(save_id, rank, transforms, chains, files, items, self._hashed, modules, packages, extra, run)
+        return Index(save_id, rank, transforms, chains, files, items, digests, modules, packages, extra, run)
 
     def _read_descriptors(self, texts: Any, member: str) -> tuple[str, ...]:
         for text in fields.array(texts, member):
@@ -281,6 +284,7 @@ class ChunkColumns(Sequence[Chunk]):
         return dict(zip(_NUMBERS, (*(side.ravel() for side in self.boxes), kinds, *self.places[:4]), strict=True))
 
 
+_Files = Mapping[str, tuple[int, int]]  # their ordinals, and those of their first digests
 _Coded = tuple[Item, Sequence[Chunk], bytes]  # an item, its chunks by their offsets, and what else there is to say
 
 
@@ -289,18 +293,19 @@ def packed_bands(
     files: Mapping[str, int],
     dtypes: list[str],
     chains: Mapping[tuple[str, ...], int],
-    hashed: bool,
+    digests: Digests | None,
     parts: list[bytes],
 ) -> Iterator[dict[str, Any]]:
     """What the root says of bands; their parts are added to `parts`. `files` and `chains` are ordinals."""
     kinds = {dtype: number for number, dtype in enumerate(dtypes, 1)}
-    left_out = {*(() if hashed else [col.SHA256])}
+    left_out = {*([col.FIRST_DIGEST] if digests is None else [])}
+    places = {path: (number, digests.bases.get(path, 0) if digests else 0) for path, number in files.items()}
     for band in _bands(map(items.__getitem__, sorted(items))):
         about = _about(band, kinds, chains)
         step = max(1, _ROWS // len(band))
         while True:
             try:
-                found = [*_parts(band, about, files, left_out, step)]
+                found = [*_parts(band, about, places, left_out, step)]
                 break
             except TooLarge:
                 if step == 1:
@@ -377,7 +382,7 @@ def _about(band: list[_Coded], dtypes: Mapping[str, int], chains: Mapping[tuple[
 
 
 def _parts(
-    band: list[_Coded], about: Mapping[Column, Any], files: Mapping[str, int], left_out: set[Column], step: int
+    band: list[_Coded], about: Mapping[Column, Any], files: _Files, left_out: set[Column], step: int
 ) -> Iterator[tuple[bytes, dict[str, Any]]]:
     for begin in range(0, max(len(chunks) for _, chunks, _ in band) or 1, step):
         found = [(all_[begin : begin + step], isinstance(item, TensorItem)) for item, all_, _ in band]
@@ -392,7 +397,7 @@ _NUMBERS = (col.OFFSET, col.SIZES, col.KIND, col.FILE, col.AT, col.BYTES, col.NU
 _ALL_NUMBERS = *_NUMBERS, col.BEGIN, col.END
 
 
-def _of_chunks(found: list[tuple[Sequence[Chunk], bool]], files: Mapping[str, int]) -> dict[Column, Any]:
+def _of_chunks(found: list[tuple[Sequence[Chunk], bool]], files: _Files) -> dict[Column, Any]:
     """The columns of chunks of several items, each with whether it is a tensor."""
     if any(isinstance(some, ChunkColumns) for some, _ in found):
         each = [
@@ -405,9 +410,9 @@ def _of_chunks(found: list[tuple[Sequence[Chunk], bool]], files: Mapping[str, in
     return _of_objects(chunks, tensors, files)
 
 
-def _of_objects(chunks: list[Chunk], tensors: list[bool], files: Mapping[str, int]) -> dict[Column, Any]:
+def _of_objects(chunks: list[Chunk], tensors: list[bool], files: _Files) -> dict[Column, Any]:
     offsets, shapes, places, framed = zip(*chunks, strict=True) if chunks else ((),) * 4
-    paths, at, sizes, _, sha256, numbers, crcs, spans = zip(*places, strict=True) if places else ((),) * 8
+    paths, at, sizes, _, digests, numbers, crcs, spans = zip(*places, strict=True) if places else ((),) * 8
     of_tensors = [Kind.FRAMED if frame else Kind.TENSOR for frame in framed]
     kinds_of = zip([Kind.OBJECT if span is None else Kind.VALUE for span in spans], of_tensors, strict=True)
     inside = [span for span, number in zip(spans, numbers, strict=True) if span is not None and number is not None]
@@ -415,11 +420,11 @@ def _of_objects(chunks: list[Chunk], tensors: list[bool], files: Mapping[str, in
         col.OFFSET: [*chain.from_iterable(offsets)],
         col.SIZES: [*chain.from_iterable(shapes)],
         col.KIND: [kinds[tensor] for kinds, tensor in zip(kinds_of, tensors, strict=True)],
-        col.FILE: [files[path] for path in paths],
+        col.FILE: [files[path][0] for path in paths],
         col.AT: at,
         col.BYTES: sizes,
         col.NUMBER: [number or 0 for number, bare in zip(numbers, crcs, strict=True) if bare is None],
-        col.SHA256: b"".join(digest or b"" for digest in sha256),
+        col.FIRST_DIGEST: [files[path][1] + (first or 0) for path, first in zip(paths, digests, strict=True)],
         col.CRCS: b"".join(each or b"" for each in crcs),
         col.BEGIN: [begin for begin, _ in inside],
         col.END: [end for _, end in inside],

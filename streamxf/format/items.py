@@ -115,7 +115,7 @@ class Place(NamedTuple):
     - `file`: path relative to the checkpoint.
     - `descriptors`: of what the data passed on save, in that order, as the metadata has them. Stream transforms have a
       ``!`` before them where the metadata tells them from codecs.
-    - `sha256`: T of the container, where the containers are hashed.
+    - `digest`: the ordinal of its first digest, where an index is signed.
     - `number`: that of the container, among those of its writer, where an index says it.
     - `crcs`: where an index says that there is no container, the CRC-32C of each MiB, as four bytes, little-endian.
     - `span`: of a value, where it begins and ends in the stream, which other values may share; None of all else.
@@ -125,7 +125,7 @@ class Place(NamedTuple):
     at: int
     size: int
     descriptors: tuple[str, ...]
-    sha256: bytes | None = None
+    digest: int | None = None
     number: int | None = None
     crcs: bytes | None = None
     span: tuple[int, int] | None = None

@@ -9,17 +9,19 @@ import crc32c
 
 from streamxf.errors import ContainerError, UnsupportedError
 from streamxf.format.header import format_fault
-from streamxf.format.limits import FORMAT, MAX_KEY_LINE, PLAIN_MAGIC, SEAL_MAGIC
+from streamxf.format.limits import DIGEST_BYTES, FORMAT, MAX_KEY_LINE, PLAIN_MAGIC, SEAL_MAGIC
 
 PREFIX_START_BYTES = 16
-SEAL_END_BYTES = 16
+SEAL_END_BYTES = 20
 
-_WORD = struct.Struct("<I")
+_WORD, _WORDS = struct.Struct("<I"), struct.Struct("<II")
 
 
-def contents_digest(table_digest: bytes, format_bytes: bytes = FORMAT) -> bytes:
-    """D of the format: the digest that a plain file's vouchers cover."""
-    return hashlib.sha256(b"streamxf/1 plain" + format_bytes + table_digest).digest()
+def contents_digest(digests: bytes, format_bytes: bytes = FORMAT) -> bytes:
+    """D of the format: the digest that a plain file's vouchers cover. `digests` is that of the container's header,
+    table and footer, and in a signed file those of the blocks behind it.
+    """
+    return hashlib.sha256(b"streamxf/1 plain" + format_bytes + digests).digest()
 
 
 def pack_prefix(wrapped: str, format_bytes: bytes = FORMAT) -> bytes:
@@ -49,27 +51,29 @@ def parse_prefix(data: bytes) -> tuple[str, bytes]:
     return wrapped, data[8:12]
 
 
-def pack_seal(vouchers: str) -> bytes:
+def pack_seal(vouchers: str, digests: bytes = b"") -> bytes:
+    """What stands behind the container: the digests of a signed file, and the seal."""
     text = vouchers.encode("ascii")
-    data = text + _WORD.pack(len(text))
-    return data + _WORD.pack(crc32c.crc32c(data)) + SEAL_MAGIC
+    data = text + _WORD.pack(len(digests) // DIGEST_BYTES) + _WORD.pack(len(text))
+    return digests + data + _WORD.pack(crc32c.crc32c(data)) + SEAL_MAGIC
 
 
 def seal_size(end: bytes) -> int:
-    """The whole seal's bytes, from a file's last 16; raises ContainerError if they end no encrypted plain file."""
-    if len(end) != SEAL_END_BYTES or end[8:] != SEAL_MAGIC:
+    """Bytes of seal and digests, from a file's last 20; raises ContainerError if they end no encrypted plain file."""
+    if len(end) != SEAL_END_BYTES or end[12:] != SEAL_MAGIC:
         raise ContainerError("the file has no valid seal at its end: it was truncated or appended to")
-    size = int(_WORD.unpack_from(end)[0])
+    count, size = _WORDS.unpack_from(end)
     if not 1 <= size <= MAX_KEY_LINE:
         raise ContainerError(f"the file's seal says it has {size} bytes of vouchers, 1 to {MAX_KEY_LINE} are allowed")
-    return size + SEAL_END_BYTES
+    return int(count) * DIGEST_BYTES + int(size) + SEAL_END_BYTES
 
 
-def parse_seal(data: bytes) -> str:
+def parse_seal(data: bytes) -> tuple[str, bytes]:
+    """The vouchers, and the digests that `data` begins with."""
     if len(data) != seal_size(data[-SEAL_END_BYTES:]):
         raise ContainerError("the file's seal has another size than it says")
-    body = data[: -len(SEAL_MAGIC)]
-    return _checked(body, data[:-SEAL_END_BYTES], "seal")
+    at = int(_WORD.unpack_from(data, len(data) - SEAL_END_BYTES)[0]) * DIGEST_BYTES
+    return _checked(data[at : -len(SEAL_MAGIC)], data[at:-SEAL_END_BYTES], "seal"), data[:at]
 
 
 def _checked(data: bytes, text: bytes, where: str) -> str:

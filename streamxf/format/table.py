@@ -71,7 +71,7 @@ class ItemParts:
         self._owners: dict[tuple[bytes, int | None], tuple[Any, ...]] = {}  # the chunks that were given away
         self.tiled: set[tuple[int, int]] = set()  # band and row of items whose chunks were checked as a whole
         self._lately = 0.0  # how far behind the begin of its band the last part that was asked for is
-        self._first = [column for column in col.ITEM_COLUMNS if rules.hashed or column is not col.SHA256]
+        self._first = [column for column in col.ITEM_COLUMNS if rules.signed or column is not col.FIRST_DIGEST]
         self._further = [column for column in self._first if column not in (col.MORE_ENDS, col.MORE)]
 
     def __deepcopy__(self, memo: Any) -> Self:
@@ -195,7 +195,7 @@ class ItemParts:
             part[col.AT][begin:end].tolist(),
             part[col.BYTES][begin:end].tolist(),
             descriptors,
-            (part.value(col.SHA256, at) for at in range(begin, end)) if self.rules.hashed else repeat(None),
+            part[col.FIRST_DIGEST][begin:end].tolist() if self.rules.signed else repeat(None),
             numbers,
             crcs,
             part.spans_of_values(begin, end),

@@ -84,8 +84,8 @@ class Trailer:
 
 @dataclass(frozen=True, slots=True)
 class Sections:
-    """Root (a Zstandard frame) and keys (lines of ASCII, empty if not encrypted) of a metadata file, as they are
-    stored, and its format bytes; `label` separates kinds of vouched contents.
+    """Root (a Zstandard frame) and keys (lines of ASCII, empty if neither encrypted nor signed) of a metadata file, as
+    they are stored, and its format bytes; `label` separates kinds of vouched contents.
 
     - `pickled`: whether the file begins with a pickle for torch's own readers.
     - `read`: gives bytes of the file, from a position, so many; its head comes first, then its parts.
@@ -127,14 +127,16 @@ class Sections:
         return made.digest()
 
     def key_lines(self) -> tuple[str, str] | None:
-        """The publisher's wrapped data key and vouchers; None without keys. Raises MetadataError for other bytes."""
+        """The publisher's wrapped data key, empty if it is signed alone, and vouchers; None without keys. Raises
+        MetadataError for other bytes.
+        """
         if not self.keys:
             return None
         try:
             lines = bytes(self.keys).decode("ascii").split("\n")
         except UnicodeDecodeError:
             raise MetadataError("the metadata's keys are not ASCII") from None
-        if len(lines) != 2 or max(map(len, lines)) > limits.MAX_KEY_LINE:
+        if len(lines) != 2 or not lines[1] or max(map(len, lines)) > limits.MAX_KEY_LINE:
             raise MetadataError("the metadata's keys are malformed")
         return lines[0], lines[1]
 

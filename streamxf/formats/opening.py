@@ -42,6 +42,9 @@ def open_source(storage: Storage, access: Access = _NOTHING, *, listing: bool = 
     kind = kind_of(storage)
     if kind is Format.DCP:
         return Checkpoint.at(storage, access, listing=listing)
+    if not len(access.keys):  # which concern checkpoints of DCP alone, beside others
+        with located(file=storage.label()):
+            access.refuse_bare("this")
     if not isinstance(kind, Format):
         return open_layout(storage, kind, access)
     if kind is Format.PLAIN:
@@ -168,7 +171,7 @@ def contents_of(source: Source) -> Contents:
     indexed = any(metadata.index is not None for metadata in source.metadata)
     own = indexed or any(text.startswith("streamxf.") for chain in descriptors for text in chain)
     sets = [keys for metadata in source.metadata if (keys := metadata.keys) is not None]
-    signers = dict.fromkeys(keys.signer for keys in sets if keys.signer is not None)
+    signers = dict.fromkeys(signer for metadata in source.metadata for signer in metadata.signers)
     fragments = (text.partition("#") for chain in descriptors for text in chain)
     wrapped = sorted({fragment for name, _, fragment in fragments if fragment and name.startswith(f"{Encrypt.name}/")})
     readers = [*(keys.readers[0] for keys in sets), *map(KeySet.readers_of, wrapped)]

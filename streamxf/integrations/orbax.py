@@ -59,8 +59,7 @@ class ChainHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # orbax i
         tuples. What orbax itself has saved is restored by orbax, unless the chain encrypts.
         """
         if os.path.exists(f"{directory}/{_STOCK}") and not os.path.exists(f"{directory}/{GLOBAL}"):
-            if self._access.require is not None:
-                raise self._access.not_encrypted("the checkpoint")
+            self._access.refuse_bare("the checkpoint")
             stock = "PyTree" if isinstance(args, ocp.args.PyTreeRestore) else "Standard"
             given = getattr(ocp.args, f"{stock}Restore")() if type(args) in (type(None), ChainRestore) else args
             return getattr(ocp, f"{stock}CheckpointHandler")().restore(directory, args=given)

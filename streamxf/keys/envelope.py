@@ -25,17 +25,18 @@ from streamxf.errors import (
     shorten,
 )
 from streamxf.keys.key import KeyProvider, Uncopied, decode_b64url, derive, encode_b64url, statement, wrong_voucher
-from streamxf.keys.pair import SigningKey, VerifyKey
+from streamxf.keys.pair import SIGNATURES, SigningKey, VerifyKey
 from streamxf.lazy import keywrap
 
 DEK_BYTES = 32
-MAX_ENTRY = 6144
+MAX_ENTRY = 2**14
 MAX_RECIPIENTS = 16
+MAX_SIGNATURES = 4
 
-WRAPPED_KEY = re.compile(rb"dek=[0-9a-f]{64}(?:&w=[a-z0-9-]{1,32}:[0-9a-f]{16}:[A-Za-z0-9_-]{1,8192}){1,16}")
+WRAPPED_KEY = re.compile(rb"dek=[0-9a-f]{64}(?:&w=[a-z0-9-]{1,32}:[0-9a-f]{16}:[A-Za-z0-9_-]{1,21846}){1,16}")
 """What looks like an `Envelope`, among other bytes."""
 
-_ENTRY = re.compile(r"([a-z0-9-]{1,32}):([0-9a-f]{16}):(.*)", re.ASCII)
+_ENTRY = re.compile(r"([a-z0-9+-]{1,32}):([0-9a-f]{16}):(.*)", re.ASCII)
 _ENVELOPE = re.compile(r"dek=([0-9a-f]{64})((?:&w=[A-Za-z0-9:_-]+)+)", re.ASCII)
 
 
@@ -92,7 +93,7 @@ class DataKey(Uncopied):
 
 @dataclass(frozen=True)
 class Entry:
-    """A wrapped data key or a voucher, by the key of this kind and id: 1 to 6144 bytes of `data`."""
+    """A wrapped data key, a voucher or a signature, by the key of this kind and id: 1 to 16,384 bytes of `data`."""
 
     kind: str
     key_id: str
@@ -210,7 +211,7 @@ def breach(key: KeyProvider, reason: str) -> ParameterError:
 Ask = Callable[[KeyProvider, str, bytes, bytes], Any]
 
 _FORM = re.compile(
-    r"mac=([0-9a-f]{64})((?:&v=(?!hpke-)[A-Za-z0-9:_-]+)*)(?:&sig=([0-9a-f]{16}):([A-Za-z0-9_-]{86}))?", re.ASCII
+    r"(?:mac=([0-9a-f]{64})((?:&v=(?!hpke-)[A-Za-z0-9:_-]+)*)|(?=sig=))((?:(?:^|&)sig=[A-Za-z0-9+:_-]+){0,4})", re.ASCII
 )
 
 
@@ -219,12 +220,13 @@ class Vouchers:
     """Proofs of who wrote contents, over their digest.
 
     The MAC, HMAC-SHA256 under the data key, also covers the wrapped data key, and so authenticates the list of
-    recipients. An entry follows for each recipient whose key vouches, in the order of the `Envelope`, and a signature.
+    recipients. An entry follows for each recipient whose key vouches, in the order of the `Envelope`, and signatures.
+    Contents that are not encrypted have these alone.
     """
 
     mac: bytes
     entries: tuple[Entry, ...] = ()
-    signature: tuple[str, bytes] | None = None  # the signer's id, and 64 bytes
+    signatures: tuple[Entry, ...] = ()  # of any kind, also those that nobody here knows
 
     @classmethod
     def make(
@@ -236,24 +238,35 @@ class Vouchers:
         signer: SigningKey | None = None,
         *,
         kept: tuple[Entry, ...] = (),
-        signature: tuple[str, bytes] | None = None,
+        signatures: tuple[Entry, ...] = (),
     ) -> Self:
         """Vouch for contents, with all of `recipients` that can.
 
         `digest` is D of the format, and `wrapped` the wrapped data key as it is stored with the contents. Vouchers
-        that were `kept`, and a `signature` in the place of a new one, must be for the same digest. Raises
-        ParameterError if the vouchers are too long, or a key provider breaks its protocol, and KeyServiceError if a
-        service that holds a key cannot be reached.
+        that were `kept`, and `signatures` beside a new one, must be for the same digest. Raises ParameterError if the
+        vouchers are too long, or a key provider breaks its protocol, and KeyServiceError if a service that holds a key
+        cannot be reached.
         """
-        if signer is not None:
-            signature = (signer.id, signer.sign(statement(digest)))
         there = [entry.key for entry in kept]
         fresh = (key for key in recipients if key.vouches and (key.kind, key.id) not in there)
         entries = kept + tuple(Entry.of(key, "vouch", ask(key, "vouch", digest)) for key in fresh)
-        vouchers = cls(_mac(data_key, digest, wrapped), entries, signature)
-        if reason := fault(str(vouchers), entries):
+        made = cls(_mac(data_key, digest, wrapped), entries, signatures)
+        return made.with_signature(digest, signer) if signer is not None else made._checked()
+
+    def with_signature(self, digest: bytes, signer: SigningKey) -> Self:
+        """The same with a signature by `signer`, in place of an older one of that key; ParameterError if there are
+        four by others.
+        """
+        others = tuple(each for each in self.signatures if each.key != (signer.kind, signer.id))
+        own = Entry(signer.kind, signer.id, signer.sign(signer.statement(digest)))
+        return replace(self, signatures=(*others, own))._checked()
+
+    def _checked(self) -> Self:
+        if len(self.signatures) > MAX_SIGNATURES:
+            raise ParameterError(f"there are {MAX_SIGNATURES} signatures already, which is the most")
+        if reason := fault(str(self), self.entries):
             raise ParameterError(f"vouchers: {reason}")
-        return vouchers
+        return self
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -261,16 +274,19 @@ class Vouchers:
         match = _FORM.fullmatch(text.partition("&_")[0])  # later versions give the rest a meaning
         if match is None:
             raise DescriptorError(f"vouchers {shorten(text)!r} are not of the form mac=...&v=kind:key_id:data&sig=...")
-        entries = tuple(map(Entry.parse, match[2].split("&v=")[1:]))
-        if reason := fault(text, entries):
+        entries = tuple(map(Entry.parse, (match[2] or "").split("&v=")[1:]))
+        signatures = tuple(map(Entry.parse, f"&{match[3].lstrip('&')}".split("&sig=")[1:]))
+        reason = fault(text, entries) or fault("", signatures)
+        for each in signatures:
+            if each.kind in SIGNATURES and len(each.data) != SIGNATURES[each.kind].signature:
+                reason = f"a signature of {each.kind} has {len(each.data)} bytes"
+        if reason:
             raise DescriptorError(f"vouchers: {reason}")
-        return cls(bytes.fromhex(match[1]), entries, (match[3], decode_b64url(match[4])) if match[3] else None)
+        return cls(bytes.fromhex(match[1] or ""), entries, signatures)
 
     def __str__(self) -> str:
-        parts = [f"mac={self.mac.hex()}", *(f"v={entry}" for entry in self.entries)]
-        if self.signature is not None:
-            parts.append(f"sig={self.signature[0]}:{encode_b64url(self.signature[1])}")
-        return "&".join(parts)
+        parts = [f"mac={self.mac.hex()}"] if self.mac else []
+        return "&".join([*parts, *(f"v={each}" for each in self.entries), *(f"sig={each}" for each in self.signatures)])
 
     def check(self, digest: bytes, wrapped: str, data_key: DataKey, key: KeyProvider, ask_once: Ask) -> None:
         """Check the MAC, and the voucher of the key that opened the data key.
@@ -299,13 +315,15 @@ class Vouchers:
 
     def signed_by(self, trust: Iterable[VerifyKey], digest: bytes) -> bool:
         """Whether one of `trust` signed; raises AuthenticationError for a wrong signature in the name of one."""
-        if self.signature is None:
-            return False
-        signer, signature = self.signature
-        named = [verify_key for verify_key in trust if verify_key.id == signer]
-        for verify_key in named:
-            verify_key.verify(signature, statement(digest))
+        named = [(key, each.data) for each in self.signatures for key in trust if each.key == (key.kind, key.id)]
+        for key, signature in named:
+            key.verify(signature, key.statement(digest))
         return bool(named)
+
+    @property
+    def signers(self) -> tuple[str, ...]:
+        """The ids of those in whose names there are signatures, which nobody has verified."""
+        return tuple(each.key_id for each in self.signatures)
 
 
 def _mac(data_key: DataKey, digest: bytes, wrapped: str) -> bytes:
@@ -322,12 +340,23 @@ class KeySet:
 
     @classmethod
     def parse(cls, wrapped: str, vouchers: str, digest: bytes, head: bytes = b"") -> Self:
-        """As they are stored, with what looks like other writers' in the `head`; raises DescriptorError."""
-        envelopes = {(first := Envelope.parse(wrapped)).dek_id: first}
-        for text in cls.wrapped_in(head):
+        """As they are stored, with what looks like other writers' in the `head`; raises DescriptorError. Where nothing
+        is encrypted, `wrapped` is empty.
+        """
+        vouched = Vouchers.parse(vouchers)
+        if bool(wrapped) != bool(vouched.mac):
+            raise DescriptorError("a wrapped data key and a MAC belong together, and one of them is missing")
+        envelopes = {first.dek_id: first for first in ([Envelope.parse(wrapped)] if wrapped else [])}
+        for text in cls.wrapped_in(head) if wrapped else ():
             with suppress(DescriptorError):
                 envelopes.setdefault((other := Envelope.parse(text)).dek_id, other)
-        return cls(tuple(envelopes.values()), Vouchers.parse(vouchers), digest)
+        return cls(tuple(envelopes.values()), vouched, digest)
+
+    @classmethod
+    def of_signer(cls, digest: bytes, signer: SigningKey, others: Self | None = None) -> Self:
+        """Of contents that are not encrypted: signatures by `signer`, and by `others` if they are for this digest."""
+        kept = others.vouchers if others is not None and others.digest == digest else Vouchers(b"")
+        return cls((), kept.with_signature(digest, signer), digest)
 
     @staticmethod
     def wrapped_in(data: bytes) -> list[str]:
@@ -350,14 +379,14 @@ class KeySet:
         return [entry.key for entry in self.vouchers.entries]
 
     @property
-    def signer(self) -> str | None:
-        """The id of whoever signed, which nobody has verified."""
-        return self.vouchers.signature and self.vouchers.signature[0]
+    def signers(self) -> tuple[str, ...]:
+        """The ids of those who signed, which nobody has verified."""
+        return self.vouchers.signers
 
     @property
     def lines(self) -> tuple[str, str]:
         """The publisher's wrapped data key and the vouchers, as they are stored."""
-        return str(self.envelopes[0]), str(self.vouchers)
+        return "".join(map(str, self.envelopes[:1])), str(self.vouchers)
 
     def only(self, ids: Collection[bytes]) -> KeySet:
         """The wrapped keys of these data keys; others are the text of a name in the pickle, say."""
@@ -382,4 +411,6 @@ class KeySet:
             envelopes.append(Envelope.seal(data_key, readers, staying))
         old = tuple(entry for entry in self.vouchers.entries if kept_vouchers is None or entry.key in kept_vouchers)
         about = self.digest, str(envelopes[0]), data_keys[0], vouching, signer
-        return KeySet(tuple(envelopes), Vouchers.make(*about, kept=old, signature=self.vouchers.signature), self.digest)
+        return KeySet(
+            tuple(envelopes), Vouchers.make(*about, kept=old, signatures=self.vouchers.signatures), self.digest
+        )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
@@ -20,7 +21,7 @@ from typing_extensions import Buffer
 
 from streamxf.errors import KeyMissingError, ParameterError, StreamxfError
 from streamxf.keys.key import HYBRID, X25519, Key, KeyProvider, encode_b64url, try_decode
-from streamxf.keys.pair import ED25519, PrivateKey, PublicKey, SigningKey, VerifyKey
+from streamxf.keys.pair import SIGNATURES, PrivateKey, PublicKey, SigningKey, VerifyKey
 
 SecretKey = Key | PrivateKey | SigningKey
 AnyKey = SecretKey | PublicKey | VerifyKey
@@ -35,10 +36,10 @@ _MAKERS: dict[tuple[str, str], Callable[[bytes], AnyKey]] = {
     (SECRET, Key.kind): Key,
     (SECRET, X25519): lambda data: PrivateKey(data, X25519),
     (SECRET, HYBRID): lambda data: PrivateKey(data, HYBRID),
-    (SECRET, ED25519): SigningKey,
+    **{(SECRET, kind): partial(SigningKey, kind=kind) for kind in SIGNATURES},
     (PUBLIC, X25519): lambda data: PublicKey(data, X25519),
     (PUBLIC, HYBRID): lambda data: PublicKey(data, HYBRID),
-    (PUBLIC, ED25519): VerifyKey,
+    **{(PUBLIC, kind): partial(VerifyKey, kind=kind) for kind in SIGNATURES},
 }
 
 

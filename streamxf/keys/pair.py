@@ -1,5 +1,5 @@
-"""Key pairs: by HPKE (RFC 9180) a `PublicKey` wraps data keys, and a `PrivateKey` unwraps them; by Ed25519 a
-`SigningKey` signs contents, and a `VerifyKey` checks the signature.
+"""Key pairs: by HPKE (RFC 9180) a `PublicKey` wraps data keys, and a `PrivateKey` unwraps them; by Ed25519, alone
+or together with ML-DSA-65 (FIPS 204), a `SigningKey` signs contents, and a `VerifyKey` checks the signature.
 
 A training node that has only the public key can write checkpoints that it cannot read. Nothing then shows who wrote
 them, since anyone may have the public key, unless it has a `SigningKey`.
@@ -11,16 +11,17 @@ import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, ClassVar, Self
+from functools import cache, partial
+from typing import Any, ClassVar, NamedTuple, Self
 
 from typing_extensions import Buffer
 
 from streamxf.errors import AuthenticationError, ParameterError, UnsupportedError, WrongKeyError
-from streamxf.keys.key import HYBRID, X25519, KeyProvider, Secret, as_bytes, draw_secret, public_id
-from streamxf.lazy import ed25519, exceptions, hpke, mlkem, x25519
+from streamxf.keys.key import HYBRID, X25519, KeyProvider, Secret, as_bytes, derive, draw_secret, public_id, statement
+from streamxf.lazy import ed25519, exceptions, hpke, mldsa, mlkem, x25519
 
 ED25519 = "ed25519"
+SIGNED_TWICE = "ed25519+mldsa65"
 _MLKEM_SEED = 64
 _MLKEM_PUBLIC = 1184
 _INFO = b"streamxf/1 hpke"
@@ -130,59 +131,122 @@ class PrivateKey(Secret, KeyProvider):
 class VerifyKey:
     """The public half of a `SigningKey`, for ``trust=``. Not secret; `id` is 16 hexadecimal digits derived from it.
 
-    `data` is 32 bytes. Points of low order, for which anyone can sign, are refused.
+    Parameters
+    ----------
+    data : bytes-like
+        32 bytes for ``ed25519``, 1984 for ``ed25519+mldsa65``. Points of low order, for which anyone can sign, are
+        refused.
+    kind : str
+        ``"ed25519"``, the default, or ``"ed25519+mldsa65"``, which also resists quantum computers: both signatures of a
+        pair must be right.
+
+    Raises UnsupportedError if the cryptography package here has no ML-DSA.
     """
 
-    kind: ClassVar[str] = ED25519
-
     data: bytes = field(repr=False)
+    kind: str = ED25519
     id: str = field(init=False, compare=False)
 
-    def __init__(self, data: Buffer) -> None:
-        key = as_bytes(data, "a public key")
-        try:
-            ed25519.Ed25519PublicKey.from_public_bytes(key)
-        except ValueError:
-            raise ParameterError(f"an Ed25519 public key is 32 bytes long; this one has {len(key)}") from None
-        if int.from_bytes(key, "little") % 2**255 % _PRIME in _LOW_ORDER:
+    def __init__(self, data: Buffer, kind: str = ED25519) -> None:
+        key, size = as_bytes(data, "a public key"), SIGNATURES[_signing(kind)].public
+        if len(key) != size:
+            raise ParameterError(f"a public key of kind {kind} is {size} bytes long; this one has {len(key)}")
+        if int.from_bytes(key[:32], "little") % 2**255 % _PRIME in _LOW_ORDER:
             raise ParameterError("anyone can make signatures for this Ed25519 public key: it is a point of low order")
-        object.__setattr__(self, "data", key)
-        object.__setattr__(self, "id", public_id(key, ED25519))
+        vars(self).update(data=key, kind=kind, id=public_id(key, kind))
+        self._halves()
 
     def verify(self, signature: bytes, statement: bytes) -> None:
         """Check a signature; raises AuthenticationError if this key did not make it for this statement."""
         try:
-            ed25519.Ed25519PublicKey.from_public_bytes(self.data).verify(signature, statement)
+            for half, begin, end in zip(self._halves(), (0, 64), (64, None), strict=False):
+                half.verify(signature[begin:end], statement)
         except exceptions.InvalidSignature:
             raise AuthenticationError(
                 f"the signature by {self.id} is not for these contents: they were altered, or the signature was"
             ) from None
 
+    def statement(self, digest: bytes) -> bytes:
+        """What a signature for contents with the digest D covers."""
+        return statement_of(self.kind, digest)
+
+    def _halves(self) -> list[Any]:
+        made: list[Any] = [ed25519.Ed25519PublicKey.from_public_bytes(self.data[:32])]
+        if self.kind != ED25519:
+            with _available("ML-DSA", self.kind, ED25519):
+                made.append(mldsa.MLDSA65PublicKey.from_public_bytes(self.data[32:]))
+        return made
+
 
 class SigningKey(Secret):
-    """Signs published contents (Ed25519). Its `id` is that of its public half, `verify_key`.
+    """Signs published contents. Its `id` is that of its public half, `verify_key`.
 
-    `material` is exactly 32 bytes.
+    Parameters
+    ----------
+    material : bytes-like
+        Exactly 32 bytes: the private key of Ed25519, or what those of both halves are derived from.
+    kind : str
+        As in `VerifyKey`.
+
+    Raises UnsupportedError as `VerifyKey`.
     """
 
-    __slots__ = ()
+    __slots__ = ("kind",)
 
     noun = "a signing key"
-    kind = ED25519
 
-    def __init__(self, material: Buffer) -> None:
+    kind: str
+
+    def __init__(self, material: Buffer, kind: str = ED25519) -> None:
         super().__init__(material)
+        object.__setattr__(self, "kind", _signing(kind))
         object.__setattr__(self, "id", self.verify_key.id)
+
+    @classmethod
+    def generate(cls, kind: str = ED25519) -> Self:
+        return cls(draw_secret(), kind)
 
     @property
     def verify_key(self) -> VerifyKey:
-        return VerifyKey(self._private().public_key().public_bytes_raw())
+        return VerifyKey(b"".join(half.public_key().public_bytes_raw() for half in self._halves()), self.kind)
 
     def sign(self, statement: bytes) -> bytes:
-        return self._private().sign(statement)  # type: ignore[no-any-return]
+        return b"".join(half.sign(statement) for half in self._halves())
 
-    def _private(self) -> Any:
-        return ed25519.Ed25519PrivateKey.from_private_bytes(self._material)
+    def statement(self, digest: bytes) -> bytes:
+        """As that of the public half."""
+        return statement_of(self.kind, digest)
+
+    def _halves(self) -> list[Any]:
+        if self.kind == ED25519:
+            return [ed25519.Ed25519PrivateKey.from_private_bytes(self._material)]
+        seeds = derive(self._material, b"streamxf/1 " + self.kind.encode("ascii"), 64)
+        with _available("ML-DSA", self.kind, ED25519):
+            lattice = mldsa.MLDSA65PrivateKey.from_seed_bytes(seeds[32:])
+        return [ed25519.Ed25519PrivateKey.from_private_bytes(seeds[:32]), lattice]
+
+    def _to_own_child(self) -> Any:
+        return type(self), (self._material, self.kind)
+
+
+class _Sizes(NamedTuple):
+    public: int
+    signature: int
+
+
+SIGNATURES = {ED25519: _Sizes(32, 64), SIGNED_TWICE: _Sizes(32 + 1952, 64 + 3309)}
+"""Bytes of public keys and signatures, by the kinds of signers."""
+
+
+def statement_of(kind: str, digest: bytes) -> bytes:
+    """What signatures of a kind cover; another for each, or half of a pair would pass for a signature by itself."""
+    return statement(digest) + (b"" if kind == ED25519 else kind.encode("ascii"))
+
+
+def _signing(kind: str) -> str:
+    if kind not in SIGNATURES:
+        raise ParameterError(f"there is no signer of kind {kind!r:.80}; the kinds are {', '.join(SIGNATURES)}")
+    return kind
 
 
 def _kem(kind: str) -> Kem:
@@ -203,14 +267,17 @@ class Kem:
 
 
 @contextmanager
-def _ml_kem() -> Iterator[None]:
+def _available(primitive: str, kind: str, other: str) -> Iterator[None]:
     try:
         yield
     except exceptions.UnsupportedAlgorithm:
         raise UnsupportedError(
-            f"the cryptography package here has no ML-KEM, which keys of kind {HYBRID} need: its OpenSSL is too old. "
-            f"Install cryptography 48 or later from PyPI, or use the kind {X25519}"
+            f"the cryptography package here has no {primitive}, which keys of kind {kind} need: its OpenSSL is too "
+            f"old. Install cryptography 48 or later from PyPI, or use the kind {other}"
         ) from None
+
+
+_ml_kem = partial(_available, "ML-KEM", HYBRID, X25519)
 
 
 @_ml_kem()

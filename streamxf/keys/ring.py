@@ -54,11 +54,12 @@ class KeyRing(Uncopied):
         As in the ``keys=`` of every reader.
     trust : VerifyKey or location, or several
         Trusted signers. Contents for a `PrivateKey` must be signed by one of them, since anyone may have its public
-        key; if any are given, all contents must.
+        key; if any are given, all contents must, encrypted or not.
     allow_unsigned : bool
         Whether that signature may be missing: a private key then shows for whom it was written, but not by whom.
 
-    Raises ParameterError if a key or signer cannot be used, or signers are given without keys.
+    Raises ParameterError if a key or signer cannot be used, or `allow_unsigned` is given without keys, or beside
+    `trust`.
     """
 
     def __init__(self, keys: KeysLike = None, *, trust: TrustLike = None, allow_unsigned: bool = False) -> None:
@@ -72,8 +73,9 @@ class KeyRing(Uncopied):
         # not by a hash: a third party's provider need not have one
         self._keys = tuple(key for place, key in enumerate(providers) if key not in providers[:place])
         self._trust, self._allow_unsigned = several(trust, "trust", as_verify_key), allow_unsigned
-        if (self._trust or allow_unsigned) and not self._keys:
-            raise ParameterError("trust and allow_unsigned apply only with keys; pass keys, too")
+        if allow_unsigned and (self._trust or not self._keys):
+            why = "trust= names who has to sign" if self._trust else "without keys nothing has to be signed"
+            raise ParameterError(f"allow_unsigned= accepts data that nobody signed, and {why}: leave it out")
         self._answers = _Answers()
 
     @property
@@ -185,6 +187,19 @@ class KeyRing(Uncopied):
         altered = WrongKeyError(f"key {ids} does not open the wrapped data key: it was altered")
         raise refusal or answers.first_error(named) or altered
 
+    @staticmethod
+    def check_signed(trust: tuple[VerifyKey, ...], vouchers: str, digest: bytes) -> None:
+        """Check that one of `trust` signed contents, without a key; PolicyError, AuthenticationError if not."""
+        made = Vouchers.parse(vouchers) if vouchers else None
+        if made is None:
+            raise PolicyError(
+                "it is not signed, and signers are trusted, one of whom has to sign (trust); have it signed (`streamxf "
+                "sign`), or leave trust out if you know where it comes from"
+            )
+        if not made.signed_by(trust, digest):
+            found, cure = _strangers(made)
+            raise PolicyError(f"{found}; {cure}")
+
     def _unwrapped(self, key: KeyProvider, wrapped: bytes, dek_id: bytes) -> DataKey | None:
         try:
             secret = self._answers.ask(key, "unwrap", wrapped, dek_id)
@@ -201,16 +216,11 @@ class KeyRing(Uncopied):
         """
         if key.vouches and not self.trust:
             return
-        if claim.vouchers is None or claim.vouchers.signature is None:
-            if self.allow_unsigned:
-                return
-            found, cure = claim.unsigned, f"{claim.cure}, or accept it unsigned (allow_unsigned)"
-        else:
-            # allow_unsigned= beside trust= accepts a missing signature, but not a stranger's
-            if claim.vouchers.signed_by(self.trust, claim.digest) or (self.allow_unsigned and not self.trust):
-                return
-            found = f"it is signed by {claim.vouchers.signature[0]}, who is not trusted"
-            cure = "if you trust that writer, pass the signer's public key (trust)"
+        if self.allow_unsigned or (claim.vouchers is not None and claim.vouchers.signed_by(self.trust, claim.digest)):
+            return
+        found, cure = claim.unsigned, claim.cure if self.trust else f"{claim.cure}, or accept it so (allow_unsigned)"
+        if claim.vouchers is not None and claim.vouchers.signatures:
+            found, cure = _strangers(claim.vouchers)
         if key.vouches:
             found += ", and since signers are trusted, one of them has to sign"
             cure += f", or trust no signer: the key {key.id} vouches for the contents"
@@ -237,6 +247,12 @@ class KeyRing(Uncopied):
 
     def _to_own_child(self) -> tuple[Any, ...]:
         return partial(KeyRing, trust=self.trust or None, allow_unsigned=self.allow_unsigned), (self._keys or None,)
+
+
+def _strangers(vouchers: Vouchers) -> tuple[str, str]:
+    who = ", ".join(f"{each.key_id} ({each.kind})" for each in vouchers.signatures)
+    cure = "if you trust that writer, pass the signer's public key (trust)"
+    return f"it is signed by {who}, who {'is' if len(vouchers.signatures) == 1 else 'are'} not trusted", cure
 
 
 class _Answers:

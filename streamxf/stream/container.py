@@ -15,11 +15,13 @@ from streamxf.chain import Chain, StreamCoder
 from streamxf.codec import Codec, StreamInfo
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.descriptor import ENCRYPT, Descriptor
-from streamxf.errors import CodecError, ContainerError, IdentityError, StreamxfError
+from streamxf.errors import CodecError, ContainerError, StreamxfError
 from streamxf.format.container import Footer, Table, check_stored, lone_block, tail_size
+from streamxf.format.digests import Expected, digest_of
 from streamxf.format.header import Header, Kind, header_size
 from streamxf.format.limits import FOOTER_BYTES, HEADER_FIXED_BYTES
 from streamxf.keys.envelope import DataKey
+from streamxf.pipeline import run_jobs
 from streamxf.registry import CodecRegistry, Provider
 from streamxf.report import Meter
 from streamxf.storage.reading import FileSlice, Span
@@ -29,7 +31,7 @@ CheckSize = Callable[[int], None]
 
 _SMALL = 64 * 1024
 _TAIL_GUESS = 16 * 1024  # bytes, at most; the tail of some 2,000 blocks, which have more than 4 KiB each
-_TABLE_STEP = 2**16 // 36 * 36  # bytes of a table that are read before they are checked; whole entries of either size
+_TABLE_STEP = 2**16  # bytes of a table that are read before they are checked; whole entries
 
 
 def read_header(source: FileSlice) -> Header:
@@ -51,7 +53,7 @@ def read_tail(source: FileSlice, header: Header, check_size: CheckSize | None = 
     footer = Footer.parse(end[-FOOTER_BYTES:])
     if check_size is not None:
         check_size(footer.raw_size)
-    size = tail_size(header, footer.blocks(header))
+    size = tail_size(footer.blocks(header))
     if header.size + size > length:
         raise ContainerError(f"the table has no room in a container of {length} bytes: it was truncated or appended to")
     table = Table(header)
@@ -73,14 +75,14 @@ def _tensor_size(header: Header) -> int | None:
 
 class BlockReader(Blocks):
     """Reads, checks and decodes single blocks of a container; nothing changes, so any thread may. Raises ContainerError
-    if table or footer are damaged, or contradict the container; IdentityError if another table was vouched for.
+    if table or footer are damaged, or contradict the container; IdentityError if others were vouched for.
 
     - `header`: identity and chain were checked by the caller.
     - `coder`: its seal was checked by the caller; it may come later. Without one, `decode` checks stored bytes alone.
-    - `table_digest`: T of the format, if it was vouched for.
+    - `digests`: what was vouched for, if anything.
     - `check_size`: called with the stream's size, from the footer, before the table is read; may raise.
     - `size`: bytes of the stream. Table and footer carry a CRC only, so in a keyed stream that is neither a tensor,
-      whose size the header gives, nor has a `table_digest`, it is authentic only once `decode_ends` was called.
+      whose size the header gives, nor has `digests`, it is authentic only once `decode_ends` was called.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class BlockReader(Blocks):
         source: FileSlice,
         header: Header,
         coder: StreamCoder | None,
-        table_digest: bytes | None = None,
+        digests: Expected | None = None,
         check_size: CheckSize | None = None,
     ) -> None:
         self._source = source
@@ -96,10 +98,9 @@ class BlockReader(Blocks):
         self.header: Header = header
         footer, self._table = read_tail(source, header, check_size)
         super().__init__(footer.raw_size, header.block_size)
-        if table_digest is not None and self._table.digest != table_digest:
-            raise IdentityError("the container's table is not the one that the metadata vouches for: it was altered")
+        self._digests = None if digests is None else digests.of_container(self._table.edges(self.size), self.count)
         known = _tensor_size(header)
-        self._size_known = known is not None or table_digest is not None
+        self._size_known = known is not None or digests is not None
         if known not in (None, self.size):
             dtype = header.identity and header.identity.dtype
             raise ContainerError(f"the stream has {self.size} bytes, which are not those of {dtype} elements")
@@ -140,11 +141,10 @@ class BlockReader(Blocks):
     def decode_stored(self, index: int, stored: memoryview, scratch: Scratch, out: memoryview | None) -> None:
         """The same, of a block that was read; gives `scratch` back."""
         last, size = index == self.count - 1, self.size_of(index)
-        digest = self._table.hashes[index] if self.header.hashed else None
-        check = partial(check_stored, stored, index, self.header, last=last, expected_hash=digest)
+        check = partial(check_stored, stored, index, self.header, last=last, digests=self._digests)
         coder = self.coder
         # the tag covers what the CRC does; who only asks whether the block is intact wants both
-        covered = digest is None and out is not None and len(stored) > _SMALL
+        covered = self._digests is None and out is not None and len(stored) > _SMALL
         tagged = covered and coder is not None and coder.tagged
         payload = check(crc=not tagged)
         if coder is not None:
@@ -164,6 +164,20 @@ class BlockReader(Blocks):
     def _read(self, index: int, scratch: Scratch) -> memoryview:
         begin = self._begin_of(index)
         return self._source.view(begin, self._table.ends[index] - begin, scratch)
+
+    def digest(self, index: int) -> bytes:
+        """The SHA-256 of a block as it is stored, once that was found intact; raises BlockError."""
+        scratch = scratches.take()
+        stored = self._read(index, scratch)
+        check_stored(stored, index, self.header, last=index == self.count - 1, digests=self._digests)
+        made = digest_of(stored)
+        scratches.give(scratch)
+        return made
+
+    @property
+    def edges(self) -> bytes:
+        """The SHA-256 of header, table and footer."""
+        return self._table.edges(self.size)
 
     def decode_ends(self) -> memoryview | None:
         """Decode the blocks that authenticate the size, before anything that depends on it is handed out: the only
@@ -226,7 +240,7 @@ class StoredStream:
     """A stream as it is stored, and what is wrong with it, which stops nothing but what relies on it.
 
     - `header`: of its container; None if it is in none, or if that is damaged.
-    - `table_digest`, `check_size`: as of `BlockReader`.
+    - `digests`, `check_size`: as of `BlockReader`.
     - `blocks`: None if header or table are damaged, so that they cannot be found.
     - `locked`: whether the chain needs a key, and there is none.
     - `errors`: in the order of the checks; a load raises the first.
@@ -234,7 +248,7 @@ class StoredStream:
 
     source: FileSlice
     header: Header | None = None
-    table_digest: bytes | None = None
+    digests: Expected | None = None
     check_size: CheckSize | None = None
     blocks: BlockReader | BareBlocks | None = None
     locked: bool = False
@@ -258,11 +272,24 @@ class StoredStream:
         are read as they are stored without a chain, or if it cannot be rebuilt.
         """
         make_coder = self.attempt(chain.unseal, self.header, meter) if chain is not None else None
-        about = self.source, self.header, None, self.table_digest, self.check_size
+        about = self.source, self.header, None, self.digests, self.check_size
         blocks = self.blocks = self.attempt(BlockReader, *about)
         if blocks is not None and make_coder is not None:
             blocks.coder = self.attempt(make_coder)
         return self
+
+    def stored_digests(self) -> bytes:
+        """Those that a signed index has of it; raises the first of the errors, and BlockError for damaged blocks."""
+        self.check()
+        blocks, made = self.blocks, dict[int, bytes]()
+        assert blocks is not None
+        count = blocks.count if isinstance(blocks, BlockReader) or blocks.size else 0  # a bare one may have no pieces
+
+        def note(index: int) -> None:
+            made[index] = blocks.digest(index)
+
+        run_jobs((partial(note, index), blocks.stored_size_of(index)) for index in range(count))
+        return b"".join([blocks.edges, *(made[index] for index in range(count))])
 
     def decoded(self, chain: ChainOpener, meter: Meter | None = None) -> Blocks:
         """The stream of the container, its ends decoded; raises the first of the errors."""
@@ -280,7 +307,7 @@ class StoredStream:
         header, whole = self.header, self.source.whole
         assert header is not None
         found = lone_block(memoryview(whole), header) if whole is not None else None
-        if found is None or (size := found[1]) > _SMALL:
+        if found is None or (size := found[1]) > _SMALL or self.digests is not None:
             return None
         make_coder = chain.unseal(header, meter)
         if self.check_size is not None:

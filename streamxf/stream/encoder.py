@@ -21,7 +21,8 @@ from streamxf.buffers import Scratch, Writable, flat_view, scratches, write_all
 from streamxf.chain import Chain, StreamCoder
 from streamxf.codec import StreamInfo
 from streamxf.errors import AbortedError, ChainError, CodecError, ContainerError, ParameterError
-from streamxf.format.container import hash_of, pack_head, pack_tail, table_digest
+from streamxf.format.container import pack_head, pack_tail
+from streamxf.format.digests import digest_of
 from streamxf.format.header import Header, Identity, Kind
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2, MAX_RAW_SIZE, SALT_BYTES
 from streamxf.lazy import numpy as np
@@ -89,7 +90,7 @@ class ContainerEncoder:
 
     - `chain`: renewed already, where it should be.
     - `transforms`: descriptors of stream transforms that the data passed before it came here.
-    - `hashed`: whether to store a SHA-256 of each block, which a signature needs.
+    - `signed`: whether to take the SHA-256 of each block, which a signature needs.
     - `raw_size`, `stored_size`: bytes of the blocks that were handed out so far, and bytes that were framed so far.
     """
 
@@ -100,27 +101,28 @@ class ContainerEncoder:
         transforms: tuple[str, ...] = (),
         identity: Identity | None = None,
         published: bool = False,
-        hashed: bool = False,
+        signed: bool = False,
         block_log2: int = DEFAULT_BLOCK_LOG2,
         meter: Meter | None = None,
     ) -> None:
         if chain.raw:
             raise ChainError("raw is for tensors of checkpoints: here, take codecs, or none")
-        header = Header(block_log2, transforms + chain.bound, os.urandom(SALT_BYTES), identity, published, hashed)
+        header = Header(block_log2, transforms + chain.bound, os.urandom(SALT_BYTES), identity, published)
         self.block_size = 1 << block_log2
         info = StreamInfo(self.block_size, header.salt, header.digest, *encoding_facts(identity))
         self._coder = StreamCoder(chain, info, meter=meter)
         self._header = header
         self._lengths: list[int] = []
-        self._hashes: list[bytes] = []
+        self._signed = signed
+        self._digests: list[bytes] = []
+        self._tail = b""
         self.raw_size = 0
         self.stored_size = 0
-        self._tail = b""
 
     @property
-    def table_digest(self) -> bytes:
-        """T of the format, once all was framed."""
-        return table_digest(self._header.digest, self._tail)
+    def digests(self) -> bytes:
+        """Once all was framed, that of header, table and footer, and if it is signed those of the blocks."""
+        return b"".join([digest_of(self._header.pack(self._coder.seal), self._tail), *self._digests])
 
     def jobs(self, source: ByteSource) -> Iterator[tuple[Callable[[], Encoded], int]]:
         size = self.block_size
@@ -134,7 +136,7 @@ class ContainerEncoder:
         if self.raw_size + size > MAX_RAW_SIZE:
             raise ContainerError("the stream has more bytes than a container may hold")
         self.raw_size += size
-        return partial(_encode, self._coder, load, index, last, self._header.hashed)
+        return partial(_encode, self._coder, load, index, last, self._signed)
 
     def framed(self, block: Encoded) -> list[bytes | memoryview]:
         """The bytes that have to be written for a block; called in the order of the blocks."""
@@ -142,17 +144,17 @@ class ContainerEncoder:
         self.stored_size += len(start) + len(block.payload)
         self._lengths.append(len(block.payload))
         if block.digest is not None:
-            self._hashes.append(block.digest)
+            self._digests.append(block.digest)
         parts: list[bytes | memoryview] = [start, block.payload]
         if block.last:
-            self._tail = pack_tail(self._header.digest, self._lengths, self._hashes, self.raw_size)
+            self._tail = pack_tail(self._header.digest, self._lengths, self.raw_size)
             self.stored_size += len(self._tail)
             parts.append(self._tail)
         return parts if len(block.payload) >= _SMALL else [b"".join(parts)]
 
 
 # No method: a job must not hold its encoder, or one that is dropped would not go before its blocks are encoded.
-def _encode(coder: StreamCoder, load: Load, index: int, last: bool, hashed: bool) -> Encoded:
+def _encode(coder: StreamCoder, load: Load, index: int, last: bool, signed: bool) -> Encoded:
     scratch = scratches.take()
     try:
         data = load.take(partial(scratch.take, _INPUT))
@@ -160,7 +162,7 @@ def _encode(coder: StreamCoder, load: Load, index: int, last: bool, hashed: bool
         if not (payload or (last and not index)):
             raise CodecError("the chain makes no bytes of a block, and a stored block has at least one", block=index)
         head = pack_head(coder.stream.header_digest, index, last, payload)
-        digest = hash_of(head, payload) if hashed else None
+        digest = digest_of(head, payload) if signed else None
         if len(payload) < _SMALL:
             payload = memoryview(bytes(payload))
             scratches.give(scratch)
@@ -231,7 +233,7 @@ class StreamWriter(io.BufferedIOBase):
     ) -> None:
         super().__init__()
         self._raw = raw
-        self._encoder = encoder
+        self.encoder = encoder
         self._seal = seal
         self._on_finish = finish
         self._meter = meter
@@ -262,7 +264,7 @@ class StreamWriter(io.BufferedIOBase):
         return len(view)
 
     def _feed(self, view: memoryview) -> None:
-        size = self._encoder.block_size
+        size = self.encoder.block_size
         position = 0
         submitted = False
         while len(self._rest) + len(view) - position > size:
@@ -281,12 +283,12 @@ class StreamWriter(io.BufferedIOBase):
         self._rest += view[position:]
 
     def _submit(self, block: memoryview, *, last: bool) -> None:
-        job = self._encoder.job(Load.of(block), len(block), last)
+        job = self.encoder.job(Load.of(block), len(block), last)
         self._write(self._pipeline.submit(job, len(block)))
 
     def _write(self, blocks: Iterable[Encoded]) -> None:
         for block in blocks:
-            for part in self._encoder.framed(block):
+            for part in self.encoder.framed(block):
                 write_all(self._raw, part)
             block.release()
 
@@ -335,7 +337,7 @@ class StreamWriter(io.BufferedIOBase):
     def __del__(self) -> None:
         # io.IOBase would close, which means finish
         if getattr(self, "_state", "closed") == "open":
-            if self._pid == os.getpid() and (self._rest or self._encoder.raw_size):
+            if self._pid == os.getpid() and (self._rest or self.encoder.raw_size):
                 warnings.warn("a stream was dropped without close(), so the written bytes are lost", ResourceWarning, 2)
             self._pipeline.abandon()
             self._end("aborted")

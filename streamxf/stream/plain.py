@@ -22,6 +22,7 @@ from streamxf.descriptor import Descriptor
 from streamxf.errors import AbortedError, ContainerError, ParameterError, PolicyError, located
 from streamxf.format import plain
 from streamxf.format.container import End
+from streamxf.format.digests import Digests, Expected
 from streamxf.format.header import Header
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2, PLAIN_MAGIC
 from streamxf.keys import KeyRing, KeysLike
@@ -44,6 +45,7 @@ class PlainParts:
     format_bytes: bytes
     wrapped: str
     vouchers: str = ""
+    digests: bytes = b""  # of all that is stored, if it is signed
 
     @classmethod
     def of(cls, whole: FileSlice) -> Self:
@@ -55,9 +57,8 @@ class PlainParts:
             return cls(header, whole.slice(start, whole.length), format_bytes, wrapped)
         end = whole.read_at(max(0, whole.length - plain.SEAL_END_BYTES), min(whole.length, plain.SEAL_END_BYTES))
         stop = max(start, whole.length - plain.seal_size(end))
-        vouchers = plain.parse_seal(whole.read_at(stop, whole.length - stop))
-        check_signed(header, vouchers)
-        return cls(header, whole.slice(start, stop), format_bytes, wrapped, vouchers)
+        vouchers, digests = plain.parse_seal(whole.read_at(stop, whole.length - stop))
+        return cls(header, whole.slice(start, stop), format_bytes, wrapped, vouchers, digests)
 
     @staticmethod
     def stream_in(whole: FileSlice) -> StoredStream:
@@ -67,7 +68,9 @@ class PlainParts:
 
     def digest(self) -> bytes:
         """D of the format: the digest that vouchers cover. Raises ContainerError if table or footer are damaged."""
-        return plain.contents_digest(read_tail(self.container, self.header)[1].digest, self.format_bytes)
+        footer, table = read_tail(self.container, self.header)
+        covered = check_digests(self.digests, table.edges(footer.raw_size), len(table.ends), self.vouchers)
+        return plain.contents_digest(covered, self.format_bytes)
 
     @property
     def keys(self) -> KeySet | None:
@@ -76,7 +79,13 @@ class PlainParts:
 
     def resealed(self, wrapped: str, vouchers: str) -> tuple[bytes, bytes]:
         """What stands before the container, and behind it, with other keys."""
-        return plain.pack_prefix(wrapped, self.format_bytes), plain.pack_seal(vouchers)
+        return plain.pack_prefix(wrapped, self.format_bytes), plain.pack_seal(vouchers, self.digests)
+
+    @property
+    def stream(self) -> StoredStream:
+        """What is stored, whose chain has to be opened first: until then nothing vouches for the digests."""
+        expected = Expected(Digests.of(self.digests), 0) if self.digests else None
+        return StoredStream(self.container, self.header, expected)
 
     def chain(self, ring: KeyRing, registry: CodecRegistry) -> ChainOpener:
         # the digest before anything is decoded: vouchers cover the table
@@ -94,16 +103,18 @@ def check_header(header: Header, wrapped: str) -> None:
         raise ContainerError("the file holds an item cut out of a checkpoint")
     if bool(wrapped) != header.keyed:
         raise ContainerError("the file's prefix contradicts its header: only one of them has encryption")
-    if header.hashed and not header.keyed:
-        raise ContainerError("the file has hashes of its blocks and is not signed, which no writer makes")
 
 
-def check_signed(header: Header, vouchers: str) -> None:
-    if header.hashed != (Vouchers.parse(vouchers).signature is not None):
+def check_digests(digests: bytes, edges: bytes, blocks: int, vouchers: str) -> bytes:
+    """What vouchers cover of a file with so many blocks, whose other parts have the digest `edges`."""
+    if bool(digests) != bool(Vouchers.parse(vouchers).signatures):
         raise ContainerError(
-            "hashes of blocks and a signature belong together, and this file has only one of them: the signature was "
-            "removed or added"
+            "digests and a signature belong together, and this file has only one of them: the signature was removed or "
+            "added"
         )
+    if digests and (len(digests) != (1 + blocks) * len(edges) or digests[: len(edges)] != edges):
+        raise ContainerError("the file's digests are not those of its container: one of them was altered")
+    return digests or edges
 
 
 PathOrFile = Location | IO[bytes]
@@ -207,19 +218,22 @@ def decode(data: Buffer, *, keys: KeysLike = None, codecs: CodecRegistry | None 
 def _open_writer(target: PathOrFile, chain: Chain, block_log2: int, options: Mapping[str, Any] | None) -> StreamWriter:
     encryption = chain.encryption
     prefix = plain.pack_prefix(encryption.wrapped if encryption is not None else "")
-    hashed = encryption is not None and encryption.hashed
-    encoder = ContainerEncoder(chain, hashed=hashed, block_log2=block_log2)
-    seal = (
-        (lambda: plain.pack_seal(encryption.vouch(plain.contents_digest(encoder.table_digest)))) if encryption else None
-    )
+    signed = encryption is not None and encryption.signer is not None
+    encoder = ContainerEncoder(chain, signed=signed, block_log2=block_log2)
+
+    def seal() -> bytes:
+        assert encryption is not None
+        vouchers = encryption.vouch(plain.contents_digest(digests := encoder.digests))
+        return plain.pack_seal(vouchers, digests if signed else b"")
+
     if not isinstance(target, _PLACES):
         write_all(target, prefix)
-        return StreamWriter(target, encoder, seal=seal)
+        return StreamWriter(target, encoder, seal=seal if encryption is not None else None)
     with ExitStack() as stack:
         place = open_storage(target, options).replacing()
         file = stack.enter_context(place)
         write_all(file, prefix)
-        writer = StreamWriter(file, encoder, seal=seal, finish=partial(_end, place))
+        writer = StreamWriter(file, encoder, seal=seal if encryption is not None else None, finish=partial(_end, place))
         stack.pop_all()
     _being_written[id(place)] = place
     return writer
@@ -277,17 +291,14 @@ def read_file(
     if isinstance(file, FileSlice) or file.seekable():
         parts = PlainParts.of(file if isinstance(file, FileSlice) else FileSlice(file, file.tell()))
         _check_encrypted(parts.header.keyed, ring, encrypted)
-        blocks = StoredStream(parts.container, parts.header).decoded(parts.chain(ring, registry))
+        blocks = parts.stream.decoded(parts.chain(ring, registry))
         return StreamReader(blocks, finish, name, doubting=doubting)
     start = _read_exactly(file, plain.PREFIX_START_BYTES)
     wrapped, format_bytes = plain.parse_prefix(
         start + _read_exactly(file, plain.prefix_size(start) - plain.PREFIX_START_BYTES)
     )
 
-    headers: list[Header] = []
-
     def begin(header: Header) -> StreamCoder:
-        headers.append(header)
         check_header(header, wrapped)
         _check_encrypted(header.keyed, ring, encrypted)
         data_key = ring.open_pipe(wrapped) if wrapped else None
@@ -295,9 +306,9 @@ def read_file(
 
     def end(event: End, rest: bytes) -> None:
         if wrapped:
-            vouchers = plain.parse_seal(rest)
-            check_signed(headers[0], vouchers)
-            ring.open(wrapped, vouchers, plain.contents_digest(event.table_digest, format_bytes))
+            vouchers, digests = plain.parse_seal(rest)
+            covered = check_digests(digests, event.edges, event.blocks, vouchers)
+            ring.open(wrapped, vouchers, plain.contents_digest(covered, format_bytes))
         elif rest:
             raise ContainerError("there is data behind the container's end")
 
@@ -309,6 +320,11 @@ def _check_encrypted(keyed: bool, ring: KeyRing, encrypted: bool) -> None:
         raise PolicyError(
             "the file is not encrypted, and the chain in use encrypts, so it may stand where an encrypted one belongs; "
             "if you know that it was not encrypted, read it without that chain"
+        )
+    if ring.trust and not keyed and not len(ring):
+        raise PolicyError(
+            "the file is not encrypted, so it cannot be signed, and signers are trusted (trust); leave them out if you "
+            "know where it comes from"
         )
     if len(ring) and not keyed:
         raise PolicyError(

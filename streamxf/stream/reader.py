@@ -18,8 +18,9 @@ from streamxf.engine import ForkLock
 from streamxf.errors import AbortedError, ContainerError, StreamxfError
 from streamxf.format.bare import PIECE, check_piece
 from streamxf.format.container import NEED_DATA, Block, ContainerParser, End, Event
+from streamxf.format.digests import check_block, digest_of
 from streamxf.format.header import Header
-from streamxf.format.limits import MAX_KEY_LINE
+from streamxf.format.limits import DIGEST_BYTES, MAX_KEY_LINE
 from streamxf.format.plain import SEAL_END_BYTES
 from streamxf.format.values import values_in
 from streamxf.pipeline import Pipeline
@@ -63,12 +64,15 @@ class Blocks(ABC):
 
 
 class BareBlocks(Blocks):
-    """A stream without a container, with or without the CRCs of its pieces, which are its blocks."""
+    """A stream without a container, with or without CRCs and digests of its pieces, which are its blocks."""
 
-    def __init__(self, source: FileSlice, crcs: bytes | None = None) -> None:
+    edges = b""
+
+    def __init__(self, source: FileSlice, crcs: bytes | None = None, digests: bytes | None = None) -> None:
         super().__init__(source.length, PIECE)
         self._source = source
         self.crcs = crcs
+        self._digests = digests
 
     def expect(self, *runs: Span) -> None:
         size = self.block_size
@@ -80,7 +84,20 @@ class BareBlocks(Blocks):
     def decoder(self, index: int) -> Callable[[memoryview | None], None]:
         """What fills memory with a block, or None to check it alone."""
         start, size = index * self.block_size, self.size_of(index)
-        return partial(_checked, self.range(start, start + size), size, self.crcs, index)
+        return partial(self._checked, self.range(start, start + size), size, index)
+
+    def _checked(self, fill: Callable[[memoryview], None], size: int, index: int, out: memoryview | None) -> None:
+        out = memoryview(bytearray(size)) if out is None else out
+        fill(out)
+        if self.crcs is not None:
+            check_piece(self.crcs, index, out)
+        if size:  # an item without bytes has no pieces
+            check_block(self._digests, index, out)
+
+    def digest(self, index: int) -> bytes:
+        """The SHA-256 of a piece, once that was found intact; raises BlockError."""
+        self.decoder(index)(out := memoryview(bytearray(self.size_of(index))))
+        return digest_of(out)
 
     def range(self, start: int, stop: int) -> Callable[[memoryview], None]:
         """What fills memory with these bytes, unchecked."""
@@ -108,15 +125,6 @@ def _put_each(blocks: list[Any], put: Callable[..., None]) -> None:
 
 def _copy(data: bytes | memoryview, out: memoryview) -> None:
     out[:] = data
-
-
-def _checked(
-    fill: Callable[[memoryview], None], size: int, crcs: bytes | None, index: int, out: memoryview | None
-) -> None:
-    out = memoryview(bytearray(size)) if out is None else out
-    fill(out)
-    if crcs is not None:
-        check_piece(crcs, index, out)
 
 
 class CheckedReader(io.RawIOBase):
@@ -315,7 +323,7 @@ def read_all(blocks: Blocks, meter: Meter | None = None) -> bytes:
 
 
 _CHUNK = 256 * 1024
-_MAX_REST = MAX_KEY_LINE + SEAL_END_BYTES
+_MAX_REST = MAX_KEY_LINE + SEAL_END_BYTES  # without digests
 
 
 class PipeReader(CheckedReader):
@@ -379,8 +387,9 @@ class PipeReader(CheckedReader):
         end = self._next()
         if not isinstance(end, End) or end.raw_size != self._seen:
             raise ContainerError("the footer's size contradicts the blocks")
-        # a seal and one byte more are enough: a source that goes on for ever must not be taken into memory
-        while len(rest := self._parser.rest) <= _MAX_REST and (data := self._raw.read(_CHUNK)):
+        # digests, a seal and one byte more are enough: a source that goes on for ever must not be taken into memory
+        most = (1 + end.blocks) * DIGEST_BYTES + _MAX_REST
+        while len(rest := self._parser.rest) <= most and (data := self._raw.read(_CHUNK)):
             self._parser.feed(data)
         self._check_rest(end, rest)
         self._done = True

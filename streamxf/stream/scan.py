@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from streamxf.errors import BlockError, ContainerError, StreamxfError
-from streamxf.format.container import Block, ContainerParser, Footer, NeedData, entry_size
+from streamxf.format.container import Block, ContainerParser, Footer, NeedData, tail_size
 from streamxf.format.header import Header, header_size
 from streamxf.format.limits import CONTAINER_MAGIC, FOOTER_BYTES, HEADER_FIXED_BYTES, MAX_HEADER, VERSION
 from streamxf.storage.reading import FileSlice
@@ -118,7 +118,7 @@ class Scan:
             for block in _blocks(self._source, parser, at):
                 if block.last:
                     count = block.index + 1
-                    end = at + parser.position + entry_size(header) * count + FOOTER_BYTES
+                    end = at + parser.position + tail_size(count)
                     footer = Footer.parse(self._source.read_at(end - FOOTER_BYTES, FOOTER_BYTES))
                     if footer.blocks(header) == count:
                         return end

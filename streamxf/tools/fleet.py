@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack
 from contextvars import ContextVar
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Self
 
 from streamxf import errors
-from streamxf.chain import Chains
 from streamxf.keys import KeyRing
 from streamxf.places import Storage
 from streamxf.reading import Access, BoxReader, Progress, Share, TensorItem
@@ -48,8 +48,8 @@ class Fleet:
     """Hands tasks to `executor`; a context manager, which waits for all results. Left by an exception, it cancels what
     has not begun. `missed` says of each task that this process does why.
 
-    Workers read `storages` with `access`. Those that write are to save as `to` does, and call `chain` for its chains,
-    which `Save.chains_of` made of `given`. Raises ParameterError if something cannot be sent to workers, or a key must
+    Workers read `storages` with `access`. Those that write are to save as `to` does, and call `extensions` for what
+    `Save.extensions_of` made of `given`. Raises ParameterError if something cannot be sent to workers, or a key must
     not be.
     """
 
@@ -71,18 +71,17 @@ class Fleet:
             trust, unsigned = access.keys.trust or None, access.keys.allow_unsigned
             named = _sendable(access.keys.locations, "keys")
             self._terms = partial(_with, replace(access, keys=KeyRing()), named, trust, unsigned)
-        made = Chains.chosen([]) if to is None else to.extensions.chains
         storages = storages if to is None else [*storages, to.storage]
-        self.chain: Callable[[], Chains] = partial(Chains.chosen, made)
-        secrets = () if made.encryption is None else (*made.encryption.recipients, made.encryption.signer)
+        self.extensions: Callable[[], Any] = partial(copy, None if to is None else to.extensions)
+        secrets = () if to is None else (*getattr(to.extensions.encryption, "recipients", ()), to.extensions.signer)
         if not near and not all(key is None or getattr(key, "portable", False) for key in secrets):
             text, recipients, signer = given
             named = _sendable(KeyRing.of(recipients).locations, "recipients")
             there = [KeyRing.anchored(signer)] if isinstance(signer, str | os.PathLike) else ()
             by = None if signer is None else _sendable(there, "signer")[0]
-            self.chain = partial(to.chains_of, text, named, by, len(access.keys) > 0)
+            self.extensions = partial(to.extensions_of, text, named, by, len(access.keys) > 0)
         sent: list[tuple[str, Any]] = [("path", each) for each in storages]
-        sent += [("keys", access.keys if near else None), ("codecs", self._terms), ("chain", self.chain)]
+        sent += [("keys", access.keys if near else None), ("codecs", self._terms), ("chain", self.extensions)]
         for name, value in sent if not here else ():
             try:
                 (ForkingPickler if near else pickle).dumps(value)

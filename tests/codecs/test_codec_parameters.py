@@ -109,7 +109,7 @@ def test_encrypt_is_rebuilt_with_a_data_key_or_with_keys_for_one():
     ):
         assert made.data_key == codec.data_key
         assert made.descriptor() == bare
-        assert not made.hashed
+        assert made.signer is None
         for write in (lambda made=made: made.wrapped, made.get_descriptor, lambda made=made: made.vouch(bytes(32))):
             with pytest.raises(KeyMissingError, match="made to read"):
                 write()

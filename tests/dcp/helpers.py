@@ -281,10 +281,7 @@ def sections_of(path: Path, name: str = ".metadata") -> tuple[bytes, Sections]:
 
 def index_of(path: Path, name: str = ".metadata") -> Index:
     sections = sections_of(path, name)[1]
-    lines = sections.key_lines()
-    return Index.parse(
-        sections.root, sections.parts, sections.parts_size, hashed=lines is not None and "&sig=" in lines[1]
-    )
+    return Index.parse(sections.root, sections.parts, sections.parts_size)
 
 
 def swap(path: Path, places: Sequence[Place]) -> None:

@@ -295,7 +295,7 @@ def test_results_cross_as_columns_and_are_objects_where_somebody_looks(
         assert shard.place.size == result.size_in_bytes
         assert shard.framed == (data is not None and chain == [])
         assert (shard.place.number is None) == (shard.place.crcs is not None) == (chain in ("raw", []))
-        assert (shard.place.sha256 is not None) == (chain == [SIGNED])
+        assert (shard.place.digest is not None) == (chain == [SIGNED])
     records = [result.storage_data[1] for result in found if result.storage_data[1]]
     assert (threads, records, records) == (len(records), found.records, own.records)
     assert {record.path for record in records} == {result.storage_data[0].place.file for result in found}

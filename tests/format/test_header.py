@@ -13,7 +13,7 @@ from streamxf.format.header import Header, Identity, Kind, header_size
 from streamxf.format.items import ITEMSIZES, WITHOUT_ELEMENTS, coded_dtype, elements_size, known_dtype
 from streamxf.format.limits import MAX_HEADER, MAX_NUMBER
 from tests.altered import flipped
-from tests.forge import BOUND, HASHED, KEYED, PUBLISHED, Parts, identity_of
+from tests.forge import BOUND, KEYED, PUBLISHED, Parts, identity_of
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60)
 writers = st.binary(min_size=16, max_size=16)
@@ -54,7 +54,7 @@ def headers(draw: st.DrawFn) -> Header:
     seal = draw(st.binary(min_size=32, max_size=32)) if keyed else None
     chain += [ENCRYPT] if keyed else []
     salt, flags = draw(st.binary(min_size=16, max_size=16)), draw(st.integers(0, 255))
-    return Header(draw(st.integers(16, 24)), tuple(chain), salt, identity, published, draw(st.booleans()), flags, seal)
+    return Header(draw(st.integers(16, 24)), tuple(chain), salt, identity, published, flags, seal)
 
 
 @given(header=headers())
@@ -110,7 +110,7 @@ def test_the_headers_of_these_tests_are_right() -> None:
     assert Header.parse(header_of()) == Header(16, (), bytes(16))
     assert Header.parse(header_of(informative=255)) == Header(16, (), bytes(16), informative=255)
     Header.parse(header_of(flags=BOUND | PUBLISHED, identity=OBJECT))
-    Header.parse(header_of(flags=BOUND | PUBLISHED | HASHED, identity=identity_of(*TENSOR)))
+    Header.parse(header_of(flags=BOUND | PUBLISHED, identity=identity_of(*TENSOR)))
     Header.parse(header_of(flags=KEYED, chain=ENCRYPT.encode(), seal=bytes(32)))
     Header.parse(header_of(chain=b"!stream.zstd/1\nstreamxf.zstd/1"))
 
@@ -196,15 +196,14 @@ def test_the_header_that_an_index_awaits(header: Header, data: st.DataObject) ->
     packed, known = header.pack(), header.identity
     if known is None or not header.published:
         return
-    assert Header.expected(packed + b"more", header.chain, known, header.hashed) == header
-    assert Header.expected(packed, header.chain, known, not header.hashed) is None
-    assert Header.expected(packed, header.chain, known._replace(name=known.name + "a"), header.hashed) is None
-    assert Header.expected(packed, header.chain, known._replace(number=known.number ^ 1), header.hashed) is None
+    assert Header.expected(packed + b"more", header.chain, known) == header
+    assert Header.expected(packed, header.chain, known._replace(name=known.name + "a")) is None
+    assert Header.expected(packed, header.chain, known._replace(number=known.number ^ 1)) is None
     changed = bytearray(packed)
     changed[data.draw(st.integers(0, len(packed) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    assert Header.expected(bytes(changed), header.chain, known, header.hashed) is None
+    assert Header.expected(bytes(changed), header.chain, known) is None
     for size in (0, 32, 33, len(packed) - 1):
-        assert Header.expected(packed[:size], header.chain, known, header.hashed) is None
+        assert Header.expected(packed[:size], header.chain, known) is None
 
 
 def test_dtypes() -> None:

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 import streamxf.format.index
 from streamxf.errors import MetadataError
 from streamxf.format.bare import CRC_BYTES, pieces_of
+from streamxf.format.digests import Digests
 from streamxf.format.index import File, Index
 from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.format.run import RunFacts
@@ -33,7 +34,6 @@ from tests.reference_decoder import Sections, parse_json, parse_root
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 ids = st.binary(min_size=16, max_size=16)
-digests = st.binary(min_size=32, max_size=32)
 paths = st.lists(st.one_of(texts, st.integers(0, 2**20 - 1)), min_size=1, max_size=4).map(tuple)
 codecs = st.sampled_from(
     ["streamxf.zstd/1", "streamxf.zstd/1#level=3", "streamxf.checksum/1?algorithm=sha256", "acme.x/7"]
@@ -69,7 +69,8 @@ def indices(draw: st.DrawFn) -> Index:
         writer = draw(st.sampled_from(sorted(writers)))
         size, key = draw(st.integers(2**20, 2**53 - 1)), writers[writer] if keyed else None
         files[f"{number}/{draw(st.sampled_from('abc'))}"] = File(size, writer, key)
-    hashed = keyed and draw(st.booleans())
+    signed = draw(st.booleans())
+    first = st.integers(0, 2**53 - 1) if signed else st.none()
     numbers = iter(draw(st.lists(st.integers(0, 2**53 - 1), unique=True, min_size=16, max_size=16)))
 
     def place(chain: tuple[str, ...], size: int | None = None) -> Place:
@@ -79,9 +80,9 @@ def indices(draw: st.DrawFn) -> Index:
         size = draw(st.integers(0, most)) if size is None else size
         at = draw(st.integers(0, files[name].size - size))
         if chain:
-            return Place(name, at, size, descriptors, draw(digests) if hashed else None, next(numbers))
+            return Place(name, at, size, descriptors, draw(first), next(numbers))
         count = CRC_BYTES * pieces_of(size)
-        return Place(name, at, size, descriptors, crcs=draw(st.binary(min_size=count, max_size=count)))
+        return Place(name, at, size, descriptors, draw(first), crcs=draw(st.binary(min_size=count, max_size=count)))
 
     def tensor(name: str) -> TensorItem:
         rows, chain = draw(st.lists(st.integers(1, 9), max_size=4)), draw(st.sampled_from(chains))
@@ -107,7 +108,7 @@ def indices(draw: st.DrawFn) -> Index:
         chains,
         files,
         dict(sorted(items.items())),
-        hashed,
+        Digests.of(draw(st.binary(max_size=200).map(lambda data: data[: len(data) // 32 * 32]))) if signed else None,
         tuple(draw(st.lists(texts, max_size=2))),
         draw(st.dictionaries(texts, texts, max_size=2)),
         draw(st.dictionaries(texts, st.recursive(st.booleans() | texts, st.lists, max_leaves=4), max_size=2)),
@@ -118,19 +119,19 @@ def indices(draw: st.DrawFn) -> Index:
 Packed = tuple[bytes, bytes]
 
 
-def parse(packed: Packed, *, hashed: bool = False) -> Index:
+def parse(packed: Packed) -> Index:
     root, parts = packed
-    return Index.parse(memoryview(root), lambda at, size: parts[at : at + size], len(parts), hashed=hashed)
+    return Index.parse(memoryview(root), lambda at, size: parts[at : at + size], len(parts))
 
 
 @given(index=indices())
 def test_round_trip(index: Index) -> None:
     packed = index.pack()
-    parsed = parse(packed, hashed=index.hashed)
+    parsed = parse(packed)
     assert parsed == index
     assert list(parsed.items) == sorted(index.items)
     assert parsed.pack() == packed
-    assert refusal_by_reference(packed, index.hashed) is None
+    assert refusal_by_reference(packed) is None
 
 
 @given(index=indices(), step=st.integers(1, 3))
@@ -141,7 +142,7 @@ def test_a_large_index_gives_the_same(index: Index, step: int) -> None:
         patch.setattr(streamxf.format.index, "_ITEMS", 1)
         patch.setattr(streamxf.format.index, "_SMALL", -1)
         packed = index.pack()
-        parsed = parse(packed, hashed=index.hashed)
+        parsed = parse(packed)
     assert isinstance(parsed.items, ItemTable)
     assert dict(parsed.items) == index.items
     assert len(parsed.items) == len(index.items)
@@ -149,7 +150,7 @@ def test_a_large_index_gives_the_same(index: Index, step: int) -> None:
     assert "\U0010ffff" * 13 not in parsed.items
     assert parsed.items.whole() == index.items
     parsed.items.check()
-    assert refusal_by_reference(packed, index.hashed) is None
+    assert refusal_by_reference(packed) is None
 
 
 @st.composite
@@ -199,16 +200,16 @@ def test_a_box_finds_the_chunks_that_reach_into_it(tensor: Any, step: int, data:
 # -- changed ---------------------------------------------------------------------------------------------------------
 
 
-def refusal_by_reference(packed: Packed, signed: bool = False) -> str | None:
+def refusal_by_reference(packed: Packed) -> str | None:
     """Why the reference decoder refuses an index; it is given keys that fit."""
     root, parts = packed
     try:
         content = parse_json(unzstd(root, min(1 << 26, 16 * len(root) + 65536)))
-        lines, rank = [], None
+        lines, rank, signed = [], None, False
         if isinstance(content, dict):
             rank = content.get("rank")
             rank = rank if isinstance(rank, int) and not isinstance(rank, bool) else None
-            chains = content.get("chains")
+            chains, signed = content.get("chains"), "digests" in content
             found = [each for each in chains if isinstance(each, list)] if isinstance(chains, list) else []
             keyed = any(str(text).startswith("streamxf.encrypt/") for each in found for text in each)
             lines = [f"dek={'0' * 64}&w=a:{'0' * 16}:AAAA", ""] if keyed else []
@@ -218,9 +219,9 @@ def refusal_by_reference(packed: Packed, signed: bool = False) -> str | None:
     return None
 
 
-def refusal(packed: Packed, signed: bool = False) -> str | None:
+def refusal(packed: Packed) -> str | None:
     try:
-        parse(packed, hashed=signed)
+        [*(parse(packed).digests or ())]
     except MetadataError as error:
         return str(error)
     return None
@@ -260,7 +261,7 @@ EXAMPLE: dict[str, Any] = {
         "metrics": {"loss": "3fd0000000000000", "score": "fff0000000000000"},
     },
 }
-HASHED = json.loads(json.dumps(EXAMPLE).replace('"bytes"', f'"sha256": "{"c" * 64}", "bytes"'))
+SIGNED = json.loads(json.dumps(EXAMPLE).replace('"bytes"', '"digest": 1, "bytes"')) | {"digests": ["c" * 64] * 3}
 BARE = json.loads(re.sub(r'"number": \d, ', "", json.dumps(EXAMPLE))) | {"chains": [[]]}
 for _each in BARE["files"]:
     del _each["key"]
@@ -307,7 +308,7 @@ def changed(data: st.DataObject, content: Any) -> None:
             case "drop":
                 del inner[last]
             case "add" if isinstance(inner, dict):
-                names = ["framed", "sha256", "crc32c", "path", "dtype", "number", "x", "", "_x", "_\ud800"]
+                names = ["framed", "digest", "crc32c", "path", "dtype", "number", "x", "", "_x", "_\ud800"]
                 inner[data.draw(st.sampled_from(names))] = data.draw(values)
             case "add":
                 inner.insert(last, data.draw(values))
@@ -322,12 +323,12 @@ def changed(data: st.DataObject, content: Any) -> None:
                     assume(False)
 
 
-def judged_alike(packed: Packed, signed: bool = False) -> None:
-    own, reference = refusal(packed, signed), refusal_by_reference(packed, signed)
+def judged_alike(packed: Packed) -> None:
+    own, reference = refusal(packed), refusal_by_reference(packed)
     assert (own is None) == (reference is None), (own, reference)
 
 
-@given(start=st.sampled_from([EXAMPLE, HASHED, BARE]), data=st.data())
+@given(start=st.sampled_from([EXAMPLE, SIGNED, BARE]), data=st.data())
 def test_any_change_is_judged_alike(start: dict[str, Any], data: st.DataObject) -> None:
     index = copy.deepcopy(start)
     changed(data, index)
@@ -335,23 +336,25 @@ def test_any_change_is_judged_alike(start: dict[str, Any], data: st.DataObject) 
         packed = pack_index(index)
     except (AttributeError, LookupError, ValueError, TypeError, OverflowError):
         assume(False)  # what columns cannot say
-    judged_alike(packed, start is HASHED)
+    judged_alike(packed)
 
 
-@given(start=st.sampled_from([EXAMPLE, HASHED, BARE]), data=st.data())
+@given(start=st.sampled_from([EXAMPLE, SIGNED, BARE]), data=st.data())
 def test_any_change_of_the_root_is_judged_alike(start: dict[str, Any], data: st.DataObject) -> None:
     root, parts = encode(start)
     changed(data, root)
-    judged_alike((frame_of(json.dumps(root).encode("ascii")), b"".join(parts)), start is HASHED)
+    judged_alike((frame_of(json.dumps(root).encode("ascii")), b"".join(parts)))
 
 
-def large_refusal(packed: Packed, signed: bool, *, backwards: bool = False) -> str | None:
+def large_refusal(packed: Packed, *, backwards: bool = False) -> str | None:
     """As `refusal`, where items are checked as columns; `backwards`, the last part of each band is read first."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(streamxf.format.index, "_SMALL", -1)
         try:
-            items = parse(packed, hashed=signed).items
+            index = parse(packed)
+            items = index.items
             assert isinstance(items, ItemTable)
+            assert index.digests is None or all(len(some) % 32 == 0 for some in index.digests)
             for number, band in enumerate(items.parts.bands if backwards else ()):
                 for place in reversed(range(len(band.parts))):
                     items.parts.part(number, place)
@@ -380,7 +383,7 @@ def changed_column(data: st.DataObject, columns: Any) -> None:
             columns[data.draw(st.integers(0, 255))] = columns.pop(number)
 
 
-@given(start=st.sampled_from([EXAMPLE, HASHED, BARE, OWN]), cut=st.booleans(), data=st.data())
+@given(start=st.sampled_from([EXAMPLE, SIGNED, BARE, OWN]), cut=st.booleans(), data=st.data())
 def test_any_change_of_a_part_is_judged_alike(start: dict[str, Any], cut: bool, data: st.DataObject) -> None:
     """Of its columns or its bytes, with right digests: when read at once, as columns, and by the reference decoder."""
     made = [Band(sorted(start["items"]), (0, 1) if cut else (0,))]
@@ -397,11 +400,11 @@ def test_any_change_of_a_part_is_judged_alike(start: dict[str, Any], cut: bool, 
         altered = bytearray(raw[number])
         for _ in range(data.draw(st.integers(1, 2))):
             altered[data.draw(st.integers(0, len(altered) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    packed, signed = parts.with_part(number, bytes(altered)).stored(), start is HASHED
-    judged_alike(packed, signed)
+    packed = parts.with_part(number, bytes(altered)).stored()
+    judged_alike(packed)
     for backwards in (False, True):
-        found = large_refusal(packed, signed, backwards=backwards)
-        assert (found is None) == (refusal(packed, signed) is None), refusal(packed, signed)
+        found = large_refusal(packed, backwards=backwards)
+        assert (found is None) == (refusal(packed) is None), refusal(packed)
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -421,9 +424,9 @@ def encoded(index: dict[str, Any], made: list[Band]) -> tuple[bytes, bytes, byte
 
 
 def test_the_examples_are_right() -> None:
-    for example in (EXAMPLE, HASHED, BARE, OWN):
+    for example in (EXAMPLE, SIGNED, BARE, OWN):
         packed = pack_index(example)
-        assert refusal(packed, example is HASHED) is refusal_by_reference(packed, example is HASHED) is None
+        assert refusal(packed) is refusal_by_reference(packed) is None
 
 
 # -- JSON and frame --------------------------------------------------------------------------------------------------
@@ -555,7 +558,7 @@ def test_a_number_of_items_that_no_memory_has_room_for() -> None:
     root["items"][0]["items"] = 2**48
     packed = of(json.dumps(root).encode())
     assert refusal(packed) is not None
-    assert large_refusal(packed, signed=False) is not None
+    assert large_refusal(packed) is not None
 
 
 @pytest.mark.parametrize("depth", [127, 128, 900, 5000])

@@ -30,10 +30,11 @@ def test_the_prefix(text: str) -> None:
 
 @given(text=texts.filter(bool))
 def test_the_seal(text: str) -> None:
-    packed = plain.pack_seal(text)
-    assert packed == seal_of(text)
-    assert plain.seal_size(packed[-16:]) == len(packed)
-    assert plain.parse_seal(packed) == text
+    for digests in ([], [bytes(32)], [b"a" * 32, b"b" * 32]):
+        packed = plain.pack_seal(text, b"".join(digests))
+        assert packed == seal_of(text, digests=digests)
+        assert plain.seal_size(packed[-20:]) == len(packed)
+        assert plain.parse_seal(packed) == (text, b"".join(digests))
 
 
 @pytest.mark.parametrize(
@@ -48,13 +49,13 @@ def test_whatever_changes_is_found(packed: bytes, parse: Callable[[bytes], objec
 def test_lengths_beyond_the_limit() -> None:
     start = prefix_of()[:12]
     assert plain.prefix_size(start + struct.pack("<I", MAX_KEY_LINE)) == MAX_KEY_LINE + 20
-    with pytest.raises(ContainerError, match="32769 bytes of keys"):
+    with pytest.raises(ContainerError, match="65537 bytes of keys"):
         plain.prefix_size(start + struct.pack("<I", MAX_KEY_LINE + 1))
     end = seal_of("x")[-12:]
-    assert plain.seal_size(struct.pack("<I", MAX_KEY_LINE) + end) == MAX_KEY_LINE + 16
+    assert plain.seal_size(struct.pack("<II", 3, MAX_KEY_LINE) + end) == 3 * 32 + MAX_KEY_LINE + 20
     for size in (0, MAX_KEY_LINE + 1):
         with pytest.raises(ContainerError, match=f"{size} bytes of vouchers"):
-            plain.seal_size(struct.pack("<I", size) + end)
+            plain.seal_size(struct.pack("<II", 0, size) + end)
 
 
 @pytest.mark.parametrize("format_bytes", [(0, 1, 0, 0), (2, 1, 0, 0), (1, 0, 0, 0), (1, 2, 0, 0), (1, 1, 1, 0)])

@@ -15,40 +15,34 @@ from tests.altered import bit_flips
 from tests.forge import crc_of
 from tests.samples import BLOCK
 
-PLAIN, HASHED = (Header(16, (), bytes(16), hashed=hashed) for hashed in (False, True))
+PLAIN = Header(16, (), bytes(16))
 START = PLAIN.size
 DIGEST = PLAIN.digest
 
 
 @st.composite
-def tables(draw: st.DrawFn) -> tuple[list[int], list[bytes], int]:
-    """Lengths, hashes, and the size of the stream."""
+def tables(draw: st.DrawFn) -> tuple[list[int], int]:
+    """Lengths, and the size of the stream."""
     lengths = draw(st.lists(st.integers(1, container.stage_limit(BLOCK)), min_size=1, max_size=50))
-    hashed = draw(st.booleans())
-    hashes = [hashlib.sha256(b"%d" % length).digest() for length in lengths] if hashed else []
     whole = (len(lengths) - 1) * BLOCK
-    return lengths, hashes, draw(st.integers(whole + (len(lengths) > 1), whole + BLOCK))
+    return lengths, draw(st.integers(whole + (len(lengths) > 1), whole + BLOCK))
 
 
 @given(table=tables(), step=st.integers(1, 60))
-def test_round_trip(table: tuple[list[int], list[bytes], int], step: int) -> None:
-    lengths, hashes, raw_size = table
-    header = HASHED if hashes else PLAIN
-    tail = container.pack_tail(header.digest, lengths, hashes, raw_size)
-    digest = container.table_digest(header.digest, tail)
+def test_round_trip(table: tuple[list[int], int], step: int) -> None:
+    lengths, raw_size = table
+    tail = container.pack_tail(DIGEST, lengths, raw_size)
     ends = [START + 8 * number + length for number, length in enumerate(accumulate(lengths), 1)]
     footer = container.Footer.parse(tail[-20:])
-    assert (footer.raw_size, footer.blocks(header)) == (raw_size, len(lengths))
-    size = container.tail_size(header, footer.blocks(header))
-    assert size == len(tail) == container.entry_size(header) * len(lengths) + 20
-    read = container.Table(header)
-    step *= container.entry_size(header)
+    assert (footer.raw_size, footer.blocks(PLAIN)) == (raw_size, len(lengths))
+    assert container.tail_size(footer.blocks(PLAIN)) == len(tail) == 4 * len(lengths) + 20
+    read = container.Table(PLAIN)
+    step *= 4
     for at in range(0, len(tail) - 20, step):
         read.feed(tail[:-20][at : at + step])
     read.finish(footer, ends[-1] + len(tail))
     assert list(read.ends) == ends
-    assert read.hashes == hashes
-    assert read.digest == digest == hashlib.sha256(header.digest + tail[:-12]).digest()
+    assert read.edges(raw_size) == hashlib.sha256(PLAIN.pack() + tail).digest()
 
 
 def tail_of(lengths: list[int], raw_size: int) -> bytes:
@@ -83,7 +77,7 @@ def test_an_entry_that_cannot_be_is_refused_before_the_footer_is_known() -> None
             table.feed(struct.pack("<I", wrong))
     container.Table(PLAIN).feed(bytes(4))  # an empty stream's, as far as is known
     with pytest.raises(ContainerError, match="malformed"):
-        container.Table(HASHED).feed(bytes(72))
+        container.Table(PLAIN).feed(bytes(8))
 
 
 @pytest.mark.parametrize("size", [SIZE - 1, SIZE + 1, 0])
@@ -112,7 +106,7 @@ def test_a_footer_of_another_size(size: int) -> None:
 @pytest.mark.parametrize("raw_size", [0, 1, BLOCK])
 def test_a_stream_of_one_block(raw_size: int) -> None:
     length = min(1, raw_size)
-    tail = container.pack_tail(DIGEST, [length], [], raw_size)
+    tail = container.pack_tail(DIGEST, [length], raw_size)
     assert read_tail(tail, START + 8 + length + len(tail)).raw_size == raw_size
 
 
@@ -125,8 +119,7 @@ def test_a_footer_of_the_most_blocks() -> None:
 
 def lone(payload: bytes, raw_size: int, header: Header = PLAIN) -> bytes:
     head = container.pack_head(header.digest, 0, True, memoryview(payload))
-    hashes = [hashlib.sha256(head + payload).digest()] if header.hashed else []
-    return header.pack() + head + payload + container.pack_tail(header.digest, [len(payload)], hashes, raw_size)
+    return header.pack() + head + payload + container.pack_tail(header.digest, [len(payload)], raw_size)
 
 
 @pytest.mark.parametrize(("payload", "raw_size"), [(b"payload", 9), (b"", 0), (bytes(MOST), BLOCK)])
@@ -142,10 +135,6 @@ def test_one_block_is_taken_at_a_glance(payload: bytes, raw_size: int) -> None:
 )
 def test_what_is_no_such_container(stored: bytes) -> None:
     assert container.lone_block(memoryview(stored), PLAIN) is None
-
-
-def test_hashed_blocks_are_not_taken_at_a_glance() -> None:
-    assert container.lone_block(memoryview(lone(b"payload", 9, HASHED)), HASHED) is None
 
 
 def test_no_flipped_bit_is_overlooked_at_a_glance() -> None:

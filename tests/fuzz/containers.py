@@ -20,7 +20,7 @@ from streamxf.errors import StreamxfError
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import DataKey
 from streamxf.registry import CodecRegistry
-from tests.forge import HASHED, KEYED, Parts, prefix_of, seal_of, take_apart
+from tests.forge import KEYED, Parts, prefix_of, seal_of, take_apart
 from tests.fuzz.target import Havoc
 from tests.samples import KEY
 from tests.sealing import SIGNER, Vouching, plain_digest
@@ -77,16 +77,18 @@ def data_key_of(parts: Parts) -> DataKey | None:
 
 
 def _vouched(parts: Parts) -> Parts:
-    """With vouchers that are right, and a signature exactly if there are hashes."""
+    """With vouchers that are right, and digests exactly if there is a signature."""
     try:
         key = data_key_of(parts) if parts.flags & KEYED else None
     except UNPARSED:
         return parts
     if key is None:
         return parts
-    signer = SIGNER if parts.flags & HASHED else None
+    signed = b"&sig=" in parts.tail
+    signer = SIGNER if signed else None
     vouching = Vouching(parts.prefix[16:-4].decode("ascii"), (KEY.reveal(),), signer, key.secret)
-    return parts.change(tail=seal_of(vouching.vouchers(plain_digest(parts))))
+    vouchers = vouching.vouchers(plain_digest(parts, signed=signed))
+    return parts.change(tail=seal_of(vouchers, digests=parts.digests * signed))
 
 
 def keyless(data: bytes, choose: random.Random, havoc: Havoc) -> bytes:
@@ -187,9 +189,9 @@ def _change_fields(parts: Parts, choose: random.Random, havoc: Havoc) -> Parts:
         case 11:
             return parts.change(prefix=prefix_of(havoc(parts.prefix[16:-4])[:40000], parts.prefix[8:12]))
         case 12:
-            return parts.change(tail=seal_of(havoc(parts.tail[:-16])[:40000]))
+            return parts.change(tail=seal_of(havoc(parts.tail[:-20])[:70000]))
         case _:
-            return parts.change(flags=parts.flags ^ HASHED)
+            return parts.change(tail=parts.tail[32 * choose.randrange(3) :])
 
 
 def _near(value: int, choose: random.Random) -> int:

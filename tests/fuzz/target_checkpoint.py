@@ -182,8 +182,9 @@ def _changed(parts: MetadataParts, content: bytes, choose: random.Random, havoc:
     for other in places:
         other["at"] += more if other["at"] > start else 0
     place["bytes"] = len(stored)
-    if "sha256" in place:
-        place["sha256"] = changed.table_digest.hex()
+    if "digest" in place:
+        place["digest"] = len(index["digests"])
+        index["digests"] += [digest.hex() for digest in changed.digests]
     for file in index["files"]:
         file["size"] += more
     return _pack(metadata_files.vouched(parts).pack(), content[:start] + stored + content[stop:])

@@ -12,7 +12,7 @@ from streamxf.format.items import elements_size
 from streamxf.format.limits import HEADER_FIXED_BYTES
 from streamxf.storage.reading import FileSlice
 from streamxf.stream.container import BlockReader, read_header, stream_info
-from tests.forge import BOUND, HASHED, PUBLISHED, identity_of, prefix_of, take_apart
+from tests.forge import BOUND, PUBLISHED, identity_of, prefix_of, take_apart
 from tests.fuzz import containers, second
 from tests.fuzz.oracle import agree, attempt
 from tests.fuzz.target import Havoc, Target
@@ -94,11 +94,10 @@ def seeds() -> Iterable[bytes]:
     for size in (0, 20):
         parts = take_apart(encode(data_of(size), []))
         yield parts.container()
-        yield parts.change(flags=HASHED).container()
         yield parts.change(identity=identity_of("a"), flags=BOUND).container()
         yield parts.change(identity=identity_of("layer.weight", 3, "quint8", *box), flags=BOUND | PUBLISHED).container()
     tensor = identity_of("layer.weight", 2, "int16", *box)
-    yield take_apart(encode(data_of(20), [])).change(identity=tensor, flags=BOUND | PUBLISHED | HASHED).container()
+    yield take_apart(encode(data_of(20), [])).change(identity=tensor, flags=BOUND | PUBLISHED).container()
     yield take_apart(encode(data_of(BLOCK + 1), [])).container()
     yield take_apart(encode(bytes(3 * BLOCK), [ZStandard()])).container()
 

@@ -43,13 +43,13 @@ def _facts(metadata: Metadata) -> dict[str, Any]:
     for name, item in metadata.items.items():
         if isinstance(item, ObjectItem):
             place = item.place
-            found[name] = None, [(place.file, place.at, place.size, place.sha256, Kind.OBJECT, (), ())]
+            found[name] = None, [(place.file, place.at, place.size, place.digest, Kind.OBJECT, (), ())]
             continue
         places = []
         for chunk in item.chunks:
             kind = Kind.FRAMED if chunk.framed else Kind.TENSOR
             stored = chunk.place
-            places.append((stored.file, stored.at, stored.size, stored.sha256, kind, chunk.offset, chunk.shape))
+            places.append((stored.file, stored.at, stored.size, stored.digest, kind, chunk.offset, chunk.shape))
         found[name] = (item.dtype, item.shape), places
     return found
 

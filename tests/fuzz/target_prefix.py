@@ -12,7 +12,7 @@ from tests.fuzz.oracle import agree, attempt
 from tests.fuzz.target import Havoc, Target
 from tests.reference_keys import parse_vouchers, parse_wrapped
 from tests.samples import KEY
-from tests.sealing import DEK, OTHER_KEY, SIGNER, Vouching, aes_wrap, entry, key_id, wrapped
+from tests.sealing import DEK, HYBRID_SIGNER, OTHER_KEY, SIGNER, Vouching, aes_wrap, entry, key_id, signature, wrapped
 from tests.sealing import KEY as SECRET
 
 _PREFIX_START = prefix_of()[:8]
@@ -25,7 +25,7 @@ def run(data: bytes) -> None:
         text, error = attempt(lambda: plain.parse_prefix(data)[0])
     else:
         size, refused = attempt(lambda: plain.seal_size(data[-plain.SEAL_END_BYTES :]))
-        text, error = attempt(lambda: plain.parse_seal(data))
+        text, error = attempt(lambda: plain.parse_seal(data)[0])
     agree(refused is None or error is not None, "one is read whose size is refused")
     if text is None:
         return
@@ -44,7 +44,8 @@ def seeds() -> Iterable[bytes]:
     yield prefix_of(wrapped())
     yield prefix_of(wrapped([aes_wrap(OTHER_KEY), entry(f"aws-kms:{key_id(DEK)}", b"opaque"), aes_wrap()]))
     yield seal_of(Vouching().vouchers(DEK))
-    yield seal_of(Vouching(keys=(SECRET, OTHER_KEY), signer=SIGNER).vouchers(DEK))
+    yield seal_of(Vouching(keys=(SECRET, OTHER_KEY), signer=SIGNER).vouchers(DEK), digests=[DEK] * 3)
+    yield seal_of(f"{signature(DEK, HYBRID_SIGNER)}&sig=future:{key_id(DEK)}:AA")
 
 
 def mutate(data: bytes, choose: random.Random, havoc: Havoc) -> bytes:

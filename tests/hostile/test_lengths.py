@@ -102,18 +102,21 @@ def test_every_number_of_a_prefix(row: Row, pipe: bool) -> None:
     for chain in ((), full_chain()):
         file = PlainFile(DATA, chain, pipe=pipe)
         length = len(file.wrapped)
-        for number in (*six(length, 32, limit=32768), 32768, 512):
+        for number in (*six(length, 32, limit=65536), 65536, 512):
             raw = file.file[:12] + struct.pack("<I", number) + file.file[16:]
             row.refuse(number, file.load, raw)
-            if number <= 32769:
+            if number <= 65537:
                 row.refuse(number, file.load, file.with_wrapped((file.wrapped + bytes(number))[:number]))
 
 
 @pytest.mark.parametrize("pipe", [False, True], ids=["file", "pipe"])
 def test_every_number_of_a_seal(row: Row, pipe: bool) -> None:
     file = PlainFile(DATA, full_chain(), pipe=pipe)
-    vouchers = file.parts.tail[:-16].decode()
-    for number in six(len(vouchers), 32, limit=32768):
+    vouchers = file.parts.tail[:-20].decode()
+    for number in six(0, 32):
+        if number:
+            row.refuse(number, file.load, file.parts.change(tail=seal_of(vouchers, count=number)).pack())
+    for number in six(len(vouchers), 32, limit=65536):
         for text in (vouchers, (vouchers * 200)[:number]):
             row.refuse(number, file.load, file.parts.change(tail=seal_of(text, number)).pack())
 

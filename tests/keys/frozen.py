@@ -26,7 +26,8 @@ HYBRID_WRAPPED = (
 VOUCHERS = (
     "mac=f74e548869e58e02f3b25a70bccbd1b11f91524f54ddaeb127b135cda740a014&"
     "v=aeskw:f8c9dc1d0a56854c:vMo_Ux2Zn9aW5og-EFAqemmdan0cBXwdD8f9Q4FGNiA&"
-    "sig=fdf804b620a25ecc:l8rYamHAueoHwUcN_FcnGWALj47KFyoqpubArtau03wBHRg1r_oSdzjeBBE-hMEYztEplvOBMYBlVhP6fsDDCQ"
+    "sig=ed25519:fdf804b620a25ecc:"
+    "l8rYamHAueoHwUcN_FcnGWALj47KFyoqpubArtau03wBHRg1r_oSdzjeBBE-hMEYztEplvOBMYBlVhP6fsDDCQ"
 )
 
 SIGNATURE = "fCf_1dN874b26XauMCsAcqiGds565kiaijAq1ijEqlwCvo-uzIMEDYjdm9G_rboN7ZNBsAge5yreFrZtMhMACw"

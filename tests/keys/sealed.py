@@ -18,6 +18,7 @@ from streamxf.descriptor import Parameters, parse_parameters
 from streamxf.errors import KeyServiceError, WrongKeyError
 from streamxf.keys import KeyProvider, KeyRing
 from streamxf.keys.envelope import DataKey, Envelope, Vouchers
+from streamxf.keys.pair import SigningKey
 
 DEK = DataKey(bytes(range(60, 92)))
 DIGEST = hashlib.sha256(b"contents").digest()
@@ -141,15 +142,11 @@ class Forger(Encrypt):
     """What someone writes with who once had a data key, and everything that is public, but no key that vouches."""
 
     def __init__(
-        self, data_key: DataKey, wrapped: str, vouch: Callable[[bytes], Vouchers], hashed: bool = False
+        self, data_key: DataKey, wrapped: str, vouch: Callable[[bytes], Vouchers], signed: bool = False
     ) -> None:
-        vars(self).update(vars(self._made((Key.generate(),), None, _WrappedKey(data_key, wrapped, os.getpid()))))
+        signer, session = SigningKey.generate() if signed else None, _WrappedKey(data_key, wrapped, os.getpid())
+        vars(self).update(vars(self._made((Key.generate(),), signer, session)))
         object.__setattr__(self, "_forged", vouch)
-        object.__setattr__(self, "_hashed", hashed)
-
-    @property
-    def hashed(self) -> bool:
-        return self._hashed
 
     def renew(self) -> Self:
         return self

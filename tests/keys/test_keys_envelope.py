@@ -169,9 +169,9 @@ def test_a_ring_has_each_key_once_also_those_without_a_hash():
 def test_rings_and_trust():
     ring = KeyRing([KEY], trust=TRUSTED)
     assert ring.trust == (TRUSTED,)
-    assert KeyRing.of(KEY, trust=[TRUSTED]).trust == (TRUSTED,)
+    assert KeyRing.of(KEY, trust=[TRUSTED]).trust == KeyRing(trust=TRUSTED).trust == (TRUSTED,)
     for make in (
-        lambda: KeyRing(trust=TRUSTED),
+        lambda: KeyRing(KEY, trust=TRUSTED, allow_unsigned=True),
         lambda: KeyRing.of(None, allow_unsigned=True),
         lambda: KeyRing.of(ring, trust=TRUSTED),
         lambda: KeyRing([KEY], trust=[SIGNER]),

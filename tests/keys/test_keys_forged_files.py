@@ -51,11 +51,12 @@ class Parts(NamedTuple):
     wrapped: str
     container: bytes
     vouchers: str
+    digests: bytes
 
     @classmethod
     def of(cls, file: bytes) -> Parts:
-        start, end = prefix_size(file[:16]), len(file) - seal_size(file[-16:])
-        return cls(parse_prefix(file[:start])[0], file[start:end], parse_seal(file[end:]))
+        start, end = prefix_size(file[:16]), len(file) - seal_size(file[-20:])
+        return cls(parse_prefix(file[:start])[0], file[start:end], *parse_seal(file[end:]))
 
 
 def readings(file: bytes, ring: KeyRing) -> list[Callable[[], bytes]]:
@@ -77,46 +78,50 @@ def holder(victim: Victim) -> tuple[DataKey, Parts]:
     return victim.reader.unwrap(parts.wrapped), parts
 
 
+ANY = AuthenticationError, PolicyError, ContainerError
 FORGERIES: dict[str, Callable[[DataKey, str, Vouchers, Victim], Callable[[bytes], Vouchers]]] = {
     "the MAC alone": lambda dek, wrapped, old, who: lambda digest: Vouchers(mac(dek, digest, wrapped)),
     "everything as it was": lambda dek, wrapped, old, who: lambda digest: old,
     "the MAC, and the rest as it was": lambda dek, wrapped, old, who: (
-        lambda digest: Vouchers(mac(dek, digest, wrapped), old.entries, old.signature)
+        lambda digest: Vouchers(mac(dek, digest, wrapped), old.entries, old.signatures)
     ),
     "the signature as it was": lambda dek, wrapped, old, who: (
         lambda digest: Vouchers(
-            mac(dek, digest, wrapped), old.entries, (SIGNER.id, SIGNER.sign(b"streamxf/1 dek\0" + dek.id))
+            mac(dek, digest, wrapped), old.entries, (by_signer(SIGNER.sign(b"streamxf/1 dek\0" + dek.id)),)
         )
     ),
     "a stranger's signature": lambda dek, wrapped, old, who: (
         lambda digest: Vouchers.make(digest, wrapped, dek, [], STRANGER)
     ),
     "a stranger's signature under a trusted name": lambda dek, wrapped, old, who: (
-        lambda digest: Vouchers(
-            mac(dek, digest, wrapped), (), (SIGNER.id, Vouchers.make(digest, wrapped, dek, [], STRANGER).signature[1])
-        )
+        lambda digest: Vouchers(mac(dek, digest, wrapped), (), (by_signer(STRANGER.sign(STRANGER.statement(digest))),))
     ),
     "a voucher by the data key": lambda dek, wrapped, old, who: (
-        lambda digest: Vouchers(mac(dek, digest, wrapped), named(who, mac(dek, digest, wrapped)), None)
+        lambda digest: Vouchers(mac(dek, digest, wrapped), named(who, mac(dek, digest, wrapped)))
     ),
     "a voucher by a key of their own": lambda dek, wrapped, old, who: (
-        lambda digest: Vouchers(mac(dek, digest, wrapped), named(who, Key.generate().vouch(digest)), None)
+        lambda digest: Vouchers(mac(dek, digest, wrapped), named(who, Key.generate().vouch(digest)))
     ),
 }
+
+
+def by_signer(data: bytes) -> Entry:
+    """A signature in the name of a trusted signer."""
+    return Entry(SIGNER.kind, SIGNER.id, data)
 
 
 def named(victim: Victim, data: bytes) -> tuple[Entry, ...]:
     return (Entry(victim.recipient.kind, victim.recipient.id, data),) if victim.recipient.vouches else ()
 
 
-@pytest.mark.parametrize("hashed", [False, True], ids=["unhashed", "hashed"])
+@pytest.mark.parametrize("signed", [False, True], ids=["without digests", "with digests"])
 @pytest.mark.parametrize("forgery", FORGERIES)
-def test_who_has_the_data_key_alone_makes_no_file_that_loads(forgery: str, hashed: bool, victim: Victim):
+def test_who_has_the_data_key_alone_makes_no_file_that_loads(forgery: str, signed: bool, victim: Victim):
     data_key, parts = holder(victim)
     vouch = FORGERIES[forgery](data_key, parts.wrapped, Vouchers.parse(parts.vouchers), victim)
-    file = encode(FORGED, [Forger(data_key, parts.wrapped, vouch, hashed)])
-    # whether a file is hashed must agree with whether it is signed, which a reader may look at first
-    refuse(file, victim, AuthenticationError, PolicyError, ContainerError)
+    file = encode(FORGED, [Forger(data_key, parts.wrapped, vouch, signed)])
+    # whether a file has digests must agree with whether it is signed, which a reader may look at first
+    refuse(file, victim, *ANY)
 
 
 def test_the_tool_makes_files_that_load_where_the_key_is_at_hand(victim: Victim):
@@ -126,7 +131,7 @@ def test_the_tool_makes_files_that_load_where_the_key_is_at_hand(victim: Victim)
     def vouch(digest: bytes) -> Vouchers:
         return Vouchers.make(digest, parts.wrapped, data_key, [victim.recipient], victim.signer)
 
-    file = encode(FORGED, [Forger(data_key, parts.wrapped, vouch, hashed=victim.signer is not None)])
+    file = encode(FORGED, [Forger(data_key, parts.wrapped, vouch, signed=victim.signer is not None)])
     assert streamxf.decode(file, keys=victim.reader) == FORGED
 
 
@@ -139,19 +144,20 @@ def test_vouchers_of_another_file(victim: Victim):
         (one.wrapped, other.container, other.vouchers),
         (other.wrapped, one.container, one.vouchers),
     ):
-        refuse(pack_prefix(wrapped) + container + pack_seal(vouchers), victim)
+        for digests in (one.digests, other.digests):
+            refuse(pack_prefix(wrapped) + container + pack_seal(vouchers, digests), victim, *ANY)
 
 
 def test_vouchers_that_were_stripped(victim: Victim):
     _, parts = holder(victim)
     real = Vouchers.parse(parts.vouchers)
     entries = [(), real.entries[:-1], named(victim, b"\0")] if victim.recipient.vouches else []
-    for stripped in [*(Vouchers(real.mac, found, real.signature) for found in entries)]:
-        refuse(pack_prefix(parts.wrapped) + parts.container + pack_seal(str(stripped)), victim)
+    for stripped in [*(Vouchers(real.mac, found, real.signatures) for found in entries)]:
+        refuse(pack_prefix(parts.wrapped) + parts.container + pack_seal(str(stripped), parts.digests), victim)
     if victim.signer is not None:
-        stripped = Vouchers(real.mac, real.entries, None)
-        file = pack_prefix(parts.wrapped) + parts.container + pack_seal(str(stripped))
-        refuse(file, victim, PolicyError, ContainerError)
+        stripped = Vouchers(real.mac, real.entries)
+        for digests in (b"", parts.digests):
+            refuse(pack_prefix(parts.wrapped) + parts.container + pack_seal(str(stripped), digests), victim, *ANY)
 
 
 def test_a_former_recipient(victim: Victim):

@@ -88,8 +88,8 @@ def test_a_recipient_can_be_added_to_a_plain_file():
 
     file = encode(b"data", [Noting(KEY)])
     (digest,) = digests
-    start, end = plain.prefix_size(file[:16]), len(file) - plain.seal_size(file[-16:])
-    wrapped, vouchers, container = plain.parse_prefix(file[:start])[0], plain.parse_seal(file[end:]), file[start:end]
+    start, end = plain.prefix_size(file[:16]), len(file) - plain.seal_size(file[-plain.SEAL_END_BYTES :])
+    wrapped, vouchers, container = plain.parse_prefix(file[:start])[0], plain.parse_seal(file[end:])[0], file[start:end]
     data_key = KeyRing(KEY).open(wrapped, vouchers, digest)
 
     both = Envelope.seal(data_key, [KEY, OTHER])

@@ -76,7 +76,7 @@ def _canned(name: str, number: int) -> _Canned:
     assert trailer is not None
     assert writer._save is not None
     sections = trailer.split(metadata[-trailer.size :], read=lambda at, size: metadata[at : at + size])
-    index = Index.parse(sections.root, sections.parts, sections.parts_size, hashed=name == "signed")
+    index = Index.parse(sections.root, sections.parts, sections.parts_size)
     return _Canned(files, index, sections.head(), writer._save.extensions.encryption)
 
 

@@ -87,6 +87,11 @@ def is_stock(metadata: bytes) -> bool:
 # -- streamxf --------------------------------------------------------------------------------------------------------
 
 
+def trusted_by(entry: Entry) -> list[bytes]:
+    """The public keys of signers."""
+    return [bytes.fromhex(public) for public in entry.get("trust", ())]
+
+
 def keyring_of(entry: Entry) -> KeyRing:
     """What a reader is given."""
     held = [
@@ -95,7 +100,7 @@ def keyring_of(entry: Entry) -> KeyRing:
         else PrivateKey(bytes.fromhex(key["secret"]), key["kind"])
         for key in entry.get("keys", ())
     ]
-    trust = [VerifyKey(bytes.fromhex(public)) for public in entry.get("trust", ())]
+    trust = [VerifyKey(key, "ed25519" if len(key) == 32 else "ed25519+mldsa65") for key in trusted_by(entry)]
     return KeyRing(held or None, trust=trust or None, allow_unsigned=entry.get("allow_unsigned", False))
 
 
@@ -138,8 +143,7 @@ def reader_of(entry: Entry) -> Reader:
     for key in entry.get("keys", ()):
         secret = bytes.fromhex(key["secret"])
         held.append(aes_key(secret) if key["kind"] == "aeskw" else hpke_key(key["kind"], secret))
-    trust = [bytes.fromhex(public) for public in entry.get("trust", ())]
-    return Reader(held, trust, entry.get("allow_unsigned", False))
+    return Reader(held, trusted_by(entry), entry.get("allow_unsigned", False))
 
 
 def container_by_reference(entry: Entry, data: bytes) -> bytes:
@@ -185,7 +189,7 @@ def note_by_reference(entry: Entry, data: bytes) -> Any:
 def note_by_streamxf(entry: Entry, data: bytes) -> Any:
     """The same; without keys, as a listing reads it."""
     note, access = Note.parse(data), Access.of(keyring_of(entry))
-    if len(access.keys) or not note.keyed:
+    if len(access.keys) or access.trust or not note.keyed:
         note.check(access)
     return note.content
 

@@ -6,11 +6,12 @@ import unicodedata
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 
 from tests.reference_codecs import Refused, check, matched, refusing, unbase64
-from tests.reference_keys import B64, KEY_ID, aes_key, hpke_key, public_id
+from tests.reference_keys import B64, KEY_ID, aes_key, hkdf, hpke_key, public_id
 
 
 def read_key_file(data: bytes, passphrase: str | None = None) -> tuple[str, str, bytes]:
@@ -26,15 +27,19 @@ def read_key_file(data: bytes, passphrase: str | None = None) -> tuple[str, str,
     if re.fullmatch("[A-Za-z0-9+/]{43}=", line):
         check(base64.b64encode(base64.b64decode(line)).decode() == line, "key file: base64")
         return "secret", "aeskw", base64.b64decode(line)
-    form = rf"streamxf-(secret|public|protected):([a-z0-9-]{{1,32}}):({KEY_ID}):([A-Za-z0-9_:.-]+)"
+    form = rf"streamxf-(secret|public|protected):([a-z0-9+-]{{1,32}}):({KEY_ID}):([A-Za-z0-9_:.-]+)"
     what, kind, key_id, rest = matched(form, line, "key file: the form of a line")
     key = unbase64(rest, "key file") if what != "protected" else unprotect(line, rest, passphrase)
-    sizes = {"ed25519": 32, "hpke-x25519": 32, "hpke-mlkem768-x25519": 1184 + 32} if what == "public" else {}
+    signers = {"ed25519": 32, "ed25519+mldsa65": 32 + 1952}
+    sizes = {**signers, "hpke-x25519": 32, "hpke-mlkem768-x25519": 1184 + 32} if what == "public" else {}
     check(len(key) == sizes.get(kind, 32) and (what != "public" or kind in sizes), "key file: kind or size")
     if what == "public":
         found = public_id(kind, key)
-    elif kind == "ed25519":
-        found = public_id(kind, Ed25519PrivateKey.from_private_bytes(key).public_key().public_bytes_raw())
+    elif kind in signers:
+        seeds = hkdf(key, b"streamxf/1 " + kind.encode(), 64) if signers[kind] > 32 else key
+        halves = [Ed25519PrivateKey.from_private_bytes(seeds[:32])]
+        halves += [MLDSA65PrivateKey.from_seed_bytes(seeds[32:])] if seeds[32:] else []
+        found = public_id(kind, b"".join(half.public_key().public_bytes_raw() for half in halves))
     else:
         check(kind in ("aeskw", "hpke-x25519", "hpke-mlkem768-x25519"), "key file: no such kind")
         found = (aes_key(key) if kind == "aeskw" else hpke_key(kind, key)).key_id

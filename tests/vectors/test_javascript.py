@@ -36,7 +36,8 @@ def not_here(entry: Entry) -> bool:
     kinds |= {*re.findall(r"streamxf-secret:(hpke-mlkem768-x25519|ed25519\+mldsa65):", entry.get("text", ""))}
     stock = is_stock(bytes_of(entry.get("files", {}).get(".metadata", {"base64": ""})))
     passphrase = "passphrase" in entry or entry.get("text", "").startswith("streamxf-protected:")
-    return bool(kinds - {"aeskw", "hpke-x25519"}) or stock or passphrase or bool(entry.get("elements"))
+    hybrid = any(len(key) > 64 for key in entry.get("trust", ())) or "-secret:ed25519+" in entry.get("text", "")
+    return bool(kinds - {"aeskw", "hpke-x25519"}) or stock or passphrase or hybrid or bool(entry.get("elements"))
 
 
 def packed(found: dict[str, list[Entry]]) -> str:

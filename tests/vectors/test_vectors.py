@@ -35,7 +35,8 @@ PAGES = Path(__file__).parents[2] / "docs" / "format"
 CLASSES: dict[str, tuple[type[StreamxfError], ...]] = {
     **dict.fromkeys(["header", "identity", "footer", "seal", "C2", "C4"], (errors.ContainerError,)),
     "prefix": (errors.ContainerError, errors.UnsupportedError),
-    **dict.fromkeys(["block", "C13"], (errors.BlockError,)),
+    "block": (errors.BlockError,),
+    **dict.fromkeys(["C13", "M18"], (errors.BlockError, errors.IdentityError, errors.MetadataError)),
     **dict.fromkeys(["C15", "V1", "V2", "V3", "V5", "V6"], (errors.ContainerError,)),
     **dict.fromkeys(["C7", "C8", "C10"], (errors.BlockError, errors.ContainerError)),
     **dict.fromkeys(["index", "M1", "M2", "M4", "M6", "M10", "M16", "M17"], (errors.MetadataError,)),
@@ -50,7 +51,7 @@ CLASSES: dict[str, tuple[type[StreamxfError], ...]] = {
     "C16": (errors.ContainerError, errors.MetadataError),
     "P1": (errors.ContainerError, errors.DescriptorError),
     "M3": (errors.MetadataError, errors.ContainerError),
-    "M7": (errors.MetadataError, errors.IdentityError),
+    "M7": (errors.MetadataError,),
     "M9": (errors.MetadataError, errors.WrongKeyError),
     "M8": (errors.IdentityError, errors.MetadataError),
     "M5": (errors.MetadataError, NotTiled),
@@ -72,8 +73,8 @@ CLASSES: dict[str, tuple[type[StreamxfError], ...]] = {
     "K3": (errors.KeyMissingError, errors.WrongKeyError),
     "K4": (errors.DescriptorError, errors.AuthenticationError),
     "K5": (errors.AuthenticationError,),
-    "K6": (errors.PolicyError, errors.AuthenticationError),
-    "K7": (errors.PolicyError, errors.ParameterError),
+    "K6": (errors.PolicyError, errors.AuthenticationError, errors.ParameterError),
+    "K7": (errors.PolicyError,),
     "K8": (errors.PolicyError,),
     "F1": (errors.MetadataError, errors.UnsupportedError),
     "F2": (errors.MetadataError, errors.ContainerError, errors.IdentityError),
@@ -170,7 +171,7 @@ def test_plain_files_that_are_refused_in_other_ways(subject: str, name: str) -> 
     data = bytes_of(entry["file"])
     with pytest.raises(StreamxfError):
         streamxf.decode(data, keys=keyring_of(entry))
-    for step in (1 << 30, 7):
+    for step in (1 << 30, 7) if entry["breaks"] != "C13" else ():  # a pipe's reader need not compare digests
         with pytest.raises(StreamxfError):
             READERS[subject][0](entry, OneWay(data, step))
 
@@ -233,7 +234,7 @@ def test_checkpoints_that_dcp_does_not_load(subject: str, name: str, tmp_path: P
 
 # -- key files -------------------------------------------------------------------------------------------------------
 
-_KINDS = {"aeskw": (Key, None), "ed25519": (SigningKey, VerifyKey)}
+_KINDS = {"aeskw": (Key, None), **dict.fromkeys(["ed25519", "ed25519+mldsa65"], (SigningKey, VerifyKey))}
 
 
 def key_file(entry: Entry, folder: Path) -> Path:
@@ -288,7 +289,7 @@ def test_every_file_is_described() -> None:
     entries = [entry for subject in SUBJECTS for entry in vectors(subject).values()]
     named = [file for entry in entries for file in [entry.get("file", {}), *entry.get("files", {}).values()]]
     assert {file["path"] for file in named if "path" in file} == files
-    assert sum(path.stat().st_size for path in V1.rglob("*") if path.is_file()) < 11 << 18
+    assert sum(path.stat().st_size for path in V1.rglob("*") if path.is_file()) < 13 << 18
 
 
 def test_names_are_unique() -> None:

@@ -152,8 +152,8 @@ def _convert(
             progress.expect(expected)
         raw = _write_all(resumable, conversion, fleet)
         save_id = _publish(resumable, conversion)
-    own = save.extensions.encryption
-    recipients, signer = (own.recipients, own.signer) if own else ((), None)
+    own, signer = save.extensions.encryption, save.extensions.signer
+    recipients = own.recipients if own else ()
     who = tuple(f"{key.kind}:{key.id}" for key in recipients), (signer.id,) if signer is not None else ()
     counts = sum(map(len, resumable.files)), len(resumable.files), kept, discarded
     raw += save.meter.total().raw_bytes
@@ -193,7 +193,7 @@ def _hand_out(resumable: ResumableSave, conversion: Conversion, fleet: Fleet, to
         for number, parts in resumable.left.items():
             items = {name: (item,) for name, item in resumable.items_in(number).items()}
             share = Share(resumable.save.progress, sum(part.planned for part in parts))
-            task = _write_in_worker, conversion.read, resumable.write_apart(number), fleet.chain
+            task = _write_in_worker, conversion.read, resumable.write_apart(number), fleet.extensions
             fleet.read([conversion.reader], items, share, told.append, *task)
     resumable.find_finished([name for name, _ in told])
     fleet.missed += [_NOT_THERE] * len(resumable.left)
@@ -215,8 +215,8 @@ def _publish(resumable: ResumableSave, conversion: Conversion) -> str:
 
 
 def _write_in_worker(
-    readers: Sequence[BoxReader], items: Items, _: None, read: Any, write: Any, chain: Any
+    readers: Sequence[BoxReader], items: Items, _: None, read: Any, write: Any, extensions: Any
 ) -> tuple[str, int]:
     """A worker's task: write a data file. Its name, and the items' bytes."""
-    name, size = write(chain(), [item for (item,) in items.values()], partial(read, readers[0]))
+    name, size = write(extensions(), [item for (item,) in items.values()], partial(read, readers[0]))
     return name, size

@@ -25,7 +25,7 @@ from streamxf.formats.contents import Contents, Format
 from streamxf.formats.opening import contents_of, open_source
 from streamxf.keys import KeyRing
 from streamxf.places import Location, Storage, open_storage
-from streamxf.reading import Access, AccessOptions, Item, PlainParts, Progress, StoredStream, TensorItem
+from streamxf.reading import Access, AccessOptions, Item, PlainParts, Progress, TensorItem
 from streamxf.registry import CodecRegistry
 from streamxf.stream.plain import open as open_plain
 from streamxf.tools.fleet import Fleet
@@ -471,15 +471,15 @@ class PlainSummary:
         """Read what the file says; with keys it has to be true. Raises as `streamxf.open`."""
         with storage.open(random=True) as file, located(file=storage.label()):
             parts = PlainParts.of(file.slice(0, file.size))
-            (stream := StoredStream(parts.container, parts.header).examine(None)).check()
+            (stream := parts.stream.examine(None)).check()
             if len(keys):
                 file.raw.seek(0)
                 open_plain(file.raw, keys=keys).close()  # checks all that there is, except for most blocks
         blocks: Any = stream.blocks  # there are some where no error is
         stored = parts.keys
-        signer = stored.signer if stored is not None else None
+        signers = stored.signers if stored is not None else ()
         notes = [_UNPROVED] if stored is not None and not len(keys) else []
-        if signer is not None and signer not in [key.id for key in keys.trust]:
+        if signers and {*signers}.isdisjoint(key.id for key in keys.trust):
             notes.append(_UNSIGNED)
         return cls(
             storage.label(),
@@ -489,7 +489,7 @@ class PlainSummary:
             blocks.count,
             blocks.block_size,
             tuple(map(":".join, stored.readers[0])) if stored is not None else (),
-            (signer,) if signer is not None else (),
+            signers,
             tuple(notes),
         )
 

@@ -34,6 +34,7 @@ class MetadataFile:
     - `label`: its whole path, for errors.
     - `sections`: index and keys as they are stored.
     - `metadata`: what it says, once it was read.
+    - `vouched`: its keys as they are stored, signatures alone if it is not encrypted; None if there are none.
 
     Raises UnsupportedError if it has no index, MetadataError if it is damaged or missing.
     """
@@ -44,18 +45,18 @@ class MetadataFile:
         self._storage, self.name, self.label = storage, name, storage.label(name)
         self._ids: dict[bytes | None, bytes] = {}  # of data keys, by `File.key`
         self.sections = self._sections()
-        self._keys = _key_set(self.sections)
+        self._keys = self.vouched = _key_set(self.sections)
 
     @property
     def is_encrypted(self) -> bool:
-        return self._keys is not None
+        return self._keys is not None and len(self._keys.envelopes) > 0
 
     @property
     def keys(self) -> KeySet:
         """That of the process that published and, as torch's readers find them, those of the others; once it was
         opened, without what only looks like one. Raises PolicyError if there are none.
         """
-        if self._keys is None:
+        if self._keys is None or not self.is_encrypted:
             cure = "save it with Encrypt, or make an encrypted copy (`streamxf transcode --recipient`)"
             raise errors.PolicyError(f"the checkpoint is not encrypted, so it has no recipients; {cure}")
         return self._keys
@@ -80,7 +81,7 @@ class MetadataFile:
                 "the pickle that torch's readers read lacks a wrapped data key: the file is damaged"
             )
         opened = tuple(data_keys[envelope.dek_id] for envelope in keys.envelopes)
-        return Opened(keys, opened, opener, index.hashed or not index.items, index.save_id)
+        return Opened(keys, opened, opener, index.digests is not None or not index.items, index.save_id)
 
     def pack(self, keys: KeySet | None, sections: Any = None, metadata: Metadata | None = None) -> bytes:
         """The file with other keys, if any, and perhaps another index; MetadataError if readers would refuse it."""
@@ -134,7 +135,11 @@ class MetadataFile:
         raise self._storage.doubted(errors.MetadataError(text)) if late else errors.UnsupportedError(text)
 
     def _pickled(self, metadata: Metadata, keys: KeySet | None) -> bytes:
-        texts = {envelope.dek_id: str(envelope) for envelope in keys.envelopes} if keys is not None else {b"": ""}
+        texts = (
+            {envelope.dek_id: str(envelope) for envelope in keys.envelopes}
+            if keys is not None and keys.envelopes
+            else {b"": ""}
+        )
         published = {file.key for file in metadata.files.values() if not any(file.key or b"")}
         ids = self._ids | dict.fromkeys(published, next(iter(texts)))  # with a key of zeros, or none
         by_writer = {file.writer: texts.get(ids.get(file.key, b"?")) for file in metadata.files.values()}
@@ -153,7 +158,7 @@ class NoteFile(MetadataFile):
     def open(self, access: Access) -> Opened:
         keys = self.keys
         opener, data_key = access.keys.open_by(*keys.lines, keys.digest)
-        return Opened(keys, (data_key,), opener, hashed=True)
+        return Opened(keys, (data_key,), opener, signable=True)
 
     def pack(self, keys: KeySet | None, sections: Any = None, metadata: Metadata | None = None) -> bytes:
         assert keys is not None
@@ -223,7 +228,7 @@ class PlainFile:
             raise errors.KeyMissingError(f"this file is {error.message}") from None
         if not hmac.compare_digest(data_key.stream_keys(header.salt, header.digest)[1], header.seal or b""):
             raise errors.AuthenticationError("the header's seal does not match: the file was altered")
-        return Opened(self.keys, (data_key,), opener, header.hashed)
+        return Opened(self.keys, (data_key,), opener, bool(self._parts.digests))
 
     def pack(self, keys: KeySet) -> tuple[bytes, bytes]:
         return self._parts.resealed(*keys.lines)

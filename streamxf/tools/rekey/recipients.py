@@ -25,11 +25,15 @@ class Opened:
     keys: KeySet
     data_keys: tuple[Any, ...]  # one for each envelope
     opener: KeyProvider
-    hashed: bool  # whether a signature would cover every block
+    signable: bool  # whether there are digests, which a signature covers
     save_id: str = ""  # of a checkpoint
 
     def signed_by(self, trust: Iterable[VerifyKey]) -> bool:
         return self.keys.vouchers.signed_by(trust, self.keys.digest)
+
+    def verified(self, trust: Iterable[VerifyKey]) -> list[str]:
+        """The ids of those among `trust` who signed."""
+        return [key.id for key in trust if self.signed_by([key])]
 
 
 @dataclass(frozen=True)
@@ -51,9 +55,9 @@ class Terms:
 
     def signer_of(self, opened: Opened) -> SigningKey | None:
         """The signer, if any; raises UnsupportedError if it cannot sign these contents."""
-        if self.signer is not None and not opened.hashed:
+        if self.signer is not None and not opened.signable:
             raise UnsupportedError(
-                "this was saved without a signer, so it has no hashes of its blocks, which a signature has to cover; "
+                "this was saved without a signer, so it has no digests, which a signature has to cover; "
                 "save it again with a signer; for a checkpoint, `streamxf transcode` makes a signed copy"
             )
         return self.signer
@@ -65,8 +69,8 @@ class Terms:
         """
         requiring = [key.id for key in readers if not key.vouches]
         if requiring and not (self.signer is not None or self.allow_unsigned or opened.signed_by(self.trust)):
-            signer = opened.keys.signer
-            found = "not signed" if signer is None else f"signed by {signer}, but that was not verified"
+            signers = ", ".join(opened.keys.signers)
+            found = f"signed by {signers}, but that was not verified" if signers else "not signed"
             raise PolicyError(
                 f"it is {found}, and readers with the key {', '.join(requiring)} will require a signature that is "
                 "right: pass the signer's public key (trust), or a signer, who then stands for the contents (signer), "
@@ -124,14 +128,14 @@ class Recipients:
         return "\n".join(lines)
 
     @classmethod
-    def of(cls, files: Sequence[tuple[KeySet, bool, str]], authenticated: bool) -> Self:
-        """Of files: the keys of each, whether its signature was verified, and its save."""
+    def of(cls, files: Sequence[tuple[KeySet, Collection[str], str]], authenticated: bool) -> Self:
+        """Of files: the keys of each, whose signatures were verified, and its save."""
         lists = [[Recipient(*key) for key in readers] for keys, _, _ in files for readers in keys.readers]
         found = dict.fromkeys(recipient for readers in lists for recipient in readers)
         whole = tuple(recipient for recipient in found if all(recipient in readers for readers in lists))
         part = tuple(recipient for recipient in found if recipient not in whole)
-        signed = [keys.signer for keys, _, _ in files]
-        claimed = {signer for signer, (_, verified, _) in zip(signed, files, strict=True) if not verified}
-        signers = tuple(dict.fromkeys(signed))
+        signed = [(signer, verified) for keys, verified, _ in files for signer in (keys.signers or (None,))]
+        claimed = {signer for signer, verified in signed if signer not in verified}
+        signers = tuple(dict.fromkeys(signer for signer, _ in signed))
         verified = tuple(signer for signer in signers if signer is not None and signer not in claimed)
         return cls(whole, part, signers, authenticated, verified, tuple(save for _, _, save in files if save))

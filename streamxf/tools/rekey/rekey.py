@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -196,11 +196,11 @@ def remove_recipient(
 def _listed(path: Location, storage_options: StorageOptions, access: Access) -> Recipients:
     authenticated = len(access.keys) > 0
 
-    def read(file: Holder) -> tuple[KeySet, bool, str]:
+    def read(file: Holder) -> tuple[KeySet, Sequence[str], str]:
         if not authenticated:
-            return file.keys, False, ""
+            return file.keys, (), ""
         opened = file.open(access)
-        return file.keys, opened.signed_by(access.keys.trust), opened.save_id
+        return file.keys, opened.verified(access.keys.trust), opened.save_id
 
     return Recipients.of(each(holders_at(path, storage_options, access.expected_saves), read), authenticated)
 
@@ -299,7 +299,7 @@ def rename(
         if not changes:
             return None
         sections = file.sections.with_index(*index.pack())
-        keys = _vouched(opened, sections.digest, access, terms)
+        keys = vouched_anew(file, opened, sections.digest, access, terms)
         return file, file.pack(keys, sections, replace(metadata, index=index))
 
     planned = each(metadata_of(storage), plan)
@@ -323,14 +323,19 @@ def _renamed(items: Mapping[str, Item], renaming: Any) -> dict[str, Item]:
     return made
 
 
-def _vouched(opened: Opened | None, digest: bytes, access: Access, terms: Terms) -> KeySet | None:
-    """The same keys with vouchers and a signature for another digest; None where there are no keys."""
-    if opened is None:
-        if terms.signer is not None:
-            raise ParameterError("signer= signs encrypted checkpoints, and this one is not encrypted")
+def vouched_anew(
+    file: MetadataFile, opened: Opened | None, digest: bytes, access: Access, terms: Terms
+) -> KeySet | None:
+    """The same keys with vouchers and a signature for another digest; None where there are none."""
+    if file.vouched is not None and file.vouched.signers and terms.signer is None:
+        raise PolicyError(f"it is signed by {', '.join(file.vouched.signers)}, and has to be signed again (signer)")
+    if opened is None and terms.signer is None:
         return None
-    if (signer := opened.keys.signer) is not None and terms.signer is None:
-        raise PolicyError(f"it is signed by {signer}, and has to be signed again (signer)")
+    if opened is None and file.vouched is None:
+        raise ParameterError("signer= signs anew what is signed, and this checkpoint is not: sign it (`streamxf sign`)")
+    if opened is None:
+        assert terms.signer is not None  # or it returned
+        return KeySet.of_signer(digest, terms.signer)
     vouching = [key for key in access.keys if (key.kind, key.id) in opened.keys.vouching]
     if silent := {*opened.keys.vouching}.difference((key.kind, key.id) for key in vouching):
         raise PolicyError(
@@ -338,7 +343,7 @@ def _vouched(opened: Opened | None, digest: bytes, access: Access, terms: Terms)
             f"{some(sorted(id for _, id in silent))}: pass those as well, or remove the recipients first"
         )
     terms.check(opened, (), vouching)
-    vouchers = replace(opened.keys.vouchers, entries=(), signature=None)
+    vouchers = replace(opened.keys.vouchers, entries=(), signatures=())
     keys = replace(opened.keys, vouchers=vouchers, digest=digest)
     return keys.change(opened.data_keys, None, (), (), vouching, terms.signer_of(opened))
 
@@ -367,6 +372,6 @@ def stock(path: Location, *, storage_options: Mapping[str, Any] | None = None) -
         if file.sections.pickled:
             return None
         file.read(Access(), listing=True)
-        return file, file.pack(file.keys if file.is_encrypted else None, replace(file.sections, pickled=True))
+        return file, file.pack(file.vouched, replace(file.sections, pickled=True))
 
     return replace_each(each(metadata_of(open_storage(path, storage_options)), plan), Access())

@@ -15,7 +15,7 @@ from streamxf.formats import huggingface, torchfile
 from streamxf.formats.contents import PLAIN, SUFFIXES, Format
 from streamxf.formats.opening import format_of, no_checkpoint, open_layout
 from streamxf.places import Storage
-from streamxf.reading import Access, BareBlocks, Item, PlainParts, StoredFile, StoredStream, StreamReader, TorchFile
+from streamxf.reading import Access, BareBlocks, Item, PlainParts, StoredFile, StreamReader, TorchFile
 from streamxf.tools.verify.reading import AnyCheck, BlockChecks, Plan, Verification, pieces_of
 from streamxf.tools.verify.report import OF_SAFETENSORS, Findings, Notes
 from streamxf.wording import some
@@ -31,7 +31,7 @@ def plan_file(call: Verification) -> Plan:
     with storage.open() as file:
         size, found = file.size, format_of(file, storage.name)
     if found is not Format.PLAIN:
-        _refuse_keys(call)
+        call.access.refuse_bare("this")
     if found is None:
         beginnings = "neither as one of streamxf.open, nor as a .safetensors file, nor as one of torch.save"
         error = no_checkpoint(storage, beginnings)
@@ -45,7 +45,7 @@ def plan_file(call: Verification) -> Plan:
 
 def plan_folder(call: Verification, layout: huggingface.HubLayout) -> Plan:
     """Check a Hugging Face folder: its shards and, if they are intact, their index. Raises as `plan_file`."""
-    _refuse_keys(call)
+    call.access.refuse_bare("this")
     storage, findings = call.storage, call.findings(layout.index or "")
     try:
         shards = huggingface.shards_of(storage, layout)
@@ -89,11 +89,6 @@ class FormatCheck(AnyCheck):
             findings.damage(error)
 
 
-def _refuse_keys(call: Verification) -> None:
-    if call.access.require is not None:
-        raise call.access.not_encrypted("this")
-
-
 def _check_plain(file: StoredFile, access: Access, findings: Findings) -> None:
     """Check prefix, header, seal, table and every block. Raises `NOT_DAMAGE` if there are keys, and they do not fit."""
     notes, findings.items = Notes(findings), 1
@@ -106,9 +101,9 @@ def _check_plain(file: StoredFile, access: Access, findings: Findings) -> None:
         with suppress(errors.StreamxfError, OSError), BlockChecks() as checks:  # as is noted already
             checks.add(PlainParts.stream_in(file.slice(0, file.size)), notes)
         return
-    if access.require is not None and not parts.header.keyed:
-        raise access.not_encrypted("the file")
-    stream, is_open = StoredStream(parts.container, parts.header), not parts.header.keyed or len(access.keys) > 0
+    if not parts.header.keyed:
+        access.refuse_bare("the file")
+    stream, is_open = parts.stream, not parts.header.keyed or len(access.keys) > 0
     if not is_open:
         findings.unchecked.append("seals, tags, vouchers and content, which need a key")
     try:

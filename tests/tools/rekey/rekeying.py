@@ -69,8 +69,8 @@ def reforge(path: Path, change: Callable[[Envelope], Envelope], name: str = ".me
     before, made = envelopes(path, name), vouchers(path, name)
     data_key = KeyRing.of(KEY).unwrap(str(before[0]))
     after = [str(change(envelope)) for envelope in before]
-    kept, signature = fields.get("entries", made.entries), fields.get("signature", made.signature)
-    forge(path, after, str(Vouchers.make(digest, after[0], data_key, [], kept=kept, signature=signature)), name)
+    kept, signatures = fields.get("entries", made.entries), fields.get("signatures", made.signatures)
+    forge(path, after, str(Vouchers.make(digest, after[0], data_key, [], kept=kept, signatures=signatures)), name)
 
 
 def opens(path: Path, keys: Any, name: str = ".metadata", **policy: Any) -> bool:

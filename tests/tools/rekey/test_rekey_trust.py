@@ -72,7 +72,7 @@ def test_a_signer_is_verified_only_by_his_verify_key(checkpoint: Path, state: di
 
 def test_a_signature_of_zeros_is_reported_as_a_claim(checkpoint: Path, state: dict[str, Any]) -> None:
     save(state, checkpoint, [Encrypt(KEY, signer=STRANGER)])
-    reforge(checkpoint, lambda envelope: envelope, signature=(SIGNER.id, bytes(64)))
+    reforge(checkpoint, lambda envelope: envelope, signatures=(Entry("ed25519", SIGNER.id, bytes(64)),))
     found = streamxf.recipients(checkpoint, keys=KEY)
     assert found.authenticated
     assert found.verified == ()
@@ -112,7 +112,7 @@ def test_a_signature_of_zeros_moves_nothing_to_private_keys(
     checkpoint: Path, state: dict[str, Any], change: Any
 ) -> None:
     save(state, checkpoint, [Encrypt(KEY, signer=STRANGER)])
-    reforge(checkpoint, lambda envelope: envelope, signature=(SIGNER.id, bytes(64)))
+    reforge(checkpoint, lambda envelope: envelope, signatures=(Entry("ed25519", SIGNER.id, bytes(64)),))
     untouched(lambda: change(checkpoint, keys=KEY, recipients=PRIVATE.public), checkpoint, PolicyError)
     with pytest.raises(streamxf.StreamxfError):
         change(checkpoint, keys=KEY, recipients=PRIVATE.public, trust=SIGNER.verify_key)

@@ -11,9 +11,6 @@ from typing import Any
 import zstandard
 
 from tests.forge import (
-    BOUND,
-    KEYED,
-    PUBLISHED,
     Band,
     Columns,
     MetadataParts,
@@ -45,7 +42,9 @@ from tests.vectors.recipes.world import (
     FRAMED,
     FULL,
     OBJECT,
+    OPEN,
     PIECES,
+    RAW,
     SIGNED,
     STEP,
     TENSOR,
@@ -443,15 +442,29 @@ def no_container() -> dict[str, bytes]:
 
 
 def signed() -> dict[str, Any]:
-    """M7, and what a reader of a signed checkpoint can do who has the data key."""
+    """Digests, and what a reader of a signed checkpoint can do who has the data key."""
     forged = world(
         [*WEIGHT, replace(STEP, data=STEP.data[::-1])], chain=(ZSTD, ENCRYPT), vouching=Vouching(signer=SIGNER)
     )
-    one = world(
-        [*WEIGHT, replace(STEP, header={"flags": KEYED | BOUND | PUBLISHED})],
-        chain=(ENCRYPT,),
-        vouching=Vouching(signer=SIGNER),
+    lost, raw = (replace(made, signers=()) for made in (OPEN, RAW))
+    other, swapped = (
+        world([*WEIGHT, replace(STEP, data=STEP.data[::-1])], chain=chain, signers=(SIGNER,)) for chain in ((ZSTD,), ())
     )
+
+    def sign(index: dict[str, Any]) -> None:
+        """As if it were signed by nobody whom any reader knows."""
+        index |= {"digests": OPEN.index["digests"]}
+
+    def keys(*lines: str) -> Callable[[MetadataParts], MetadataParts]:
+        return lambda made: made.change(keys="\n".join(lines).encode())
+
+    def signed_by(*signers: Any) -> World:
+        return world(signers=signers)
+
+    def also(text: str, made: World = OPEN) -> dict[str, bytes]:
+        """With another signature before its own."""
+        return made.files(around=lambda parts: parts.change(keys=parts.keys.replace(b"\n", f"\n{text}&".encode())))
+
     assert len(forged.data[FILE]) == len(SIGNED.data[FILE])
     return locals()
 

@@ -1,15 +1,18 @@
 """Encrypted plain files: what can be done to them without the key, and what can be wrong with wrapped keys."""
 
 import base64
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from tests.forge import HASHED, Parts, prefix_of, seal_of
+from tests.forge import FORMAT, prefix_of, seal_of
 from tests.sealing import (
     DEK,
     ENCRYPT,
+    HYBRID_SIGNER,
     KEY,
     OTHER_KEY,
+    SIGNER,
     Vouching,
     aes_wrap,
     container,
@@ -111,7 +114,7 @@ def wrapped_keys() -> dict[str, Any]:
     own = wrap.rpartition(":")[2]
     stray = own[:-1] + chr(ord(own[-1]) + 1)  # 40 bytes leave 4 bits of the last letter unused, and they are 0
     long = [entry(f"other{number}:{key_id(KEY)}", bytes(6000)) for number in range(4)]
-    assert len(wrapped([aes_wrap(), *long])) < 32768
+    assert len(wrapped([aes_wrap(), *long])) < 65536
     return locals()
 
 
@@ -120,22 +123,22 @@ def wrapped_keys() -> dict[str, Any]:
 
 def vouchers() -> dict[str, Any]:
     made = encrypted(container([ENCRYPT], [SMALL], len(SMALL)))
-    signed = encrypted(container([ENCRYPT], [SMALL], len(SMALL)).change(flags=1 | HASHED))
     digest, text = plain_digest(made), wrapped()
     mac, own, other = mac_of(digest, text), voucher(digest), voucher(digest, OTHER_KEY)
-    sig = signature(plain_digest(signed))
+    sig, hybrid = (signature(plain_digest(made, signed=True), signer) for signer in (SIGNER, HYBRID_SIGNER))
+    head, _, signed = sig.rpartition(":")
 
-    def of(vouchers: str, parts: Parts = made) -> bytes:
-        return parts.change(prefix=prefix_of(text), tail=seal_of(vouchers)).pack()
+    def of(vouchers: str, digests: Sequence[bytes] = ()) -> bytes:
+        return made.change(prefix=prefix_of(text), tail=seal_of(vouchers, digests=digests)).pack()
+
+    def with_(*signatures: str, digests: Sequence[bytes] | None = None) -> bytes:
+        """With these signatures."""
+        found = plain_digest(made, signed=True)
+        return of("&".join([mac_of(found, text), voucher(found), *signatures]), digests or made.digests)
 
     name, _, tag = own.rpartition(":")
     two = keyed([ENCRYPT], [SMALL], len(SMALL), Vouching(wrapped([aes_wrap(), aes_wrap(OTHER_KEY)])))
     return locals()
-
-
-def vouched_by(made: Parts, sig: str) -> str:
-    digest = plain_digest(made)
-    return f"{mac_of(digest, wrapped())}&{voucher(digest)}&{sig}"
 
 
 def policy() -> dict[str, Any]:
@@ -145,11 +148,18 @@ def policy() -> dict[str, Any]:
 
 def seal() -> dict[str, Any]:
     made = keyed([ENCRYPT], [SMALL], len(SMALL))
-    tail, vouchers = made.tail, made.tail[:-16]
+    tail, vouchers = made.tail, made.tail[:-20]
     return locals()
 
 
-def unhashed() -> bytes:
+def digests() -> dict[str, Any]:
+    """Digests and signatures that do not fit together; who has the data key vouches for them."""
     made = encrypted(container([ENCRYPT], [SMALL], len(SMALL)))
-    text = vouched_by(made, signature(plain_digest(made)))
-    return made.change(prefix=prefix_of(wrapped()), tail=seal_of(text)).pack()
+    digests, by = made.digests, Vouching(signer=SIGNER)
+
+    def of(*digests: bytes, vouching: Vouching = by, **said: Any) -> bytes:
+        digest = hashlib.sha256(b"streamxf/1 plain" + FORMAT + b"".join(digests or made.digests[:1])).digest()
+        tail = seal_of(vouching.vouchers(digest), digests=digests, **said)
+        return made.change(prefix=prefix_of(vouching.wrapped), tail=tail).pack()
+
+    return locals()

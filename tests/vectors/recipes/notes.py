@@ -9,6 +9,7 @@ from tests.sealing import (
     HYBRID,
     KEY,
     SIGNER,
+    Signer,
     Vouching,
     aes_wrap,
     entry,
@@ -16,6 +17,7 @@ from tests.sealing import (
     index_digest,
     note_digest,
     secret,
+    signature,
     wrapped,
 )
 from tests.vectors.recipes.runs import RUN
@@ -71,6 +73,10 @@ def keys() -> dict[str, Any]:
 
     def keys(*lines: str) -> bytes:
         return made.change(keys="\n".join(lines).encode("latin-1")).pack()
+
+    def opened(signer: Signer) -> bytes:
+        """Signed, and nothing else."""
+        return keys("", signature(note_digest(frame), signer))
 
     of_index = Vouching().vouchers(index_digest(frame))
     return locals()

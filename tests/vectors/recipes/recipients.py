@@ -3,14 +3,16 @@
 HPKE draws at random, so these files differ each time that they are made.
 """
 
+import base64
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from tests.forge import HASHED, Parts, prefix_of, seal_of
+from tests.forge import Parts, prefix_of, seal_of
 from tests.sealing import (
     ENCRYPT,
     HYBRID,
+    HYBRID_SIGNER,
     KEY,
     KMS,
     OTHER_DEK,
@@ -19,6 +21,7 @@ from tests.sealing import (
     X25519,
     Vouching,
     aes_wrap,
+    b64url,
     container,
     dek_id,
     encrypted,
@@ -29,6 +32,7 @@ from tests.sealing import (
     plain_digest,
     secret,
     signature,
+    statement,
     voucher,
     wrapped,
 )
@@ -59,28 +63,43 @@ def by_stranger(kind: str) -> bytes:
 
 
 def signatures() -> dict[str, Any]:
-    made = encrypted(container([ENCRYPT], [SMALL], len(SMALL)).change(flags=1 | HASHED))
-    digest = plain_digest(made)
-    right = signature(digest)
-    head, sig = right[:21], right[21:]
+    made = encrypted(container([ENCRYPT], [SMALL], len(SMALL)))
+    digest = plain_digest(made, signed=True)
+    right, twice = signature(digest), signature(digest, HYBRID_SIGNER)
+    head, sig = right[: right.rindex(":") + 1], right[right.rindex(":") + 1 :]
+    hybrid, both = twice[: twice.rindex(":") + 1], base64.urlsafe_b64decode(twice[twice.rindex(":") + 1 :] + "==")
 
-    def of(kind: str, sig: str, made: Parts = made) -> bytes:
+    def of(kind: str, *sigs: str, made: Parts = made) -> bytes:
         text = to(kind)
-        found = plain_digest(made)
-        vouchers = [mac_of(found, text), *([voucher(found)] if kind == "aeskw" else []), sig]
-        return made.change(prefix=prefix_of(text), tail=seal_of("&".join(vouchers))).pack()
+        found = plain_digest(made, signed=True)
+        vouchers = [mac_of(found, text), *([voucher(found)] if kind == "aeskw" else []), *sigs]
+        return made.change(prefix=prefix_of(text), tail=seal_of("&".join(vouchers), digests=made.digests)).pack()
 
     broken = f"{head}{'B' if sig[0] == 'A' else 'A'}{sig[1:]}"
+
+    def halves(one: bytes, two: bytes) -> str:
+        """`sig=...` of the hybrid kind, of these halves."""
+        return hybrid + b64url(one + two)
+
+    def future(name: str, size: int, kind: str = "future") -> str:
+        """`sig=...` of a kind that no reader knows."""
+        return "sig=" + entry(f"{kind}:{secret(name).hex()[:16]}", bytes(size))
+
+    own = [half.sign(statement(digest)) for half in HYBRID_SIGNER]
     return locals()
 
 
 def hashes() -> dict[str, Any]:
     """What readers of a signed file can do, who have the data key: blocks that they encrypt themselves."""
-    made = encrypted(container([ENCRYPT], [SMALL], len(SMALL)).change(flags=1 | HASHED))
-    forged = encrypted(container([ENCRYPT], [SMALL[::-1]], len(SMALL)).change(flags=1 | HASHED))
+    made = encrypted(container([ENCRYPT], [SMALL], len(SMALL)))
+    forged = encrypted(container([ENCRYPT], [SMALL[::-1]], len(SMALL)))
     by = Vouching(signer=SIGNER)
-    signed = Vouching(signer=SIGNER).vouchers(plain_digest(made))
-    around = {"prefix": prefix_of(by.wrapped), "tail": seal_of(signed)}
+    signed = by.vouchers(plain_digest(made, signed=True))
+    assert made.digests[0] == forged.digests[0]
+
+    def of(*digests: bytes) -> bytes:
+        return forged.change(prefix=prefix_of(by.wrapped), tail=seal_of(signed, digests=digests)).pack()
+
     return locals()
 
 

@@ -1,6 +1,7 @@
 """Whole checkpoints, made piece by piece, in which anything can be changed."""
 
 import copy
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,18 +10,20 @@ from typing import Any
 from crc32c import crc32c
 from cryptography.hazmat.primitives.keywrap import aes_key_wrap
 
-from tests.forge import BOUND, HASHED, KEYED, PUBLISHED, MetadataParts, Parts, encode, frame_of, identity_of
+from tests.forge import BOUND, KEYED, PUBLISHED, MetadataParts, Parts, encode, frame_of, identity_of
 from tests.sealing import (
     DEK,
     ENCRYPT,
     OTHER_DEK,
     SIGNER,
+    Signer,
     Vouching,
     container,
     encrypted,
     hkdf,
     index_digest,
     secret,
+    signature,
     zstd,
 )
 from tests.vectors.recipes.data import payload
@@ -80,17 +83,22 @@ class World:
     index : dict
         What root and parts say, as one JSON document; tests/forge.py has its form.
     vouching : Vouching or None
+    signers : tuple of Signer
+        Of one that is not encrypted.
     """
 
     data: dict[str, bytes]
     index: dict[str, Any]
     vouching: Vouching | None = None
+    signers: tuple[Signer, ...] = ()
 
     def metadata(self, root: bytes, parts: bytes) -> MetadataParts:
         """The metadata with another root, for which the keys vouch."""
         keys = ""
         if self.vouching is not None:
             keys = "\n".join([self.vouching.wrapped, self.vouching.vouchers(index_digest(root))])
+        elif self.signers:
+            keys = "\n" + "&".join(signature(index_digest(root), signer) for signer in self.signers)
         return MetadataParts(PICKLE, root, keys.encode(), parts)
 
     def files(
@@ -129,6 +137,7 @@ def world(
     *,
     transforms: Sequence[str] = (),
     vouching: Vouching | None = None,
+    signers: tuple[Signer, ...] = (),
     deks: Sequence[bytes] = (DEK, OTHER_DEK),
     gap: bytes = b"",
     others: Sequence[Sequence[str]] = (),
@@ -137,7 +146,8 @@ def world(
     keyed, chains = ENCRYPT in chain, [chain, *others]
     if keyed and vouching is None:
         vouching = Vouching()
-    signed = vouching is not None and vouching.signer is not None
+    signed = bool(signers) or (vouching is not None and vouching.signer is not None)
+    digests: list[str] = []
     count = 1 + max(piece.writer for piece in pieces) if pieces else 1
     names = [FILE, "__1_0.distcp"][:count]
     data = dict.fromkeys(names, b"")
@@ -153,9 +163,9 @@ def world(
                 items[piece.name] = items[shared[0].name] | {"span": span}
                 continue
             first = replace(piece, name="", data=b"".join(streams))
-            stored, digest = _stored(first, number, texts, signed, deks[piece.writer])
+            stored, own = _stored(first, number, texts, deks[piece.writer])
         else:
-            stored, digest = _stored(piece, number, texts, signed, deks[piece.writer])
+            stored, own = _stored(piece, number, texts, deks[piece.writer])
             span = [0, len(stored)]
         data[name] += gap
         place: dict[str, Any] = {"file": piece.writer, "at": len(data[name]), "bytes": len(stored)}
@@ -164,7 +174,8 @@ def world(
         else:
             place["crc32c"] = crcs_of(stored)
         if signed:
-            place["sha256"] = digest.hex()
+            place["digest"] = len(digests)
+            digests += [digest.hex() for digest in own]
         data[name] += stored
         about = {"chain": piece.chain} if piece.chain else {}
         if piece.kind == OBJECT:
@@ -194,8 +205,8 @@ def world(
         "modules": [],
         "packages": {"streamxf": "1", "torch": "2"},
         "extra": {},
-    }
-    return World(data, index, vouching)
+    } | ({"digests": digests} if signed else {})
+    return World(data, index, vouching, signers)
 
 
 def text_of(text: str) -> bytes:
@@ -209,16 +220,18 @@ def crcs_of(data: bytes) -> str:
     return b"".join(crc32c(data[at : at + 2**20]).to_bytes(4, "little") for at in range(0, len(data), 2**20)).hex()
 
 
-def _stored(piece: Piece, number: int, chain: Sequence[str], signed: bool, dek: bytes) -> tuple[bytes, bytes]:
-    """The bytes of a piece in its file, and T."""
+def _stored(piece: Piece, number: int, chain: Sequence[str], dek: bytes) -> tuple[bytes, list[bytes]]:
+    """The bytes of a piece in its file, and their digests."""
     if not [text for text in chain if not text.startswith("!")]:
-        return piece.data, b""
+        return piece.data, [
+            hashlib.sha256(piece.data[at : at + 2**20]).digest() for at in range(0, len(piece.data), 2**20)
+        ]
     payload = piece.data
     for text in chain:
         payload = zstd(payload) if text.startswith("streamxf.zstd/") else payload
         payload = payload + crc32c(payload).to_bytes(4, "little") if text.startswith(CHECKSUM) else payload
     bound = (piece.name, piece.kind, piece.dtype, piece.offset, piece.shard, piece.tensor)
-    flags = BOUND | PUBLISHED | (KEYED if ENCRYPT in chain else 0) | (HASHED if signed else 0)
+    flags = BOUND | PUBLISHED | (KEYED if ENCRYPT in chain else 0)
     texts = [text.partition("#")[0] for text in chain]
     identity = identity_of(*bound, writer=WRITERS[piece.writer], number=number)
     usual = {"flags": flags, "identity": identity, "salt": secret(str(bound))[:16]}
@@ -227,12 +240,14 @@ def _stored(piece: Piece, number: int, chain: Sequence[str], signed: bool, dek: 
         made = encrypted(made, dek)
     if piece.stored is not None:
         made = piece.stored(made)
-    return made.container(), made.table_digest
+    return made.container(), made.digests
 
 
 BASE = world()
 FULL = world(chain=(ZSTD, CHECKSUM, ENCRYPT))
 SIGNED = world(chain=(ZSTD, ENCRYPT), vouching=Vouching(signer=SIGNER))
+OPEN = world(signers=(SIGNER,))
+RAW = world(chain=(), signers=(SIGNER,))
 TWO = world([replace(WEIGHT[0]), replace(WEIGHT[1], writer=1), STEP], chain=(ENCRYPT,))
 
 

@@ -7,9 +7,9 @@
 const Reader = (() => {
   const Zip = typeof module === "undefined" ? Zstd : require("./zstd.js");
   const subtle = globalThis.crypto.subtle;
-  const [KEYED, BOUND, PUBLISHED, HASHED] = [1, 2, 4, 8];
+  const [KEYED, BOUND, PUBLISHED] = [1, 2, 4];
   const [OBJECT, TENSOR, FRAMED, VALUE] = [1, 2, 3, 4];
-  const [MAX_NUMBER, MIB, MAX_LINE] = [Number.MAX_SAFE_INTEGER, 2 ** 20, 32768];
+  const [MAX_NUMBER, MIB, MAX_LINE] = [Number.MAX_SAFE_INTEGER, 2 ** 20, 65536];
   const ELEMENT_SIZE = new Map();
   for (const [size, names] of [
     [1, "bool uint8 int8 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2"],
@@ -558,13 +558,14 @@ const Reader = (() => {
   }
 
   const ENTRY = "[a-z0-9-]{1,32}:[0-9a-f]{16}:[A-Za-z0-9_-]+";
+  const SIGNATURES = new Map([["ed25519", 64], ["ed25519+mldsa65", 64 + 3309]]); // and their sizes
 
   function parseEntries(entries) {
     const found = entries.split("&").filter(Boolean).map((entry) => entry.slice(entry.indexOf("=") + 1).split(":"));
     check(new Set(found.map(([kind, id]) => `${kind}:${id}`)).size === found.length, "K1: a pair of kind and key_id stands twice");
     return found.map(([kind, id, spelled]) => {
       const data = unbase64(spelled, "K1");
-      check(1 <= data.length && data.length <= 6144, "K1: more than 6144 bytes");
+      check(1 <= data.length && data.length <= 16384, "K1: more than 16384 bytes");
       return { kind, id, data };
     });
   }
@@ -578,11 +579,12 @@ const Reader = (() => {
 
   function parseVouchers(line) {
     check(line.length <= MAX_LINE, "K4: the length of the vouchers");
-    const found = new RegExp(`^mac=([0-9a-f]{64})((?:&v=${ENTRY})*)(?:&sig=([0-9a-f]{16}):([A-Za-z0-9_-]+))?$`).exec(line.split("&_")[0]);
+    const signatures = `((?:&sig=${ENTRY.replace("0-9-", "0-9+-")}){0,4})`;
+    const found = new RegExp(`^(?:&mac=([0-9a-f]{64})((?:&v=${ENTRY})*)|(?=&sig))${signatures}$`).exec(`&${line}`.split("&_")[0]);
     check(found, "K4: the form of vouchers");
-    const [, mac, entries, signer, signed] = found;
-    const vouchers = { mac: unhex(mac), entries: parseEntries(entries), signer, signature: signed ? unbase64(signed, "K4") : null };
-    check(!signed || vouchers.signature.length === 64, "K4: the size of the signature");
+    const [, mac, entries, signed] = found;
+    const vouchers = { mac: mac ? unhex(mac) : null, entries: parseEntries(entries ?? ""), signatures: parseEntries(signed) };
+    check(vouchers.signatures.every(({ kind, data }) => data.length === (SIGNATURES.get(kind) ?? data.length)), "K4: the size of a signature");
     check(!vouchers.entries.some(({ kind }) => kind.startsWith("hpke-")), "K4: hpke- does not vouch");
     return vouchers;
   }
@@ -607,20 +609,27 @@ const Reader = (() => {
       const own = vouchers.entries.find(({ kind, id }) => kind === opener.kind && id === opener.id);
       check(own && (await opener.vouched(own.data, digest)), "K5");
     }
-    if (!access.trust.length && opener.vouched) return dataKey;
-    if (vouchers.signature === null) check(access.allowUnsigned, "K6: there is no signature");
-    else {
-      const signers = [];
-      for (const key of access.trust) if ((await publicId("ed25519", key)) === vouchers.signer) signers.push(key);
-      check(signers.length || (access.allowUnsigned && !access.trust.length), "K6: the signer is not one who is trusted");
-      for (const key of signers) check(await verifyEd25519(key, vouchers.signature, statement(digest)), "K6: the signature");
-    }
+    if (access.trust.length || (!opener.vouched && !access.allowUnsigned)) await checkSignatures(vouchers, digest, access.trust);
     return dataKey;
   }
 
-  // What a caller gives: `keys` of keyOf, `trust` (public Ed25519 keys), `allowUnsigned`.
+  async function checkSignatures({ signatures }, digest, trust) {
+    const own = [];
+    for (const key of trust) {
+      const trusted = key.length === 32 ? "ed25519" : "ed25519+mldsa65";
+      const id = await publicId(trusted, key);
+      for (const each of signatures) if (each.kind === trusted && each.id === id) own.push([key, each.data]);
+    }
+    check(own.length, "K6: no signature by one who is trusted");
+    for (const [key, data] of own) {
+      if (key.length > 32) throw new NotHere("signatures of ML-DSA");
+      check(await verifyEd25519(key, data, statement(digest)), "K6: the signature");
+    }
+  }
+
+  // What a caller gives: `keys` of keyOf, `trust` (public keys of signers), `allowUnsigned`.
   const accessOf = ({ keys = [], trust = [], allowUnsigned = false } = {}) => {
-    check(keys.length || !trust.length, "K7: signers, and no keys");
+    check(!(trust.length && allowUnsigned), "K6: signers, and unsigned data");
     return { keys, trust, allowUnsigned };
   };
 
@@ -636,13 +645,14 @@ const Reader = (() => {
       return { what: "secret", kind: "aeskw", key };
     }
     if (/^streamxf-protected:/.test(line)) throw new NotHere("keys under a passphrase");
-    const found = /^streamxf-(secret|public):([a-z0-9-]{1,32}):([0-9a-f]{16}):([A-Za-z0-9_-]+)$/.exec(line);
+    const found = /^streamxf-(secret|public):([a-z0-9+-]{1,32}):([0-9a-f]{16}):([A-Za-z0-9_-]+)$/.exec(line);
     check(found, "key file: its form");
     const [, what, kind, id, spelled] = found;
-    const known = { secret: ["aeskw", "hpke-x25519", "hpke-mlkem768-x25519", "ed25519"], public: ["hpke-x25519", "hpke-mlkem768-x25519", "ed25519"] };
+    const pairs = ["hpke-x25519", "hpke-mlkem768-x25519", ...SIGNATURES.keys()];
+    const known = { secret: ["aeskw", ...pairs], public: pairs };
     check(known[what].includes(kind), "key file: the kind");
     const key = unbase64(spelled, "key file");
-    check(key.length === (what === "public" && kind === "hpke-mlkem768-x25519" ? 1216 : 32), "key file: the size of the key");
+    check(key.length === ((what === "public" && { "hpke-mlkem768-x25519": 1216, "ed25519+mldsa65": 1984 }[kind]) || 32), "key file: the size of the key");
     check((await idOf(what, kind, key)) === id, "K9: key_id");
     return { what, kind, key };
   }
@@ -669,7 +679,7 @@ const Reader = (() => {
     const data = await source.read(0, Math.min(source.size, MAX_HEADER));
     const f = new Fields(data, "header");
     check(equal(f.take(8), unhex("d35358460d0a1a0a")), "header: magic");
-    const flags = checkFormat(f, KEYED | BOUND | PUBLISHED | HASHED, "header");
+    const flags = checkFormat(f, KEYED | BOUND | PUBLISHED, "header");
     const [log2, chainLength, identLength] = f.numbers(1, 2, 2);
     check(16 <= log2 && log2 <= 24, "header: block_log2");
     check(chainLength <= 1024 && identLength <= 4096, "header: lengths");
@@ -768,26 +778,25 @@ const Reader = (() => {
     const [rawSize, sum] = f.numbers(8, 4);
     check(equal(f.take(8), unhex("0a1a0d0a465853d3")), "footer: magic");
     check(rawSize <= 2 ** 48, "footer: raw_size");
-    const entry = header.flags & HASHED ? 36 : 4;
     const n = Math.max(1, Math.ceil(rawSize / header.block));
-    const start = source.size - 20 - n * entry;
+    const start = source.size - 20 - n * 4;
     check(start >= header.size, "C10: the table has no room");
     if (n > 2 ** 25) throw new NotHere("streams of more than 2^25 blocks");
-    const covered = await source.read(start, source.size - 12);
+    const tail = await source.read(start, source.size);
+    const covered = tail.subarray(0, -12);
     check(crc32c(header.hash.subarray(0, 16), covered) === sum, "footer: crc32c");
     const view = new DataView(covered.buffer, covered.byteOffset, covered.length);
     const ends = new Float64Array(n);
     let end = header.size;
     for (let i = 0; i < n; i++) {
-      const length = view.getUint32(i * entry, true);
+      const length = view.getUint32(i * 4, true);
       check(length <= header.block + header.block / 16 + 1024 && (length || n === 1), "C8: an entry of the table");
       ends[i] = end += 8 + length;
     }
     check(end === start, "C10: the table does not begin where the last block ends");
     const { identity } = header;
     if (identity?.kind === TENSOR) check(rawSize === product(identity.shape) * parseDtype(identity.dtype).size, "C5: the stream's size");
-    const hashes = entry > 4 ? (i) => covered.subarray(i * entry + 4, (i + 1) * entry) : null;
-    return { rawSize, ends, hashes, digest: await sha256(header.hash, covered) };
+    return { rawSize, ends, edges: await sha256(await source.read(0, header.size), tail) };
   }
 
   async function readBlock(source, header, table, i, key) {
@@ -799,7 +808,7 @@ const Reader = (() => {
     check(word >= 2 ** 31 === last, "C7");
     check(word % 2 ** 31 === payload.length, "C10: a block's head has another length than its entry");
     check(crc32c(header.hash.subarray(0, 16), u32(i, word), payload) === sum, "block: crc32c");
-    check(!table.hashes || equal(table.hashes(i), await sha256(data)), "C13");
+    check(!table.digests || equal(table.digests[i + 1], await sha256(data)), "C13");
     const content = await decodeBlock(payload, header.codecs, { number: i, last, key, size: header.block });
     check(content.length === (last ? table.rawSize - i * header.block : header.block), "C9");
     return content;
@@ -834,21 +843,29 @@ const Reader = (() => {
     check(!(header.flags & (BOUND | PUBLISHED)) && !header.transforms.length, "P1: bound, transforms");
     if (!length) {
       check(!access.keys.length, "K7: not encrypted");
-      check(!(header.flags & HASHED), "P1: hashed, without a signature");
+      check(!access.trust.length, "K7: not signed");
       return readBlocks(rest, header, await readTable(rest, header), null);
     }
-    check(rest.size >= 16, "seal: magic");
-    const g = new Fields(await rest.read(rest.size - 16, rest.size), "seal");
-    const [sealLength, sum] = g.numbers(4, 4);
+    check(rest.size >= 20, "seal: magic");
+    const g = new Fields(await rest.read(rest.size - 20, rest.size), "seal");
+    const [digestCount, sealLength, sum] = g.numbers(4, 4, 4);
     check(equal(g.take(8), unhex("0a1a0d0a4b5853d3")), "seal: magic");
-    check(1 <= sealLength && sealLength <= Math.min(MAX_LINE, rest.size - 16), "seal: seal_len");
-    const container = part(rest, 0, rest.size - 16 - sealLength);
-    const seal = await rest.read(container.size, rest.size - 12);
+    check(1 <= sealLength && sealLength <= Math.min(MAX_LINE, rest.size - 20), "seal: seal_len");
+    const sealAt = rest.size - 20 - sealLength;
+    check(32 * digestCount <= sealAt, "seal: the number of digests");
+    const container = part(rest, 0, sealAt - 32 * digestCount);
+    const seal = await rest.read(sealAt, rest.size - 12);
     check(crc32c(seal) === sum, "seal: crc32c");
-    const [wrapped, vouchers] = [parseWrapped(unascii(line, "K1")), parseVouchers(unascii(seal.subarray(0, -4), "K1"))];
-    check(Boolean(header.flags & HASHED) === Boolean(vouchers.signature), "P1: hashed exactly if signed");
+    const [wrapped, vouchers] = [parseWrapped(unascii(line, "K1")), parseVouchers(unascii(seal.subarray(0, -8), "K1"))];
+    check(vouchers.mac, "K4: no MAC");
+    check(Boolean(digestCount) === Boolean(vouchers.signatures.length), "P1: digests exactly if signed");
     const table = await readTable(container, header);
-    const digest = await sha256(ascii("streamxf/1 plain"), start.subarray(8, 12), table.digest);
+    const stored = await rest.read(container.size, sealAt);
+    if (digestCount) {
+      table.digests = Array.from({ length: digestCount }, (_, i) => stored.subarray(32 * i, 32 * i + 32));
+      check(digestCount === 1 + table.ends.length && equal(table.digests[0], table.edges), "P1: other digests");
+    }
+    const digest = await sha256(ascii("streamxf/1 plain"), start.subarray(8, 12), digestCount ? stored : table.edges);
     const dataKey = await checkVouchers(vouchers, wrapped, digest, access);
     return readBlocks(container, header, table, await unseal(header, dataKey));
   }
@@ -876,11 +893,15 @@ const Reader = (() => {
 
   // R2: wrapped keys and vouchers, null if there are none; and the data key, null without keys of the reader's.
   async function checkKeys({ lines, format, packed }, label, access) {
-    if (!lines.length) check(!access.keys.length, "K7: not encrypted");
+    if (!lines.length) check(!access.keys.length && !access.trust.length, "K7: not encrypted, or not signed");
     if (!lines.length) return { wrapped: null, vouchers: null, dataKey: null };
-    check(lines.length === 2 && lines.every((line) => line.length <= MAX_LINE), "M12: lines 1 and 2");
-    const [wrapped, vouchers] = [parseWrapped(lines[0]), parseVouchers(lines[1])];
-    const dataKey = access.keys.length ? await checkVouchers(vouchers, wrapped, await sha256(ascii(label), format, packed), access) : null;
+    check(lines.length === 2 && lines[1] && lines.every((line) => line.length <= MAX_LINE), "M12: lines 1 and 2");
+    const [wrapped, vouchers] = [lines[0] ? parseWrapped(lines[0]) : null, parseVouchers(lines[1])];
+    check((wrapped === null) === (vouchers.mac === null), "K4: a MAC exactly if there is a wrapped data key");
+    check(wrapped || !access.keys.length, "K7: not encrypted");
+    const digest = await sha256(ascii(label), format, packed);
+    const dataKey = access.keys.length ? await checkVouchers(vouchers, wrapped, digest, access) : null;
+    if (!access.keys.length && access.trust.length) await checkSignatures(vouchers, digest, access.trust);
     return { wrapped, vouchers, dataKey };
   }
 
@@ -912,7 +933,7 @@ const Reader = (() => {
   const ROOT = {
     save_id: HEX32, rank: (value) => value === null || count(value), transforms: [text], chains: [[text]], dtypes: [text],
     files: [ENTRY_OF_PART], items: [{ first: text, last: text, items: count, parts: [ENTRY_OF_PART] }],
-    modules: [text], packages: Map, extra: Map,
+    modules: [text], packages: Map, extra: Map, "digests?": [ENTRY_OF_PART],
     "run?": {
       run: HEX32, name: text, step: count, time: count, rules: Map, metrics: Map,
       "continues?": { step: count, save_id: HEX32 }, "line?": [count],
@@ -1040,11 +1061,13 @@ const Reader = (() => {
       check(chains.length <= 256, "index: chains");
       const keyed = chains.some((chain) => chain.keyed);
       check(chains.every((chain) => chain.keyed === keyed), "M17: only some encrypt");
-      check(keyed === Boolean(wrapped), "M12: keys exactly if the chains encrypt");
+      check(keyed === Boolean(wrapped), "M12: line 1 exactly if the chains encrypt");
+      const signed = Boolean(vouchers?.signatures.length);
+      check(root.has("digests") === signed, "M7: digests exactly if signed");
       check(root.get("dtypes").length <= 256, "index: dtypes");
       this.dtypes = root.get("dtypes").map(parseDtype);
-      Object.assign(this, { root, rank, transforms, chains, wrapped, dataKey, keyed, signed: Boolean(vouchers?.signature), at: 0 });
-      Object.assign(this, { authentic: dataKey !== null, signers: vouchers?.signer ? [vouchers.signer] : [] });
+      Object.assign(this, { root, rank, transforms, chains, wrapped, dataKey, keyed, signed, at: 0 });
+      Object.assign(this, { authentic: dataKey !== null, signers: vouchers?.signatures.map(({ id }) => id) ?? [] });
       this.files = await this.readFiles(root.get("files"), parts);
       this.items = new Map();
       let before = null;
@@ -1054,6 +1077,12 @@ const Reader = (() => {
           before = item.key;
           this.items.set(item.name, this.checkItem(item));
         }
+      this.digests = [];
+      for (const entry of root.get("digests") ?? []) {
+        const { rows, chunks, fixed } = await this.next(parts, entry, [40]);
+        check(entry.get("from") === this.digests.length && chunks === 0 && rows, "M16: from, or chunks of digests");
+        this.digests.push(...fixed(40, 32, rows));
+      }
       check(this.at === parts.size, "index: bytes that belong to no part");
       this.checkNumbers();
     }
@@ -1116,7 +1145,7 @@ const Reader = (() => {
       const dims = sum(here.map((n, i) => n * ndims[i]));
       const [offsets, lengths] = [numbers(10, dims), numbers(11, dims)];
       const [kinds, files, ats, sizes] = [12, 13, 14, 15].map((id) => numbers(id, chunks));
-      const digests = this.signed ? fixed(17, 32, chunks) : null;
+      const firsts = this.signed ? numbers(17, chunks) : null;
       const boxed = [...here].flatMap((n, i) => Array(n).fill(this.chains[chains[i]].codecs.length > 0));
       const idents = numbers(16, sum(boxed));
       const inside = boxed.map((own, i) => own && kinds[i] === VALUE);
@@ -1135,7 +1164,7 @@ const Reader = (() => {
           boxAt += ndims[i];
           const crcs = boxed[chunk] ? null : Array.from({ length: pieces[chunk] }, () => sums.getUint32(4 * sumAt++, true));
           const span = inside[chunk] ? [begins[valueAt], ends[valueAt++]] : null;
-          first.chunks.push({ span, offset, shape, kind: kinds[chunk], file: files[chunk], at: ats[chunk], bytes: sizes[chunk], number: boxed[chunk] ? idents[identAt++] : null, digest: digests?.[chunk] ?? null, crcs });
+          first.chunks.push({ span, offset, shape, kind: kinds[chunk], file: files[chunk], at: ats[chunk], bytes: sizes[chunk], number: boxed[chunk] ? idents[identAt++] : null, first: firsts?.[chunk] ?? null, crcs });
         }
         return first;
       });
@@ -1285,16 +1314,24 @@ const Reader = (() => {
       const { identity } = header;
       check(identity.writer === file.writer && identity.number === chunk.number && identity.kind === chunk.kind && identity.dtype === item.storedDtype, "M8: this item");
       check(same(identity.offset, chunk.offset) && same(identity.shape, chunk.shape) && same(identity.whole, item.shape), "M8: this item");
-      check(Boolean(header.flags & HASHED) === Boolean(chunk.digest), "M7: hashed");
       const key = await unseal(header, await index.dataKeyOf(file));
       const table = await readTable(stored, header);
-      check(!chunk.digest || equal(chunk.digest, table.digest), "M7: T");
+      if (index.signed) {
+        table.digests = this.digestsOf(chunk, 1 + table.ends.length);
+        check(equal(table.digests[0], table.edges), "C13: the first digest");
+      }
       return { stored, header: { ...header, codecs: item.chain.codecs }, table, key };
     }
 
     // The chain of an item, as descriptors; streamxf.raw/1 for tensors that are stored bare.
     chainOf({ chunks, chain }) {
       return chunks[0]?.kind === TENSOR && chunks[0].crcs ? ["streamxf.raw/1"] : chain.bound;
+    }
+
+    // M18
+    digestsOf({ first }, n) {
+      check(first + n <= this.index.digests.length, "M18: no such digest");
+      return this.index.digests.slice(first, first + n);
     }
 
     // All of a chunk's stream, or of an object's. That of values is kept for the next of them.
@@ -1377,10 +1414,16 @@ const Reader = (() => {
     }
 
     // B2
-    async readBare(stored, { crcs }, begin, end) {
+    async readBare(stored, chunk, begin, end) {
+      const { crcs } = chunk;
+      const digests = this.index.signed ? this.digestsOf(chunk, crcs.length) : null;
       const first = Math.floor(begin / MIB);
       const data = await stored.read(first * MIB, Math.min(stored.size, Math.ceil(end / MIB) * MIB));
-      for (let at = 0, i = first; at < data.length; at += MIB, i++) check(crc32c(data.subarray(at, at + MIB)) === crcs[i], "B2: the CRC of a MiB");
+      for (let at = 0, i = first; at < data.length; at += MIB, i++) {
+        const piece = data.subarray(at, at + MIB);
+        check(crc32c(piece) === crcs[i], "B2: the CRC of a MiB");
+        check(!digests || equal(digests[i], await sha256(piece)), "M18: a piece");
+      }
       return data.subarray(begin - first * MIB, end - first * MIB);
     }
   }
