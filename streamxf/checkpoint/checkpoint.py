@@ -197,7 +197,7 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
         if not isinstance(item, ObjectItem):
             raise ParameterError("this item is a tensor", item=name)
         with located(file=self.label(item.place.file), item=name), self.storage.doubting():
-            return self.access.objects.load(self.read_stored(item), item.place, "cpu", self.budget)
+            return self.access.objects.load_at(item.place, self.read_stored(item), "cpu", self.budget)
 
     def read_stored(self, item: Item, chunk: Chunk | None = None) -> bytes:
         """An object as it is stored, or what torch.save wrote of a shard that only torch can make."""

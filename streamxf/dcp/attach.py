@@ -279,7 +279,7 @@ class _ReaderTransforms(StorageReaderTransforms):
                 blocks = framed(blocks.header, blocks)
             stream = StreamReader(blocks, name=file, item=index.fqn)
             if is_object:
-                return io.BytesIO(self._access.objects.renew(stream.read(), place))
+                return io.BytesIO(self._access.objects.renew_at(place, stream.read()))
         return cast("IO[bytes]", stream)
 
     def _check_name(self, source: FileSlice, wanted: _ItemPartByTorch) -> None:

@@ -318,9 +318,9 @@ class Loader:
             self._budget.spend(len(data), "the object")
         self.meter.item(len(data), read)
         if self._set_object is not None and (self._objects.weights_only or place.span is not None):
-            self._set_object(request, self._objects.load(data, place, budget=self._budget))
+            self._set_object(request, self._objects.load_at(place, data, budget=self._budget))
         else:
-            renewed = self._objects.renew(data, place)
+            renewed = self._objects.renew_at(place, data)
             try:
                 if self._set_object is not None:
                     self._set_object(request, torch.load(io.BytesIO(renewed), weights_only=False))

@@ -65,22 +65,29 @@ class Objects:
         """What all objects of one load may take, before the first file is opened; None for any number of bytes."""
         return Budget(self.max_expansion, 0) if self.weights_only else None
 
-    def renew(self, data: bytes, place: Place) -> bytes:
+    def renew(self, data: bytes, stored: int) -> bytes:
         """What a planner may be given for an object's `data`: a new serialization; as it is without `weights_only`."""
-        return _saved(self.load(data, place)) if self.weights_only or place.span is not None else data
+        return _saved(self.load(data, stored)) if self.weights_only else data
 
-    def load(self, data: bytes, place: Place, device: str | None = None, budget: Budget | None = None) -> Any:
-        """The object that is stored at `place`; torch is imported only where it is needed. Tensors in it come to
-        `device`, by default to those that they were saved from, or the CPU in the place of one that is not there. A
-        value is paid for by `budget`. Raises PolicyError if it is more than weights_only allows, ContainerError or
-        MetadataError if it is a tensor, or damaged, and ObjectError if it cannot be made here.
+    def renew_at(self, place: Place, data: bytes) -> bytes:
+        """The same for what is stored at `place`: a value, or as `renew`."""
+        return self.renew(data, place.size) if place.span is None else _saved(parse_value(data)[0])
+
+    def load_at(self, place: Place, data: bytes, device: str | None = None, budget: Budget | None = None) -> Any:
+        """What is stored at `place`: a value, for which `budget` pays, or as `load`; ContainerError if it is none."""
+        if place.span is None:
+            return self.load(data, place.size, device)
+        value, count = parse_value(data)
+        if budget is not None:
+            budget.spend(_NODE * count, "the value")
+        return value
+
+    def load(self, data: bytes, stored: int, device: str | None = None) -> Any:
+        """The object, which takes `stored` bytes in storage; torch is imported only where it is needed. Tensors in it
+        come to `device`, by default to those that they were saved from, or the CPU in the place of one that is not
+        there. Raises PolicyError if it is more than weights_only allows, MetadataError if it is a tensor, or damaged,
+        and ObjectError if it cannot be made here.
         """
-        if place.span is not None:
-            value, count = parse_value(data)
-            if budget is not None:
-                budget.spend(_NODE * count, "the value")
-            return value
-        stored = place.size
         if not self.weights_only:
             try:
                 return torch.load(io.BytesIO(data), weights_only=False, map_location=device or AvailableDevices())

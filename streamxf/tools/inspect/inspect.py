@@ -532,7 +532,7 @@ def unsafe_globals(
     refused: dict[str, list[str]] = {}
     with Checkpoint.at(open_storage(path, storage_options), access) as checkpoint:
         for name, item in sorted(checkpoint.stored.items()):
-            if isinstance(item, ObjectItem):
+            if isinstance(item, ObjectItem) and item.place.span is None:  # a value needs nothing
                 needed, reason = access.objects.needs(checkpoint.read_stored(item))
                 for each in needed:
                     names.setdefault(each, []).append(name)

@@ -195,7 +195,7 @@ class Filler:
     # -- one item; raise `Noted` or anything else if it did not verify ------------------------------
 
     def _loaded(self, item: ObjectItem) -> Any:
-        return self._checkpoint.access.objects.load(self._object(item), item.place, "cpu")
+        return self._checkpoint.access.objects.load_at(item.place, self._object(item), "cpu")
 
     def _load_into(self, item: TensorItem, planner: LoadPlanner) -> None:
         from torch.distributed.tensor import DTensor
@@ -224,7 +224,7 @@ class Filler:
         def read(copy: Copy, _: bool) -> bytes:
             data = self._bytes(copy, "the object")
             if copy[1].kind is Kind.VALUE:
-                self._checkpoint.access.objects.load(data, copy[1].place)
+                self._checkpoint.access.objects.load_at(copy[1].place, data)
             return data
 
         return self._agreed(item, None, read, bytes.__eq__)

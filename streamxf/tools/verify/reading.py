@@ -420,7 +420,7 @@ class FileCheck(AnyCheck):
                 skipped[UNBOUND] += 1
                 skipped[WITHOUT_CRC] += objects.check_records(stream, blocks.size) is None
             if wanted.kind is Kind.VALUE:
-                objects.load(stream.read(), wanted.place)
+                objects.load_at(wanted.place, stream.read())
             if chunk is None or not isinstance(item, TensorItem):
                 return
             try:
