@@ -20,11 +20,12 @@ from streamxf.engine import side_by_side
 from streamxf.errors import AbortedError, MetadataError, located
 from streamxf.format import limits
 from streamxf.format.bare import MAX_BARE, PieceCrcs, alignment
+from streamxf.format.digests import digest_of
 from streamxf.format.header import Identity, Kind
 from streamxf.format.items import Chunk, Place
 from streamxf.format.limits import DIGEST_BYTES
 from streamxf.format.values import pack_name, parse_value
-from streamxf.pipeline import SinkPipeline
+from streamxf.pipeline import Pipeline, SinkPipeline
 from streamxf.progress import Share
 from streamxf.storage.disk import Mount
 from streamxf.stream.encoder import ContainerEncoder, Encoded, MemorySource
@@ -242,18 +243,25 @@ class DataFile:
         self.settle()  # blocks of items before it may be on their way
         if raw and content.source.size:
             self.write(bytes(-self.size % alignment(content.source.size)))
-        self._crcs = None if len(chain) else PieceCrcs(signed=self._digests is not None)
+        framed, hashed = content.kind is Kind.TENSOR and not raw, list[bytes]()
+        signed = self._digests is not None and not len(chain)
+        apart = signed and not framed and not save.extensions.foreign  # pieces come as they have digests
+        self._crcs = None if len(chain) else PieceCrcs(signed=signed and not apart)
         how = {"published": True, "block_log2": save.block_log2, "meter": save.meter}
         stream, container = save.extensions.open(self, part, chain, **how)
         start, raw_size = self.size, 0
         share = self._share_of(part, content.source.size)
         try:
-            for piece in _pieces(part, content, framed=content.kind is Kind.TENSOR and not raw):
-                if stream.write(piece) not in (len(piece), None):  # some streams return nothing
-                    raise OSError("a stream transform accepted only part of what was written to it")
-                raw_size += len(piece)
-                if share is not None:
-                    share.advance(len(piece))
+            with Pipeline[bytes]() as hashes:
+                for piece in _pieces(part, content, framed=framed):
+                    if apart and len(piece):
+                        hashed += _hash(hashes, piece, stays=isinstance(content.source, MemorySource))
+                    if stream.write(piece) not in (len(piece), None):  # some streams return nothing
+                        raise OSError("a stream transform accepted only part of what was written to it")
+                    raw_size += len(piece)
+                    if share is not None:
+                        share.advance(len(piece))
+                hashed += hashes.results()
             stream.close()
             if container is not None:
                 container.close()  # a foreign stream need not close what it wraps; closing twice is fine
@@ -261,6 +269,8 @@ class DataFile:
             if container is not None:
                 container.abort()
             raise
+        if apart and self._crcs is not None:
+            self._crcs.digests = b"".join(hashed)
         self._note(part, raw_size, self.size - start, self._crcs if container is None else container.encoder)
         self._crcs = None
         if share is not None:
@@ -307,6 +317,13 @@ class DataFile:
 
 def _memory(size: int) -> memoryview:
     return memoryview(bytearray(size))
+
+
+def _hash(hashes: Pipeline[bytes], piece: bytes | memoryview, *, stays: bool) -> list[bytes]:
+    """Have a worker hash a piece while it is written; the digests of earlier ones that are there."""
+    if len(piece) <= ON_THE_SPOT:
+        return hashes.put(digest_of(piece), len(piece))
+    return hashes.submit(partial(digest_of, piece if stays else bytes(piece)), len(piece))
 
 
 def check_bare(part: Identity) -> None:
