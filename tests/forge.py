@@ -563,12 +563,13 @@ def _add_items(items: dict[str, Any], columns: Any, root: dict[str, Any], begin:
 
 def frame_of(data: bytes) -> bytes:
     """A Zstandard frame that declares its size, of as many bytes as a root of that content must have."""
-    return compress_to(data, max(-(-(len(data) - 65536) // 16), 3 * (count_marks(data) - 4096)))
+    marks = count_marks(data)
+    return compress_to(data, max(-(-len(data) // 16) if len(data) > 2**20 else 0, 3 * marks if marks > 2**16 else 0))
 
 
 def part_frame(raw: bytes) -> bytes:
     """The same of a part, as far as it is one."""
-    least = -(-len(raw) // 32)
+    least = 0
     with suppress(struct.error, ValueError, IndexError):
         _, _, rows, chunks = struct.unpack_from("<4sIII", raw)
         found = unpack_columns(raw)

@@ -69,7 +69,7 @@ class Note:
         text = ascii(path)[:120]
         if not isinstance(path, str) or _NOT_IN_NAMES.search(path):
             raise errors.MetadataError(f"a file's name is not UTF-8, so no note can name it; rename it: {text}")
-        if len(path) > MAX_PATH or any(part in ("", ".", "..") for part in path.split("/")):
+        if len(path.encode()) > MAX_PATH or any(part in ("", ".", "..") for part in path.split("/")):
             raise errors.MetadataError(f"a file's path leads out of the checkpoint, or is too long: {text}")
         return path
 

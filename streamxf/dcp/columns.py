@@ -267,8 +267,7 @@ def _rows(values: Iterable[Sequence[int]]) -> Array:
 
 def is_grid(boxes: Boxes, shape: Sequence[int]) -> bool:
     """As `Boxes.is_grid`; those without elements are left out, if they lie inside."""
-    rows, inside = (boxes.sizes > 0).all(axis=1), (boxes.offsets + boxes.sizes <= [*shape]).all()
-    return bool(inside) and Boxes(boxes.offsets[rows], boxes.sizes[rows]).is_grid(shape)
+    return bool((boxes.offsets + boxes.sizes <= [*shape]).all()) and boxes.with_elements().is_grid(shape)
 
 
 class Merged(NamedTuple):

@@ -37,7 +37,7 @@ from streamxf.errors import ChainError, MetadataError, UnsupportedError, located
 from streamxf.format import limits
 from streamxf.format.header import Identity, Kind
 from streamxf.format.items import check_limits, check_name
-from streamxf.format.tiling import MAX_GROUP
+from streamxf.format.tiling import MAX_CORNERS, MAX_GROUP
 from streamxf.format.values import pack_value
 from streamxf.storage.disk import Volume
 from streamxf.storage.storage import Storage
@@ -155,9 +155,8 @@ def check_index(plans: Sequence[SavePlan], chains: Chains | None = None) -> list
     others = [items for items, plan in zip(ranks, plans, strict=True) if not isinstance(plan.items, PlannedItems)]
     counts = Counter(chain.from_iterable(items.layout["names"] for items in others))  # the rest their planner checked
     for name, data, boxes, _ in Merged.of(others).spans() if max(counts.values(), default=0) > MAX_GROUP else ():
-        count = int((boxes.sizes > 0).all(axis=1).sum())
-        if data and count > MAX_GROUP and not is_grid(boxes, data[1]):
-            text = f"its {count:,} shards are no grid, {MAX_GROUP:,} of others are allowed"
+        if data and boxes.corners(data[1]) > MAX_CORNERS and not is_grid(boxes, data[1]):
+            text = f"its {len(boxes.offsets):,} shards are no grid, and have more than {MAX_CORNERS:,} corners"
             raise MetadataError(f"{text}; nothing was written", item=name)
     return [*paths]
 

@@ -63,7 +63,7 @@ FILE_SIZE = Column(34, 0, _rows)
 WRITER = Column(35, limits.WRITER_ID_BYTES, _rows)
 KEY = Column(36, limits.WRAPPED_KEY_BYTES, _rows)
 FILE_COLUMNS = (PATH_ENDS, PATHS, FILE_SIZE, WRITER, KEY)
-_PATHS = PATH_ENDS, PATHS, 4 * limits.MAX_PATH
+_PATHS = PATH_ENDS, PATHS, limits.MAX_PATH
 
 NAME_ENDS = Column(1, 0, _rows, ends=True)
 NAMES = Column(2, 1, _last(NAME_ENDS))
@@ -406,11 +406,6 @@ class TooLarge(MetadataError):
     """What would be in one part has no room there."""
 
 
-def largest_part(size: int) -> int:
-    """The most bytes that a part of `size` stored bytes may decompress to."""
-    return min(limits.MAX_PART, limits.PART_EXPANSION * size)
-
-
 def least_part(rows: int, chunks: int, offsets: Array | None, more: Array | bytes) -> int:
     """The fewest stored bytes of a part of so many items and chunks, or of files, which have no offsets."""
     if offsets is None:
@@ -429,7 +424,7 @@ def pack_part(
         stored.append(packed + bytes(-len(packed) % 8))
     raw = b"".join([_HEAD.pack(limits.PART_MAGIC, len(columns), rows, chunks), *directory, *stored])
     least = least_part(rows, chunks, columns.get(OFFSET), bytes(columns.get(MORE, b"")))
-    packed = zstd.compress_to(raw, max(least, -(-len(raw) // limits.PART_EXPANSION)))
+    packed = zstd.compress_to(raw, least)
     if max(len(raw), len(packed)) > limits.MAX_PART:
         raise TooLarge(
             f"a part of the index would have {len(raw)} bytes, {limits.MAX_PART} are allowed; save fewer items, or "

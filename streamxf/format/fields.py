@@ -13,8 +13,6 @@ from streamxf.codecs import zstd
 from streamxf.errors import CodecError, MetadataError
 from streamxf.format import limits
 
-_FREE = 65536  # bytes that any frame may decompress to
-
 _HEX = re.compile(r"[0-9a-f]*", re.ASCII)
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _SIGNED = "[-", ":-", ",-", " -", "\t-", "\n-", "\r-"
@@ -26,12 +24,13 @@ def pack_json(content: Any, what: str, cure: str, most: int = limits.MAX_ROOT, m
     """
     text = json.dumps(content, separators=(",", ":")).encode("ascii")
     most, count = min(most, limits.MAX_ROOT), count_marks(text)
-    for_marks = limits.MARK_BYTES * (count - limits.FREE_MARKS)
+    for_marks = limits.MARK_BYTES * count if count > limits.FREE_MARKS else 0
     if max(len(text), for_marks) > most or count > marks:
         allowed = f"{most} are allowed, with {marks} commas and brackets"
         raise MetadataError(f"{what} would have {len(text)} bytes, of which {allowed}; {cure}")
     text = text.ljust(for_marks)  # where it has fewer bytes itself
-    return zstd.compress_to(text, max(-(-(len(text) - _FREE) // limits.ROOT_EXPANSION), for_marks))
+    least = -(-len(text) // limits.ROOT_EXPANSION) if len(text) > limits.FREE_ROOT else 0
+    return zstd.compress_to(text, max(least, for_marks))
 
 
 def parse_json(packed: memoryview, what: str, most: int = limits.MAX_ROOT, marks: int = limits.MAX_ROOT) -> Any:
@@ -42,13 +41,13 @@ def parse_json(packed: memoryview, what: str, most: int = limits.MAX_ROOT, marks
 def _unpacked(packed: memoryview, what: str, most: int, marks: int) -> bytes:
     try:
         size = zstd.declared_size(packed)
-        most = min(most, limits.MAX_ROOT, limits.ROOT_EXPANSION * len(packed) + _FREE)
+        most = min(most, limits.MAX_ROOT, max(limits.ROOT_EXPANSION * len(packed), limits.FREE_ROOT))
         if size > most:
             raise MetadataError(f"{what} says it has {size} bytes, {most} are allowed for one of {len(packed)} stored")
         text = zstd.decompress(packed, size)
     except CodecError as error:
         raise MetadataError(f"{what} is damaged: {error.message}") from None
-    marks = min(marks, len(packed) // limits.MARK_BYTES + limits.FREE_MARKS)
+    marks = min(marks, max(len(packed) // limits.MARK_BYTES, limits.FREE_MARKS))
     if len(text) > marks and count_marks(text) > marks:
         raise MetadataError(f"{what} has more than {marks} commas and brackets, for one of {len(packed)} bytes stored")
     return text

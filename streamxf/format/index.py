@@ -18,7 +18,7 @@ from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import DescriptorError, MetadataError
 from streamxf.format import columns as col
 from streamxf.format import fields, limits
-from streamxf.format.columns import Array, Column, IndexPart, ItemRules, PartEntry, TooLarge, largest_part, pack_part
+from streamxf.format.columns import Array, Column, IndexPart, ItemRules, PartEntry, TooLarge, pack_part
 from streamxf.format.digests import Digests
 from streamxf.format.header import Kind
 from streamxf.format.items import Chunk, Item, Place, TensorItem, coded_dtype, known_dtype
@@ -183,17 +183,20 @@ class _Root:
         run = RunFacts.of_json(content["run"]) if "run" in content else None
         if run is not None and rank is not None:
             fields.bad("a rank's own metadata has a run")
-        files = self._files(content["files"])
+        entries = self._parts(content["files"])
         bands = [self._band(entry) for entry in fields.array(content["items"], "items")]
+        parts = [part for band in bands for part in band.parts]
+        signed = self._parts(content["digests"]) if "digests" in content else None
+        most = limits.PARTS_EXPANSION * self._size + limits.FREE_PARTS
+        if self._at != self._size or sum(part.raw for part in (*entries, *parts, *(signed or ()))) > most:
+            fields.bad("the parts are not those that it names, or more than they can hold")
+        files = self._files(entries)
         if any(one.last >= two.first for one, two in pairwise(bands)):
             fields.bad("bands of items do not rise")
-        digests = Digests(self._parts(content["digests"]), self._read) if "digests" in content else None
+        digests = None if signed is None else Digests(signed, self._read)
         about = bool(transforms), digests is not None, tuple(dtypes), [file.size for file in files.values()]
         rules = ItemRules(rank, tuple(recorded), [*map(bool, chains)], *about)
-        if self._at != self._size:
-            fields.bad("the parts are not those that it names")
         table = ItemTable(ItemParts(rules, bands, files, self._read))
-        parts = [part for band in bands for part in band.parts]
         small = sum(part.raw for part in parts) <= _SMALL
         for part in parts if lazy and small else ():
             part.check(self._read(part.at, part.size))
@@ -217,7 +220,7 @@ class _Root:
         for entry in fields.array(value, "parts"):
             fields.exact(entry, {"from", "bytes", "raw", "sha256"}, _NONE, "a part")
             begin, size, raw = (fields.integer(entry[name], "a part") for name in ("from", "bytes", "raw"))
-            if raw > largest_part(size) or size > limits.MAX_PART or (begin <= made[-1].begin if made else begin):
+            if max(raw, size) > limits.MAX_PART or (begin <= made[-1].begin if made else begin):
                 fields.bad("the size of a part, or where it begins")
             digest = bytes.fromhex(fields.digits(entry["sha256"], 64, "a part"))
             made.append(PartEntry(begin, self._at, size, raw, digest))
@@ -232,12 +235,12 @@ class _Root:
             fields.bad("a band")
         return Band(first, last, fields.integer(entry["items"], "a band"), parts)
 
-    def _files(self, value: Any) -> dict[str, File]:
+    def _files(self, entries: Iterable[PartEntry]) -> dict[str, File]:
         columns = [column for column in col.FILE_COLUMNS if self._keyed or column is not col.KEY]
         files: dict[str, File] = {}
         known: dict[bytes, bytes | None] = {}
         last = ""
-        for entry in self._parts(value):
+        for entry in entries:
             part = IndexPart.parse(self._read(entry.at, entry.size), entry, columns)
             if entry.begin != len(files) or part.chunks or not part.names or part.names[0] <= last:
                 fields.bad("files do not rise")

@@ -133,7 +133,8 @@ class Place(NamedTuple):
     @staticmethod
     def check_path(path: object) -> str:
         """Return `path` if it stays inside the checkpoint; raises MetadataError."""
-        if not isinstance(path, str) or not 1 <= len(path) <= MAX_PATH:  # and not shown: its repr may take for ever
+        size = len(path.encode(errors="replace")) if isinstance(path, str) else 0
+        if not isinstance(path, str) or not 1 <= size <= MAX_PATH:  # and not shown: its repr may take for ever
             raise MetadataError("the metadata names a file outside the checkpoint: its path is no string, or too long")
         parts = path.split("/")
         if _STRANGE.search(path) or ":" in parts[0] or any(part in ("", ".", "..") for part in parts):

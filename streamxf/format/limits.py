@@ -32,10 +32,10 @@ HEADER_FIXED_BYTES = 33
 MAX_HEADER = HEADER_FIXED_BYTES + MAX_CHAIN + MAX_IDENTITY + SEAL_BYTES + 4
 
 MAX_ROOT = 2**26
-ROOT_EXPANSION = 16
+FREE_ROOT, ROOT_EXPANSION = 2**20, 16  # bytes that any root may decompress to, and those for each that is stored
 MAX_PART = 2**22
-PART_EXPANSION = 32
-FREE_MARKS, MARK_BYTES = 2**12, 3  # commas and opening brackets of any JSON, and what each further one takes, stored
+FREE_PARTS, PARTS_EXPANSION = 2**23, 256  # the same of all parts together
+FREE_MARKS, MARK_BYTES = 2**16, 3  # commas and opening brackets of any JSON, and what each further one takes, stored
 FILE_BYTES, ITEM_BYTES, CHUNK_BYTES = 16, 2, 4  # of a part, as it is stored, for each that it has
 MAX_DTYPES = MAX_CHAINS = 256
 MAX_RANK = 2**31 - 2
@@ -55,7 +55,6 @@ MAX_NODES = 2**16
 MAX_VALUE_DEPTH = 64
 MAX_VALUES = 2**24  # bytes of the stream of a writer's values
 
-MAX_RUN = 2**16
 MAX_NAME = 255
 MAX_RULES_DEPTH = 8
 MAX_NOTE = 2**23

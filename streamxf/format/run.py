@@ -61,24 +61,19 @@ class RunFacts:
         """Read parsed JSON; raises MetadataError if that is malformed."""
         entry = exact(value, _MEMBERS, _OPTIONAL, "run")
         name = _text(entry["name"], "a run's name")
-        if not 1 <= len(name) <= limits.MAX_NAME or name in (".", "..") or "/" in name:
+        if not 1 <= len(name.encode()) <= limits.MAX_NAME or name in (".", "..") or "/" in name:
             bad("a run's name cannot be that of a folder")
         rules = mapping(entry["rules"], "a run's rules")
         _check_rules(rules, limits.MAX_RULES_DEPTH)
         metrics = cls.metrics_of(entry["metrics"])
         step, time = (integer(entry[each], f"a run's {each}") for each in ("step", "time"))
-        known = {each: entry[each] for each in entry.keys() & (_MEMBERS | _OPTIONAL)}
         continues = None
-        if "continues" in known:
-            told = exact(known["continues"], {"step", "save_id"}, frozenset(), "what a run continues")
+        if "continues" in entry:
+            told = exact(entry["continues"], {"step", "save_id"}, frozenset(), "what a run continues")
             step_before = integer(told["step"], "the step that a run continues")
             continues = step_before, digits(told["save_id"], 32, "a save's id")
-            known["continues"] = dict(zip(("step", "save_id"), continues, strict=True))  # without what is ignored
-        run, line = digits(entry["run"], 32, "a run's id"), _line(known["line"]) if "line" in known else ()
-        made = cls(run, name, step, time / 1000, rules, metrics, continues, line)
-        if len(json.dumps(known, separators=(",", ":"))) > limits.MAX_RUN:
-            bad(f"a run has more than {limits.MAX_RUN} bytes of JSON: fewer or shorter metrics and rules are needed")
-        return made
+        run, line = digits(entry["run"], 32, "a run's id"), _line(entry["line"]) if "line" in entry else ()
+        return cls(run, name, step, time / 1000, rules, metrics, continues, line)
 
     @staticmethod
     def metrics_json(metrics: Mapping[str, float]) -> dict[str, str]:

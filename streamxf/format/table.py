@@ -64,7 +64,7 @@ class ItemParts:
         self._known: OrderedDict[tuple[int, int], IndexPart] = OrderedDict()
         self._memory, self._fetches = 0, 0  # about what these take; how often some came since that was counted
         stored = sum(part.size for band in bands for part in band.parts)
-        self._most = min(max(limits.PART_EXPANSION * stored, _REMEMBERED[0]), _REMEMBERED[1])
+        self._most = min(max(32 * stored, _REMEMBERED[0]), _REMEMBERED[1])
         self.answers: dict[Any, tuple[list[int], list[tuple[int, Box]]]] = {}  # by what was asked, with whose they are
         self._heads: dict[int, IndexPart] = {}
         self.files = files

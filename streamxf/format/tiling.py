@@ -1,8 +1,8 @@
 """Whether chunks tile their tensor, or a box of it: no element is missing, and none is there twice.
 
-Boxes tile a tensor exactly if they lie inside of it, have as many elements together, and do not overlap. To find those
-that overlap they are parted into groups, along one dimension after the other; what no dimension parts is compared in
-pairs. Boxes without elements overlap nothing.
+Boxes inside of a tensor tile it exactly if their corners, counted by signs that alternate along each edge, cancel out
+but for those of the tensor. To find those that overlap where gaps are allowed they are parted into groups, along one
+dimension after the other; what no dimension parts is compared in pairs. Boxes without elements overlap nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from streamxf.format.limits import MAX_NUMBER
 from streamxf.lazy import numpy
 
 MAX_GROUP = 4096  # chunks that no dimension parts into groups
+MAX_CORNERS = 2**20  # of all chunks of a tensor, but for grids
 _FEW = 64  # chunks that are compared in pairs at once
 _PAIRS_FREE, _PAIRS = 2**26, 512  # comparisons, and those for each byte that was read
 _STRANGE_CUT = "its {} chunks are cut as no writer cuts a tensor: comparing them takes too long"
@@ -78,6 +79,26 @@ class Boxes(NamedTuple):
             place = place * cuts.size + at
         return count == place.size == numpy.unique(place).size
 
+    def full(self, shape: Ints) -> tuple[Any, Any, Any]:
+        """Begins and ends of those with elements, in the dimensions that are cut, and which these are. Raises
+        MetadataError for one beyond the tensor.
+        """
+        whole = numpy.array(shape, numpy.int64)
+        if (self.offsets > whole - self.sizes).any():
+            raise _beyond()
+        begins, sizes = self.with_elements()
+        axes = (sizes != whole).any(axis=0)
+        return begins[:, axes], (begins + sizes)[:, axes], axes
+
+    def with_elements(self) -> Boxes:
+        rows = (self.sizes > 0).all(axis=1)
+        return Boxes(self.offsets[rows], self.sizes[rows])
+
+    def corners(self, shape: Ints) -> int:
+        """How many corners they have in the dimensions that are cut; raises as `full`."""
+        begins, _, axes = self.full(shape)
+        return len(begins) << int(axes.sum())
+
 
 def _beyond() -> NotTiled:
     return NotTiled("its chunks reach beyond its end")
@@ -105,8 +126,35 @@ def check_tiles(shape: Ints, chunks: Sequence[Span] | Boxes, work: Steps | None 
     boxes = Boxes.of(chunks, len(shape))
     if boxes.is_grid(shape):
         return
-    if overlap(shape, boxes, work) or math.prod(shape) != boxes.sizes.prod(axis=1).sum():
+    if not _cancel_out(shape, boxes, work or work_for(16 * len(boxes.offsets))):
         raise NotTiled("its chunks leave out a part of it, or cover one twice")
+
+
+def _cancel_out(shape: Ints, boxes: Boxes, work: Steps) -> bool:
+    """Whether the corners of all boxes and of the tensor, with opposite signs, do."""
+    begins, ends, axes = boxes.full(shape)
+    if not math.prod(shape) or boxes.with_elements().is_grid(shape):
+        return True
+    try:
+        work.spend(count := len(begins) << int(axes.sum()))
+    except TooMuch:
+        count = MAX_CORNERS + 1
+    if count > MAX_CORNERS:
+        raise NotTiled(_STRANGE_CUT.format(len(boxes.offsets)))
+    whole = numpy.array([shape], numpy.int64)[:, axes]
+    sides = numpy.concatenate([begins, whole * 0, ends, whole]).T
+    corners, signs, most = numpy.zeros((1, len(begins) + 1), numpy.int64), numpy.ones((1, len(begins) + 1), "i1"), 1
+    signs[0, -1] = -1
+    for side in sides:
+        cuts, places = numpy.unique(side, return_inverse=True)
+        begin, end = places.reshape(2, -1)
+        if most * cuts.size > MAX_NUMBER:
+            known, corners = numpy.unique(corners.ravel(), return_inverse=True)
+            corners, most = corners.reshape(signs.shape), known.size
+        corners, most = numpy.vstack([corners * cuts.size + begin, corners * cuts.size + end]), most * cuts.size
+        signs = numpy.vstack([signs, -signs])
+    _, places = numpy.unique(corners.ravel(), return_inverse=True)
+    return not numpy.bincount(places.ravel(), signs.ravel()).any()
 
 
 def check_apart(shape: Ints, chunks: Sequence[Span] | Boxes, work: Steps | None = None) -> None:
@@ -118,18 +166,11 @@ def check_apart(shape: Ints, chunks: Sequence[Span] | Boxes, work: Steps | None 
 
 def overlap(shape: Ints, chunks: Sequence[Span] | Boxes, work: Steps | None = None) -> bool:
     """Whether two chunks share an element. Raises MetadataError for one beyond the tensor, or as `check_tiles`."""
-    offsets, sizes = Boxes.of(chunks, len(shape))
-    whole = numpy.array(shape, numpy.int64)
-    if (offsets > whole - sizes).any():
-        raise _beyond()
-    full = (sizes > 0).all(axis=1)
-    axes = (sizes[full] != whole).any(axis=0)
-    begins, ends = offsets[full][:, axes], (offsets + sizes)[full][:, axes]
-    if len(begins) < 2:
-        return False
-    if not axes.any():
-        return True
-    work = work or work_for(16 * len(offsets))
+    boxes = Boxes.of(chunks, len(shape))
+    begins, ends, axes = boxes.full(shape)
+    if len(begins) < 2 or not axes.any():
+        return len(begins) > 1
+    work = work or work_for(16 * len(boxes.offsets))
     groups = [numpy.arange(len(begins))]
     try:
         while groups:
@@ -139,7 +180,7 @@ def overlap(shape: Ints, chunks: Sequence[Span] | Boxes, work: Steps | None = No
             if not parts and _any_share(begins[group], ends[group], work):
                 return True
     except TooMuch:
-        raise NotTiled(_STRANGE_CUT.format(len(offsets))) from None
+        raise NotTiled(_STRANGE_CUT.format(len(boxes.offsets))) from None
     return False
 
 

@@ -17,7 +17,6 @@ from streamxf.format import table as parts_module
 from streamxf.format.columns import IndexPart
 from streamxf.format.index import File, Index
 from streamxf.format.items import Chunk, Place, TensorItem
-from streamxf.format.limits import FREE_MARKS
 from streamxf.format.table import ItemTable
 from tests.forge import Columns, MetadataParts, count_marks, entry_of, frame_of, pack_columns, part_frame
 
@@ -25,8 +24,8 @@ from .test_work import memory_below
 
 MIB = 2**20
 ROOT: dict[str, Any] = {
-    **{"save_id": "0" * 32, "rank": None, "transforms": [], "chain": ["streamxf.zstd/1"], "dtypes": ["float32"]},
-    **{"files": [], "items": [], "modules": [], "packages": {}, "extra": {}},
+    **{"save_id": "0" * 32, "rank": None, "transforms": [], "chains": [["streamxf.zstd/1"]]},
+    **{"dtypes": ["float32:32"], "files": [], "items": [], "modules": [], "packages": {}, "extra": {}},
 }
 
 
@@ -53,7 +52,7 @@ def looks(path: Path) -> None:
 @pytest.mark.parametrize("value", [b"[]", b'{"":{"":{"":{"":{}}}}}', b'"' + b"-" * 40 + b'"'], ids=repr)
 def test_a_root_takes_memory_in_proportion(tmp_path: Path, value: bytes) -> None:
     each = 1 + count_marks(value)
-    most = (MIB // 3 + FREE_MARKS - 100) // each
+    most = (MIB // 3 - 100) // each
     root = root_of(value, most, MIB + 2**14)
     assert MIB <= len(root) < 1.2 * MIB
     with memory_below(64 * MIB):
@@ -84,18 +83,29 @@ def ends_of(count: int, width: int = 4) -> list[int]:
 def items_of(count: int, more: bytes = b"") -> tuple[Columns, int, int]:
     """Tensors of one element each."""
     about: Columns = {1: ends_of(count), 2: names_of(count), 3: ends_of(count, len(more)) if more else [0] * count}
-    about |= {4: more * count, 5: [1] * count, 6: [1] * count, 7: [1] * count, 8: [1] * count}
+    about |= {4: more * count, 5: [1] * count, 6: [1] * count, 7: [1] * count, 8: [1] * count, 9: [0] * count}
     return about | chunks_of(count) | {10: [0] * count}, count, count
 
 
 def chunks_of(count: int) -> Columns:
     zeros, ones = [0] * count, [1] * count
-    return {10: [*range(count)], 11: ones, 12: [2] * count, 13: zeros, 14: zeros, 15: ones, 16: [*range(count)]}
+    return {
+        10: [*range(count)],
+        11: ones,
+        12: [2] * count,
+        13: zeros,
+        14: zeros,
+        15: ones,
+        16: [*range(count)],
+        18: b"",
+        19: [],
+        20: [],
+    }
 
 
 def tensor_of(count: int) -> tuple[Columns, int, int]:
     """One that is cut into its elements."""
-    about: Columns = {1: [4], 2: names_of(1), 3: [0], 4: b"", 5: [1], 6: [1], 7: [count], 8: [count]}
+    about: Columns = {1: [4], 2: names_of(1), 3: [0], 4: b"", 5: [1], 6: [1], 7: [count], 8: [count], 9: [0]}
     return about | chunks_of(count), 1, count
 
 
@@ -103,18 +113,11 @@ def files_of(count: int) -> tuple[Columns, int, int]:
     return {32: ends_of(count), 33: names_of(count), 34: [9] * count, 35: bytes(16 * count)}, count, 0
 
 
-def padded(size: int) -> tuple[Columns, int, int]:
-    """With a column that readers ignore."""
-    columns, rows, chunks = items_of(1)
-    return columns | {200: bytes(size)}, rows, chunks
-
-
 HOSTILE: dict[str, tuple[Columns, int, int]] = {
     "files": files_of(5000),
     "items": items_of(5000),
     "what is said of items": items_of(500, b'{"_":[[],[],[],[],[],[],[],[],[],[],[]]}'),
     "chunks": tensor_of(16_000),
-    "bytes": padded(MIB),
 }
 
 
@@ -139,6 +142,27 @@ def test_a_part_takes_stored_bytes_for_all_that_it_has(tmp_path: Path, what: str
     assert len(fewer) < len(enough)
     with pytest.raises(MetadataError, match=r"more than a writer puts|the size of a part"):
         [*Checkpoint(checkpoint("fewer", fewer)).values()]
+
+
+def test_parts_together_have_a_greatest_size(tmp_path: Path) -> None:
+    """Each has what readers ignore, 4 MiB of zeros."""
+    columns, _, _ = items_of(1)
+    raw = pack_columns(columns | {200: bytes(4 * MIB - 1000)}, 1, 1)
+    file = pack_columns(*files_of(1))
+    for count, fits in (2, True), (3, False):
+        names = [f"{number}000" for number in range(count)]
+        each = [pack_columns(columns | {2: name.encode(), 200: bytes(4 * MIB - 1000)}, 1, 1) for name in names]
+        packed = [part_frame(data) for data in (file, *each)]
+        entries = [entry_of(stored_, len(data)) for stored_, data in zip(packed, (file, *each), strict=True)]
+        bands = [{"first": n, "last": n, "items": 1, "parts": [e]} for n, e in zip(names, entries[1:], strict=True)]
+        root = ROOT | {"files": entries[:1], "items": bands}
+        path = written(tmp_path / str(count), frame_of(json.dumps(root).encode()), b"".join(packed))
+        assert count * len(raw) < 13 * MIB
+        if fits:
+            assert len(Checkpoint(path)) == count
+        else:
+            with pytest.raises(MetadataError, match="more than they can hold"):
+                Checkpoint(path)
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, 2**17, 2**17 + 1, MIB])

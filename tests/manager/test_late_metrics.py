@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 import streamxf
 from streamxf import CheckpointManager, Retention
 from streamxf.checkpoint.notes import Note
-from streamxf.errors import StreamxfError, UnsupportedError
+from streamxf.errors import UnsupportedError
 from streamxf.format.run import RunFacts
 from streamxf.manager.listing import Run
 from streamxf.manager.record import Record
@@ -227,17 +227,6 @@ def test_of_two_notes_the_later_holds_and_then_the_greater_name(tmp_path: Path, 
     for name in sorted(notes)[::order]:
         (tmp_path / "step-1" / f".streamxf-note-{name}").write_bytes(notes[name])
     assert record(tmp_path, "step-1").metrics == {"a": 1.0, "b": 2.0, "c": 0.0}
-
-
-def test_more_metrics_than_an_index_takes_stop_a_transcode_before_it_writes(tmp_path: Path) -> None:
-    with CheckpointManager(tmp_path) as manager:
-        manager.save(1, state_at(1))
-        for part in range(3):
-            manager.commit(1, metrics={f"{part}{number}" + "x" * 40: 1.0 for number in range(500)})
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(StreamxfError, match="fewer or shorter metrics"):
-        streamxf.transcode(tmp_path / "step-1", None, [], in_place=True)
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_a_save_over_another_takes_its_late_metrics_away(tmp_path: Path, keys: Any) -> None:

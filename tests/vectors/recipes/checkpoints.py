@@ -15,6 +15,7 @@ from tests.forge import (
     Columns,
     MetadataParts,
     Parts,
+    count_marks,
     encode,
     identity_of,
     split_metadata,
@@ -201,6 +202,17 @@ def trailers() -> dict[str, Any]:
     return locals()
 
 
+def frame(data: bytes) -> bytes:
+    """As any writer compresses."""
+    return zstandard.ZstdCompressor().compress(data)
+
+
+def marked(text: bytes, count: int) -> bytes:
+    """The JSON of a root with as many commas and brackets."""
+    zeros = count - count_marks(text) - 1
+    return text[:-1] + b',"_":[' + b",".join([b"0"] * zeros) + b"]}"
+
+
 def flipped(data: bytes, at: int) -> bytes:
     at %= len(data)
     return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
@@ -263,6 +275,13 @@ def tiles() -> dict[str, Any]:
         """The same, with a container for each, so that nothing but how they lie is wrong."""
         made = [Piece("t", TENSOR, payload(prod(size)), "uint8", at, size, shape) for at, size in boxes]
         return world([*WEIGHT, *made]).files(change)
+
+    def staircase(dims: int) -> dict[str, bytes]:
+        """One chunk more than dimensions, each of which ends one of them."""
+        boxes = [((1,) * at + (0,) * (dims - at), (1,) * at + (1,) + (2,) * (dims - at - 1)) for at in range(dims)]
+        boxes.append(((1,) * dims, (1,) * dims))
+        made = [Piece("t", TENSOR, bytes(prod(size)), "uint8", at, size, (2,) * dims) for at, size in sorted(boxes)]
+        return world([*WEIGHT, *made]).files()
 
     stored = {
         "gap": tiles(((0,), (2,)), ((3,), (1,)), shape=(4,)),

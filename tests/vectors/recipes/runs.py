@@ -1,7 +1,6 @@
 """What checkpoints say of the run that they belong to."""
 
 import copy
-import json
 import struct
 from math import inf
 from typing import Any
@@ -17,7 +16,6 @@ RUN = {
     "rules": {"last": 3, "metric": "loss"},
     "metrics": {"loss": "3fd0000000000000"},
 }
-LIMIT = 65536
 METRICS = {
     **{name: struct.pack(">d", number).hex() for name, number in {"inf": inf, "-inf": -inf, "zero": 0.0}.items()},
     **{"-zero": "8000000000000000", "least": "0000000000000001", "largest": "7fefffffffffffff"},
@@ -27,13 +25,6 @@ METRICS = {
 
 def changed(**changes: Any) -> dict[str, Any]:
     return copy.deepcopy(RUN) | changes
-
-
-def sized(size: int) -> dict[str, Any]:
-    """A run of this many bytes."""
-    made = changed(rules={"a": ["ü\\"] * 5000, "b": ""})
-    made["rules"]["b"] = "x" * (size - len(json.dumps(made, separators=(",", ":"))))
-    return made
 
 
 def nested(depth: int) -> dict[str, Any]:
