@@ -14,6 +14,7 @@ pytest.importorskip("selenium", reason="Selenium is not installed: pip install s
 
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 import streamxf
@@ -50,13 +51,13 @@ def viewer(chromium: Chrome, tmp_path: Path) -> Iterator[Chrome]:
     assert chromium.execute_script("return window.pwned") is None
 
 
-def save(folder: Path, chain: Any = "raw") -> dict[str, np.ndarray]:
+def save(folder: Path, chain: Any = "raw", **options: Any) -> dict[str, np.ndarray]:
     random = np.random.default_rng(1)
     state = {f"model.layers.{i}.mlp.w": random.normal(size=(40, 30)).astype(np.float32) for i in range(12)}
     state |= {f"model.layers.{i}.norm": np.ones(4, np.float16) for i in range(12)}
     state |= {"embed": random.normal(size=(300, 200)).astype(np.float32), "ids": np.arange(-5, 5)}
     state |= {"__proto__": np.ones((2, 2)), f"a.{HOSTILE}": np.zeros((2, 3), np.uint8), "constructor.x": np.ones(3)}
-    with streamxf.CheckpointWriter(folder, chain=chain) as writer:
+    with streamxf.CheckpointWriter(folder, chain=chain, **options) as writer:
         for name, value in state.items():
             writer[name] = value
         writer["config"] = {"step": 100, "lr": (0.9, -0.0), "text": HOSTILE, "none": [None, True, b"\xff", 2**63, {}]}
@@ -166,7 +167,7 @@ def test_an_encrypted_checkpoint(viewer: Chrome, tmp_path: Path):
     assert opened(viewer), one(viewer, "#said").text
     assert "authenticated" not in one(viewer, ".facts").text
     one(viewer, "#search").send_keys("ids")
-    one(viewer, "#tensors tbody tr").click()
+    one(viewer, "#tensors tbody th").send_keys(Keys.ENTER)
     WebDriverWait(viewer, 20).until(lambda _: numbers(viewer) == list(state["ids"]))
 
 
@@ -193,6 +194,21 @@ def test_public_key_recipients_need_a_signature(viewer: Chrome, tmp_path: Path):
     assert "K6" in one(viewer, "#said").text
     choose(viewer, tmp_path / "step-7", secret + (tmp_path / "signer").read_text())
     assert opened(viewer), one(viewer, "#said").text
+
+
+def test_who_signed_what_is_not_secret(viewer: Chrome, tmp_path: Path):
+    signer = SigningKey.generate()
+    state = save(tmp_path / "step-7", signer=signer)
+    for name, key in (("mine", signer), ("another", SigningKey.generate())):
+        write_key(tmp_path / name, key.verify_key)
+    choose(viewer, tmp_path / "step-7", (tmp_path / "another").read_text())
+    assert "K6" in one(viewer, "#said").text
+    choose(viewer, tmp_path / "step-7", (tmp_path / "mine").read_text())
+    assert opened(viewer), one(viewer, "#said").text
+    assert "not checked" not in one(viewer, ".facts").text
+    one(viewer, "#search").send_keys("ids")
+    one(viewer, "#tensors tbody th").send_keys(Keys.ENTER)
+    WebDriverWait(viewer, 20).until(lambda _: numbers(viewer) == list(state["ids"]))
 
 
 def test_what_it_leaves_to_others(viewer: Chrome, tmp_path: Path):

@@ -45,11 +45,13 @@ const Reader = (() => {
   const hex = (bytes) => Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
   const unhex = (text) => Uint8Array.from(text.match(/../g) ?? [], (pair) => parseInt(pair, 16));
 
-  function concat(...pieces) {
+  function joined(pieces) {
     const whole = new Uint8Array(pieces.reduce((sum, piece) => sum + piece.length, 0));
     pieces.reduce((at, piece) => (whole.set(piece, at), at + piece.length), 0);
     return whole;
   }
+
+  const concat = (...pieces) => joined(pieces);
 
   // In a time that does not depend on where they differ.
   function equal(one, other) {
@@ -257,6 +259,7 @@ const Reader = (() => {
   const LEVELS = new Map([["streamxf.zstd", [-7, 22]], ["streamxf.lz4", [-64, 12]]]);
 
   function parseDescriptor(whole) {
+    check(whole.length <= 2 * MAX_LINE, "D1");
     const found = DESCRIPTOR.exec(whole);
     check(found, "descriptor: the grammar");
     const [, head, name, version, ...sides] = found;
@@ -817,7 +820,7 @@ const Reader = (() => {
   async function readBlocks(source, header, table, key) {
     const pieces = [];
     for (let i = 0; i < table.ends.length; i++) pieces.push(await readBlock(source, header, table, i, key));
-    return concat(...pieces);
+    return joined(pieces);
   }
 
   // The stream of a container of which nothing else is known; stream transforms are not undone.
@@ -1026,7 +1029,7 @@ const Reader = (() => {
         return data.subarray(i ? stops[i - 1] : 0, end);
       });
     };
-    return { numbers, fixed, strings };
+    return { sized, numbers, fixed, strings };
   }
 
   const bytesOf = (value) => new TextEncoder().encode(value);
@@ -1043,11 +1046,11 @@ const Reader = (() => {
       const keys = await checkKeys(sections, "streamxf/1 index", access);
       const root = parseJson(unzstdRoot(sections.packed, "index"), "index", "M1");
       const index = new Index();
-      await index.fill(root, rank, sections, keys);
+      await index.fill(root, rank, sections, keys, access.trust.length > 0);
       return index;
     }
 
-    async fill(root, rank, { parts }, { wrapped, vouchers, dataKey }) {
+    async fill(root, rank, { parts }, { wrapped, vouchers, dataKey }, trusted) {
       conform(root, ROOT, "the root");
       conform([...root.get("packages").values()], [text], "packages");
       checkDepth(root.get("extra"), 128, "M1");
@@ -1067,7 +1070,7 @@ const Reader = (() => {
       check(root.get("dtypes").length <= 256, "index: dtypes");
       this.dtypes = root.get("dtypes").map(parseDtype);
       Object.assign(this, { root, rank, transforms, chains, wrapped, dataKey, keyed, signed, at: 0 });
-      Object.assign(this, { authentic: dataKey !== null, signers: vouchers?.signatures.map(({ id }) => id) ?? [] });
+      Object.assign(this, { authentic: dataKey !== null || trusted, signers: vouchers?.signatures.map(({ kind, id }) => `${kind}:${id}`) ?? [] });
       this.files = await this.readFiles(root.get("files"), parts);
       this.items = new Map();
       let before = null;
@@ -1081,7 +1084,7 @@ const Reader = (() => {
       for (const entry of root.get("digests") ?? []) {
         const { rows, chunks, fixed } = await this.next(parts, entry, [40]);
         check(entry.get("from") === this.digests.length && chunks === 0 && rows, "M16: from, or chunks of digests");
-        this.digests.push(...fixed(40, 32, rows));
+        for (const digest of fixed(40, 32, rows)) this.digests.push(digest);
       }
       check(this.at === parts.size, "index: bytes that belong to no part");
       this.checkNumbers();
@@ -1132,7 +1135,7 @@ const Reader = (() => {
 
     async readItems(entry, begin, end, parts, known) {
       const needed = [1, 2, ...(begin ? [] : [3, 4]), 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, ...(this.signed ? [17] : []), 18, 19, 20];
-      const { rows, chunks, numbers, fixed, strings } = await this.next(parts, entry, needed);
+      const { rows, chunks, sized, numbers, strings } = await this.next(parts, entry, needed);
       const names = strings(1, 2, rows);
       const more = begin ? [] : strings(3, 4, rows);
       const [dtypes, ndims, counts, chains] = [5, 6, 8, 9].map((id) => numbers(id, rows));
@@ -1151,9 +1154,9 @@ const Reader = (() => {
       const inside = boxed.map((own, i) => own && kinds[i] === VALUE);
       const [begins, ends] = [19, 20].map((id) => numbers(id, sum(inside)));
       const pieces = boxed.map((own, i) => (own ? 0 : Math.ceil(sizes[i] / MIB)));
-      const sums = new DataView(concat(...fixed(18, 4, sum(pieces))).buffer);
+      const sums = new Fields(sized(18, 4, sum(pieces)), "M16");
       check(known === null || known.length === rows, "M16: the items of a band's parts");
-      let [shapeAt, boxAt, chunk, sumAt, identAt, valueAt] = [0, 0, 0, 0, 0, 0];
+      let [shapeAt, boxAt, chunk, identAt, valueAt] = [0, 0, 0, 0, 0];
       return names.map((key, i) => {
         const item = { key, name: unutf8(key, "M16"), dtype: dtypes[i], shape: [...shapes.subarray(shapeAt, (shapeAt += ndims[i]))], count: counts[i], chain: chains[i], more: more[i], chunks: [] };
         check(1 <= key.length && key.length <= 4096, "M16: the length of a name");
@@ -1162,7 +1165,7 @@ const Reader = (() => {
         for (let n = 0; n < here[i]; n++, chunk++) {
           const [offset, shape] = [offsets, lengths].map((boxes) => [...boxes.subarray(boxAt, boxAt + ndims[i])]);
           boxAt += ndims[i];
-          const crcs = boxed[chunk] ? null : Array.from({ length: pieces[chunk] }, () => sums.getUint32(4 * sumAt++, true));
+          const crcs = boxed[chunk] ? null : Array.from({ length: pieces[chunk] }, () => sums.number(4));
           const span = inside[chunk] ? [begins[valueAt], ends[valueAt++]] : null;
           first.chunks.push({ span, offset, shape, kind: kinds[chunk], file: files[chunk], at: ats[chunk], bytes: sizes[chunk], number: boxed[chunk] ? idents[identAt++] : null, first: firsts?.[chunk] ?? null, crcs });
         }
@@ -1225,8 +1228,8 @@ const Reader = (() => {
     }
   }
 
-  // M5. What chunks are is the same as what the tensor is, or twice the same, exactly if their corners, each with a sign,
-  // add up to its own: so a tiling is recognized without comparing pairs. Dimensions that no chunk cuts do not count.
+  // M5. Chunks tile a tensor exactly if their corners, each with a sign, add up to the tensor's own corners: no pairs have
+  // to be compared. Dimensions that no chunk cuts do not count.
   function checkChunks(shape, chunks, whole) {
     checkPlace(shape.map(() => 0), shape, shape, "M5");
     chunks.forEach((chunk, i) => {
@@ -1409,7 +1412,7 @@ const Reader = (() => {
           found.push((await load(i)).subarray(at - i * step, stop - i * step));
           at = stop;
         }
-        return concat(...found);
+        return joined(found);
       };
     }
 

@@ -77,8 +77,8 @@ async function accessFrom(fields) {
   fields.keys.value = "";
   for (const line of lines) {
     const { what, kind, key } = await Reader.parseKey(line);
-    if (what === "public" && kind === "ed25519") trust.push(key);
-    else if (what === "secret" && kind !== "ed25519") keys.push(await Reader.keyOf(kind, key));
+    if (what === "public" && kind.startsWith("ed25519")) trust.push(key);
+    else if (what === "secret" && !kind.startsWith("ed25519")) keys.push(await Reader.keyOf(kind, key));
     else throw new Error("a reader needs secret keys that open, and public keys of signers (ed25519)");
   }
   return { keys, trust, allowUnsigned: fields.unsigned.checked };
@@ -341,11 +341,17 @@ async function show(files, { folder, rank }, label, access) {
     const path = partsOf(item.name).map((part) => printed(part)).join(".");
     if (item.dtype !== null && !byPath.has(path)) byPath.set(path, item);
   }
-  $("#tensors").classList.add("opens");
-  $("#tensors").addEventListener("click", (event) => {
+  const open = (event) => {
     const name = event.target.closest("tbody tr")?.querySelector("th").firstChild.textContent;
     if (byPath.has(name)) showValues(checkpoint, byPath.get(name));
-  });
+  };
+  const table = $("#tensors");
+  const focusable = () => table.querySelectorAll("tbody th").forEach((cell) => cell.setAttribute("tabindex", 0));
+  focusable();
+  new MutationObserver(focusable).observe(table.tBodies[0], { childList: true });
+  table.classList.add("opens");
+  table.addEventListener("click", open);
+  table.addEventListener("keydown", (event) => event.key === "Enter" && open(event));
 }
 
 function offer(files, label) {
