@@ -104,7 +104,7 @@ def right(entry: Entry, result: dict[str, Any]) -> bool:
     if not_here(entry):
         return result["outcome"] == "not here" or ("breaks" in entry and result["outcome"] == "refused")
     if "breaks" in entry:
-        rule = (entry["breaks"], result["rule"])
+        rule = (entry["breaks"], result.get("rule"))
         return result["outcome"] == "refused" and (rule[0] == rule[1] or rule in NEIGHBOURS)
     if result["outcome"] != "read":
         return False

@@ -911,8 +911,8 @@ const Reader = (() => {
   const countMarks = (data) => data.reduce((sum, byte) => sum + (byte === 0x2c || byte === 0x5b || byte === 0x7b), 0);
 
   function unzstdRoot(packed, rule) {
-    const content = unzstd(packed, Math.min(2 ** 26, 16 * packed.length + 65536));
-    check(countMarks(content) <= Math.floor(packed.length / 3) + 4096, `${rule}: commas and brackets`);
+    const content = unzstd(packed, Math.min(2 ** 26, Math.max(16 * packed.length, MIB)));
+    check(countMarks(content) <= Math.max(packed.length / 3, 65536), `${rule}: commas and brackets`);
     return content;
   }
 
@@ -955,26 +955,16 @@ const Reader = (() => {
       innerOf(value).forEach(visit);
     };
     visit(run);
-    const letters = [...run.get("name")].length;
-    check(1 <= letters && letters <= 255 && !/^\.{1,2}$|\//.test(run.get("name")), "M13: name");
+    const size = bytesOf(run.get("name")).length;
+    check(1 <= size && size <= 255 && !/^\.{1,2}$|\//.test(run.get("name")), "M13: name");
     check(!run.has("line") || run.get("line").length, "index: an empty line");
     checkDepth(run.get("rules"), 8, "M13");
-    check(sizeOf(run) <= 65536, "M15");
-  }
-
-  // The bytes of compact JSON.
-  function sizeOf(value) {
-    const list = (sizes) => 2 + Math.max(0, sizes.length - 1) + sizes.reduce((sum, size) => sum + size, 0);
-    if (value instanceof Map) return list([...value].map(([name, inner]) => sizeOf(name) + 1 + sizeOf(inner)));
-    if (Array.isArray(value)) return list(value.map(sizeOf));
-    if (!text(value)) return String(value).length;
-    return 2 + [...Array(value.length).keys()].reduce((sum, i) => sum + (value.charCodeAt(i) > 127 ? 6 : '"\\'.includes(value[i]) ? 2 : 1), 0);
   }
 
   // A part's columns, by id: what is there of each, and `numbers`, which reads one as integers.
   async function readPart(parts, entry, at, needed) {
     const [size, raw] = [entry.get("bytes"), entry.get("raw")];
-    check(size <= 2 ** 22 && raw <= Math.min(2 ** 22, 32 * size), "index: a part's size");
+    check(size <= 2 ** 22 && raw <= 2 ** 22, "index: a part's size");
     check(at + size <= parts.size, "index: parts: it ends too early");
     const packed = await parts.read(at, at + size);
     check(hex(await sha256(packed)) === entry.get("sha256"), "index: the digest of a part");
@@ -1036,7 +1026,7 @@ const Reader = (() => {
 
   function checkPath(path) {
     const steps = path.split("/");
-    check(1 <= path.length && [...path].length <= 4096 && !/[\x00-\x1f\x7f-\x9f\\%?#]/.test(path), "M4: a character");
+    check(1 <= path.length && bytesOf(path).length <= 4096 && !/[\x00-\x1f\x7f-\x9f\\%?#]/.test(path), "M4: a character");
     check(steps.every((step) => step !== "" && step !== "." && step !== "..") && !steps[0].includes(":"), "M4: a part of the path");
   }
 
@@ -1071,6 +1061,9 @@ const Reader = (() => {
       this.dtypes = root.get("dtypes").map(parseDtype);
       Object.assign(this, { root, rank, transforms, chains, wrapped, dataKey, keyed, signed, at: 0 });
       Object.assign(this, { authentic: dataKey !== null || trusted, signers: vouchers?.signatures.map(({ kind, id }) => `${kind}:${id}`) ?? [] });
+      const entries = [...root.get("files"), ...root.get("items").flatMap((band) => band.get("parts")), ...(root.get("digests") ?? [])];
+      const [stored, raw] = ["bytes", "raw"].map((side) => entries.reduce((sum, entry) => sum + entry.get(side), 0));
+      check(raw <= 256 * stored + 2 ** 23, "index: the sizes of all parts");
       this.files = await this.readFiles(root.get("files"), parts);
       this.items = new Map();
       let before = null;
@@ -1269,19 +1262,33 @@ const Reader = (() => {
     return [...lengths].sort(([a], [b]) => a - b).every(([offset, length]) => offset === end && (end += length));
   };
 
-  // That no two of them overlap.
+  // That no two of them overlap: planes that cut none part them into groups, in which all pairs are compared.
   function checkApart(chunks, cut) {
-    let steps = 2 ** 24;
-    const spans = cut.map((i) => chunks.reduce((sum, chunk) => sum + chunk.shape[i] / 2 ** 53, 0));
-    const along = cut[spans.indexOf(Math.min(...spans))] ?? 0;
-    const sorted = [...chunks].sort((a, b) => a.offset[along] - b.offset[along]);
-    sorted.forEach((one, i) => {
-      for (let k = i + 1; k < sorted.length && sorted[k].offset[along] < one.offset[along] + one.shape[along]; k++) {
-        const other = sorted[k];
-        check(steps-- > 0, "M5: too many chunks");
-        check(cut.some((d) => one.offset[d] >= other.offset[d] + other.shape[d] || other.offset[d] >= one.offset[d] + one.shape[d]), "M5: chunks overlap");
+    for (const groups = [chunks]; groups.length; ) {
+      const group = groups.pop();
+      const parts = group.length > 4096 ? cut.map((d) => parted(group, d)).find((found) => found.length > 1) : null;
+      if (parts) groups.push(...parts);
+      else {
+        check(group.length <= 4096, "M5: too many chunks that no plane parts");
+        group.forEach((one, i) => {
+          for (let k = 0; k < i; k++) {
+            const other = group[k];
+            check(cut.some((d) => one.offset[d] >= other.offset[d] + other.shape[d] || other.offset[d] >= one.offset[d] + one.shape[d]), "M5: chunks overlap");
+          }
+        });
       }
-    });
+    }
+  }
+
+  function parted(chunks, along) {
+    const found = [];
+    let end = -1;
+    for (const chunk of [...chunks].sort((one, other) => one.offset[along] - other.offset[along])) {
+      if (chunk.offset[along] >= end) found.push([]);
+      found[found.length - 1].push(chunk);
+      end = Math.max(end, chunk.offset[along] + chunk.shape[along]);
+    }
+    return found;
   }
 
   // -- a checkpoint ------------------------------------------------------------------------------------------------------------
