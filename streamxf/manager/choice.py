@@ -41,6 +41,11 @@ _DAMAGE = "verify found damage: "
 _TEXT = 500  # characters of a reason
 _SMALL = 2**30  # bytes up to which a sample is all
 _PIECE = 2**20
+_ADVICE = {
+    FOREIGN: "resume(state, step=N, foreign=True) loads a foreign one",
+    ABANDONED: "resume(state, step=N) loads an abandoned one, and goes on from there",
+    "is not encrypted": "to begin encrypting a run, resume(state, plaintext=True) loads an unencrypted one",
+}
 _log = logging.getLogger(__name__)
 
 
@@ -93,7 +98,7 @@ def choose(
     looked: tuple[str, ...] = ()
     while True:
         state = run.read(series=series)
-        choice, complete = Choice(skipped=dict(skipped)), state.complete
+        choice, complete = Choice(skipped=dict(skipped)), [each for each in state.records if each.complete]
         if not complete:
             if skipped:
                 raise _none(run, choice, name)
@@ -139,7 +144,7 @@ def choose(
         if best is not None:
             state.last_line(series)  # raises if notes cannot be read
         elif name is None:
-            check_later(run, state, choice, passed)
+            check_later(run, state, choice.record, choice.skipped, passed)
         return choice
 
 
@@ -157,17 +162,16 @@ def check_copied(run: Run, bare: Collection[str], least: int = 1) -> None:
         )
 
 
-def check_later(run: Run, state: RunState, choice: Choice, passed: Collection[str] = ()) -> None:
+def check_later(run: Run, state: RunState, chosen: Record, known: Iterable[str], passed: Iterable[str] = ()) -> None:
     """Say what may have been saved later than the chosen one, and whose metadata is lost or cannot be read. Raises
     NoCheckpointError where nobody can tell from where training went on, as `RunState.doubts` has it.
     """
-    chosen, when = choice.record, cache(partial(written, run))
-    assert chosen is not None
+    when = cache(partial(written, run))
     for each in [each for each in state.of(chosen.series) if each.name not in state.bare]:
         if each.kind == "unfinished" and each.order > chosen.order and run.has_published(each.name):
             text = "%s: %s is chosen, since the save that replaces %s was not completed"
             _log.warning(text, run.storage.label(), chosen.name, each.name)
-    for doubt in state.doubts(chosen, when, {*named_to_skip(), *passed}, choice.skipped):
+    for doubt in state.doubts(chosen, when, {*named_to_skip(), *passed}, {*known}):
         if doubt.stops:
             raise errors.NoCheckpointError(
                 f"{doubt.text}. Nothing was loaded or removed; say from where training goes on: resume(state, step=N) "
@@ -180,12 +184,7 @@ def check_later(run: Run, state: RunState, choice: Choice, passed: Collection[st
 def _none(run: Run, found: Choice, name: str | None) -> errors.NoCheckpointError:
     what = "no checkpoint" if name is None else f"no checkpoint of step {numbers_in(name)[-1]}"
     advice = ["`streamxf list` shows which there are"]
-    if any(FOREIGN in reason for reason in found.skipped.values()):
-        advice.append("resume(state, step=N, foreign=True) loads a foreign one")
-    if any(ABANDONED in reason for reason in found.skipped.values()):
-        advice.append("resume(state, step=N) loads an abandoned one, and goes on from there")
-    if any("is not encrypted" in reason for reason in found.skipped.values()):
-        advice.append("to begin encrypting a run, resume(state, plaintext=True) loads an unencrypted one")
+    advice += [text for mark, text in _ADVICE.items() if any(mark in reason for reason in found.skipped.values())]
     if found.skipped:
         advice.append("`streamxf salvage` saves the intact items of a damaged one; to start over, use an empty folder")
     why = f" ({found.why})" if found.skipped else ""

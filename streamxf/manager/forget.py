@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamxf.errors import ParameterError, StreamxfError, escaped
-from streamxf.manager.choice import Choice, Verify, check_later, check_verify, newest
+from streamxf.manager.choice import Verify, check_later, check_verify, newest
 from streamxf.manager.folder import Folder
 from streamxf.manager.holds import active_holds, announce_removal, announced_removals, has_no_place, is_over
 from streamxf.manager.listing import Run, read_named
@@ -25,9 +25,6 @@ from streamxf.notes import COMMIT, REMOVED, SAVING
 from streamxf.places import Location, is_metadata_name, is_run_file, locked, made_by_saves, put_small, read_small
 from streamxf.reading import KeysLike, TrustLike
 from streamxf.wording import by_reason, listed, many, reason_of, size_text, some
-
-_NEWEST = "the newest that verifies"
-_UNVERIFIED = "no checkpoint of this run verifies, so none is removed"
 
 
 @dataclass(frozen=True)
@@ -175,22 +172,17 @@ def forget_in(
         for record in records
         if record.complete and not record.counts
     }
-    readers, going = active_holds(run.storage), []
-    in_use: dict[str, str] = {}
+    readers = active_holds(run.storage)
     how: Any = {"line": line, "protected": protected, "coming": coming, "abandoned": abandoned}
+    how["newest"] = lambda records: newest(run, state, records, verify, thorough=series is None).record
     now, how["late"] = time.time(), not run.storage.abilities.keeps_older
+
     for each in sorted({record.series for record in records if record.counts}):
-        own, decided = state.rules_applied(each, keep, now, **how)
-        if line is None and own:
-            check_later(run, state, Choice(own[-1]))  # or the rules of the wrong line might remove the other
-        doomed = [record for record in records if decided.get(record.name) == () and record.name not in readers]
-        if doomed:
-            good = newest(run, state, reversed(own), verify, thorough=series is None).record
-            for record in doomed if good is None else [good]:
-                decided[record.name] = decided[record.name] or (_UNVERIFIED if good is None else _NEWEST,)
-        in_use |= {name: who for name, who in readers.items() if name in decided and not decided[name]}
-        going += [record for record in doomed if not decided[record.name]]
-        reasons |= decided
+        if line is None and (last := state.newest(each)) is not None:
+            check_later(run, state, last, ())  # or the rules of the wrong line might remove the other
+        reasons |= state.rules_applied(each, keep, now, readers, **how)
+    in_use = {name: who for name, who in readers.items() if reasons.get(name) == ()}
+    going = [record for record in records if reasons.get(record.name) == () and record.name not in readers]
     read, failed = ({}, {}) if dry_run else remove_checkpoints(run, going, extras=extras)
     gone = [record for record in going if record.name not in read and record.name not in failed]
     return ForgetReport(

@@ -23,6 +23,7 @@ from streamxf.manager.listing import Run, written
 from streamxf.manager.record import Line, Record, numbers_in, series_of
 from streamxf.manager.removal import remove_entry, remove_tree
 from streamxf.manager.retention import Retention
+from streamxf.manager.saves import SaveNote
 from streamxf.manager.sessions import Session, Sessions
 from streamxf.manager.state import ABANDONED, RunState, lined
 from streamxf.notes import COMMIT, REMOVED, SAVING, Commit, CommittedFile, Saving, Supplement
@@ -254,9 +255,9 @@ class Housekeeper:
             remove_tree(storage, name, sorted(left), [])
         put_small(storage, f"{name}/{SAVING}", run.authority.seal(saving.to_json(), Saving.of_json), sync=False)
         # after that mark: who reads an object store meanwhile remembers nothing of what has one
-        known = old is not None and old.counts and not old.damaged
-        before = (old.line,) if old is not None and known else None if files else ()
-        _logging("the line could not be noted", run.saves.begin, name, save.facts.run, before, save.facts.line)
+        before = (old.line,) if old is not None and old.counts and not old.damaged else None if files else ()
+        change = partial(SaveNote.begin, before=before, line=save.facts.line)
+        _logging("the line could not be noted", run.saves.change, name, save.facts.run, change)
         if gone:  # not before: what cannot be noted does not begin, and leaves what is there
             remove_tree(storage, name, sorted(gone), [])
 
@@ -277,10 +278,9 @@ class Housekeeper:
             is_own = save is not None and record is not None and record.time == save.facts.time
         finally:
             try:
-                if save is not None and is_own:
-                    self._run.saves.publish(name, save.facts.run, save.facts.line)
-                elif save is not None:  # what was there before stays, and may be unreadable
-                    self._run.saves.fail(name)
+                if save is not None:  # what was there before stays, and may be unreadable
+                    change = partial(SaveNote.publish, line=save.facts.line) if is_own else SaveNote.fail
+                    self._run.saves.change(name, save.facts.run, change)
             finally:
                 self._end(name, noted=holds_some and not published)
         if not holds_some:
@@ -352,10 +352,11 @@ class Housekeeper:
     def _published(self, name: str) -> None:
         self.resumed = None
         if (save := self._saves.get(name)) is not None:
-            _logging("the line could not be noted", self._run.saves.publish, name, save.facts.run, save.facts.line)
+            change = partial(SaveNote.publish, line=save.facts.line)
+            _logging("the line could not be noted", self._run.saves.change, name, save.facts.run, change)
         self._end(name)
-        if passed := [each for each in self._passed if each != name]:  # not before: what of this line is there does so
-            self._run.saves.give_up(passed, str(self._run.run_id), self.line or ())
+        for passed in [each for each in self._passed if each != name]:  # not before: what of this line is there does so
+            self._run.saves.change(passed, str(self._run.run_id), partial(SaveNote.give_up, line=self.line or ()))
         self._passed = []
 
     def _supplement(self, name: str, save_id: str, *known: Mapping[str, Any]) -> None:

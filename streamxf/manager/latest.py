@@ -104,13 +104,13 @@ def latest_in(run: Run, verify: Verify, *, best: tuple[str, str] | None = None, 
     check_verify(verify)
     run.storage.forget_listings()
     state = read_named(run)
-    complete = state.complete
+    complete = [each for each in state.records if each.complete]
     ranked = complete[::-1] if best is None else choosing.by_metric(complete[::-1], *best)
     choice = choosing.newest(run, state, ranked, verify, thorough=True, ranks=ranks, ranked=best is not None)
     if (chosen := choice.record) is not None:
         choice.run_id = run.settle_id([each for each in complete if each.series == chosen.series])
         if best is None:
-            choosing.check_later(run, state, choice)
+            choosing.check_later(run, state, chosen, choice.skipped)
         for each in state.lost if best is None else ():  # `check_later` looks at those of the same series
             if each.order > chosen.order and each.series != chosen.series and is_alike(each.name, chosen.name):
                 _log.warning("%s is chosen, though %s may have been saved later: %s", chosen.name, each.name, each.note)

@@ -14,14 +14,14 @@ from typing import Any
 
 from streamxf import errors
 from streamxf.buffers import collector_paused
-from streamxf.errors import NoCheckpointError, ParameterError, UnsupportedError, escaped
+from streamxf.errors import NoCheckpointError, ParameterError, UnsupportedError
 from streamxf.formats.opening import contents_of, open_source, parts_of
 from streamxf.manager.folder import Folder, checksum_of
 from streamxf.manager.notes import Authority
 from streamxf.manager.record import Record, is_numbered, series_of
 from streamxf.manager.removal import files_of_many, is_literal
 from streamxf.manager.saves import SaveNotes
-from streamxf.manager.state import RunState, last_line, lined
+from streamxf.manager.state import RunState, runs_named, seen_from
 from streamxf.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT
 from streamxf.places import GLOBAL, Entries, Location, Storage, is_metadata_name, made_by_saves, open_storage
 from streamxf.reading import Access
@@ -34,7 +34,6 @@ _OUT = "a link that leads out of the run"
 _AWAY = "a checkpoint was here, and the folder is empty: mount it, or remove the folder"
 
 SKIP = "STREAMXF_SKIP"
-_BARE = f"it has data, and neither {GLOBAL} nor a commit record; perhaps a copy left out hidden files"
 _DATA = re.compile(
     r".*\.(distcp|safetensors|bin|pt|pth|ckpt|h5|keras|sxf|msgpack|npz|npy|gguf|tar|zst|gz|pkl|pickle)", re.DOTALL
 )
@@ -111,26 +110,22 @@ class Run:
         names = names if series is None else [name for name in names if series_of(name) == series]
         self._data, self._unread = {}, {}  # neither holds of what is known
         self.saves.reload()
-        found = {name: self._known[name][1] for name in names if name not in links and self._is_known(name)}
+        known = {name: self._known[name] for name in names if name in self._known and name not in links}
+        found = {name: record for name, (mark, record) in known.items() if mark.startswith(self._mark(name) or "-")}
         self._look_at([name for name in names if name not in found], found)
-        newest = self._newest(found.values())
         others = {each: run for each, run in self.ids.items() if series not in (None, each)}
-        self.ids = others | {each: str(record.run) for each, record in newest.items()}
-        placed, lost = self._lined(self._placed(record) for record in found.values())
-        bare = sorted(name for name, data in self._data.items() if data)
-        empty = sorted(self._data.keys() - bare)
-        return RunState(placed, names, lost, bare, empty, self._linked, self._unread, dict(self.saves.unread))
-
-    def _is_known(self, name: str) -> bool:
-        mark = self._mark(name)
-        return mark is not None and name in self._known and self._known[name][0].startswith(mark)
+        self.ids = others | runs_named(found.values(), self.run_id)
+        state = RunState.read_from(
+            found.values(), self._data, self.saves.get, lambda series: self.run_id or self.ids.get(series)
+        )
+        return replace(state, names=names, linked=self._linked, unread=self._unread, unread_notes={**self.saves.unread})
 
     def record(self, name: str, folder: Folder | None = None) -> Record | None:
         """One checkpoint as its folder is now, or was listed; None if it holds nothing of one."""
         record = self._look(name, folder)
         if name in self._unread:
             raise self._unread[name]
-        return self._placed(record) if record is not None else None
+        return record and seen_from(record, self.run_id or self.ids.get(record.series), self.saves.get)
 
     def settle_id(self, records: Iterable[Record]) -> str | None:
         """Which run this is, by its checkpoints; None if none says so. Raises ParameterError if they are of several,
@@ -153,16 +148,6 @@ class Run:
             if unread and not found:
                 raise self._unread[unread[-1]]
         return self.run_id
-
-    def _noted(self, record: Record) -> Record:
-        """With the lines that are noted of it, if it says none itself."""
-        noted, run_id = self.saves.get(record.name), self.run_id or self.ids.get(record.series)
-        if noted is None or run_id not in (None, noted.run):
-            return record
-        lines = noted.lines or ((),) * record.complete  # of another writer, which has none
-        if lines and noted.coming is not None:
-            lines = tuple(dict.fromkeys((*lines, noted.coming)))
-        return replace(record, line=lines[0] if len(lines) == 1 else (), lines=lines, given_up=noted.given_up)
 
     def side_by_side(self, call: Callable[[Any], Any], each: Iterable[Any]) -> Iterator[Any]:
         """What `call` returns for each, in their order: in an object store some at a time."""
@@ -187,42 +172,6 @@ class Run:
                 return True
         now = self.record(record.name, folder)
         return now is not None and now.state == record.state
-
-    def _placed(self, record: Record) -> Record:
-        """What a folder says of itself, seen from this run."""
-        if record.doubtful or record.kind == "unclaimed":
-            record = self._noted(record)
-        run_id = self.run_id or self.ids.get(record.series)
-        if record.kind == "unclaimed" and record.run:  # where a framework's save was begun
-            return replace(record, kind="unfinished") if run_id in (None, record.run) else replace(record, run=None)
-        if record.kind == "own" and record.copy_of:
-            return replace(record, kind="foreign", note=f"a copy of {escaped(record.copy_of)}")
-        if record.kind == "own" and run_id not in (None, record.run):
-            return replace(record, kind="foreign", note=f"of the run {record.run}")
-        return record
-
-    def _lined(self, records: Iterable[Record]) -> tuple[list[Record], list[Record]]:
-        """In their order, and what was lost; in each series those `abandoned` that are not of the last line."""
-        lost = [self._noted(Record(name, kind="unfinished", note=_BARE)) for name, data in self._data.items() if data]
-        # of what no save has left, nor is noted of a published one, there is nothing to say
-        bare = {name for name, data in self._data.items() if data == "save" and self.saves.get(name) is None}
-        lost = [each for each in lost if each.lines or each.given_up is not None or each.name in bare]
-        ordered, lost = (sorted(part, key=lambda record: record.order) for part in (records, lost))
-        parts: dict[str, list[Record]] = {}
-        for each in (*ordered, *lost):
-            parts.setdefault(each.series, []).append(each)
-        lines = {series: last_line(part) for series, part in parts.items()}
-        ordered, lost = ([lined([each], lines[each.series])[0] for each in part] for part in (ordered, lost))
-        return ordered, lost
-
-    def _newest(self, records: Iterable[Record]) -> dict[str, Record]:
-        """Of each series the newest checkpoint that counts and names a run, or that which is known."""
-        newest: dict[str, Record] = {}
-        for record in records:
-            if record.kind == "own" and record.verified and not record.copy_of and self.run_id in (None, record.run):
-                series = record.series
-                newest[series] = max(newest.get(series, record), record, key=lambda each: each.order)
-        return newest
 
     def _list(self) -> list[str]:
         """Find the folders that may be checkpoints; returns the links to folders."""

@@ -122,7 +122,6 @@ def _check_resumes(encryption: Encrypt, access: Access) -> None:
 
 FOLDER = ".streamxf"
 
-_NONE: frozenset[str] = frozenset()
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -139,10 +138,8 @@ def remove_notes(storage: Storage, files: Iterable[str]) -> None:
 
 def notes_in(storage: Storage, authority: Authority, names: str, make: Callable[[Any], T]) -> dict[str, T]:
     """The notes in ``.streamxf`` with names that match a pattern, by name, without malformed and unvouched ones."""
-    found = {}
-    for file, data in small_files(
-        storage, FOLDER, lambda name: re.fullmatch(names, name, re.ASCII) is not None
-    ).items():
+    found, pattern = {}, re.compile(names, re.ASCII)
+    for file, data in small_files(storage, FOLDER, lambda name: pattern.fullmatch(name) is not None).items():
         try:
             note = Note.parse(data)
             if not authority.doubt(note.check, note.signed_by):

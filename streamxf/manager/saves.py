@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -50,6 +50,25 @@ class SaveNote:
             RunFacts(note.run, "-", 0, 0.0, line=line).to_json()  # raises where it could be none
         return note
 
+    def begin(self, before: tuple[Line, ...] | None, line: Line) -> SaveNote:
+        """A save begins, over a checkpoint of one of the lines `before`; if None, as noted."""
+        known = self.lines if before is None else before
+        if self.coming is not None and before is None and known:
+            known = tuple(dict.fromkeys((*known, self.coming)))
+        return replace(self, lines=known, coming=line, given_up=self.given_up if known else None)
+
+    def publish(self, line: Line) -> SaveNote:
+        """The save was published."""
+        return SaveNote(self.run, (line,))
+
+    def fail(self) -> SaveNote | None:
+        """The save has failed, and what was there before is still there, if anything was."""
+        return replace(self, coming=None) if self.lines or self.given_up is not None else None
+
+    def give_up(self, line: Line) -> SaveNote:
+        """It is no part of a line, whatever it is."""
+        return replace(self, given_up=line)
+
 
 class SaveNotes:
     """What is noted of each save before it begins, and after it, in ``.streamxf/saves``, in a file for each name.
@@ -92,30 +111,12 @@ class SaveNotes:
                 _log.debug("%s", escaped(f"{self._storage.label(SAVES)}: {type(error).__name__}: {error}"))
         return self._found.get(name)
 
-    def begin(self, name: str, run: str, before: tuple[Line, ...] | None, line: Line) -> None:
-        """A save begins, over a checkpoint of one of the lines `before`; if None, as noted. Raises OSError."""
-        noted = self.get(name) or SaveNote(run)
-        known = noted.lines if before is None else before
-        if noted.coming is not None and before is None and known:
-            known = tuple(dict.fromkeys((*known, noted.coming)))
-        self._put(name, SaveNote(run, known, line, noted.given_up if known else None))
-
-    def publish(self, name: str, run: str, line: Line) -> None:
-        """The save was published. Raises OSError."""
-        self._put(name, SaveNote(run, (line,)))
-
-    def fail(self, name: str) -> None:
-        """The save has failed, and what was there before is still there. Raises OSError."""
-        noted = self.get(name)
-        if noted is not None and (noted.lines or noted.given_up is not None):
-            self._put(name, replace(noted, coming=None))
-        else:
+    def change(self, name: str, run: str, change: Callable[[SaveNote], SaveNote | None]) -> None:
+        """Note what becomes of what is noted; None is nothing. Raises OSError."""
+        if (noted := change(replace(self.get(name) or SaveNote(run), run=run))) is None:
             self.drop([name])
-
-    def give_up(self, names: Iterable[str], run: str, line: Line) -> None:
-        """These are no part of a line, whatever they are. Raises OSError."""
-        for name in names:
-            self._put(name, replace(self.get(name) or SaveNote(run), given_up=line))
+        else:
+            self._put(name, noted)
 
     def touch(self, name: str) -> None:
         """What is in the folder changes, by no save. Raises OSError."""

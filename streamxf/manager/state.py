@@ -11,22 +11,25 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from streamxf.errors import UnsupportedError
+from streamxf.errors import UnsupportedError, escaped
 from streamxf.manager.record import Line, Record, order_of, series_of
 from streamxf.manager.retention import Retention, with_plausible_times
+from streamxf.manager.saves import SaveNote
+from streamxf.places import GLOBAL
 
 ABANDONED, FOREIGN = "abandoned: ", "foreign: "
+_BARE = f"it has data, and neither {GLOBAL} nor a commit record; perhaps a copy left out hidden files"
 _NOT_KNOWN = "its metadata cannot be read, so that its line is not known"
 _UNKNOWN = 8  # lines, of which what nobody can read may be one
 _MOST = 1000  # lines
 _LATER = "this place may store later what was saved since"
 _LONGEST_DELAY = 600.0  # seconds: rclone waits 5, and sends 100 GB within this time
 _OLDER = 2
+_NEWEST = "the newest that verifies"
+_UNVERIFIED = "no checkpoint of this run verifies, so none is removed"
 
+# when the data of a checkpoint was last written to, by its name: 0 if it has none, infinity if nobody knows
 When = Callable[[str], float]
-"""When the data of a checkpoint was last written to, by its name, in seconds since 1970: 0 if it has none, infinity if
-nobody knows.
-"""
 
 
 class Doubt(NamedTuple):
@@ -58,10 +61,32 @@ class RunState:
     unread: Mapping[str, Exception] = field(default_factory=dict)
     unread_notes: Mapping[str, Exception] = field(default_factory=dict)
 
-    @property
-    def complete(self) -> list[Record]:
-        """Those that were published, and whose removal has not begun."""
-        return [each for each in self.records if each.complete]
+    @classmethod
+    def read_from(
+        cls,
+        found: Iterable[Record],
+        data: Mapping[str, str],
+        noted: Callable[[str], SaveNote | None],
+        run_of: Callable[[str], str | None],
+    ) -> RunState:
+        """What follows from the records of folders, as each says itself, from the `data` in those without a checkpoint
+        (``"save"`` if a save has left it, ``""`` for none), and from the notes, in the run of each series.
+        """
+        bare = sorted(name for name, kind in data.items() if kind)
+        records = [seen_from(each, run_of(each.series), noted) for each in found]
+        lost = [Record(name, kind="unfinished", note=_BARE) for name in bare]
+        lost = [_with_note(each, noted(each.name), run_of(each.series)) for each in lost]
+        # of what no save has left, nor is noted of a published one, there is nothing to say
+        left = {name for name in bare if data[name] == "save" and noted(name) is None}
+        lost = [each for each in lost if each.lines or each.given_up is not None or each.name in left]
+        parts: dict[str, list[Record]] = {}
+        for each in (*records, *lost):
+            parts.setdefault(each.series, []).append(each)
+        lines = {series: last_line(part) for series, part in parts.items()}
+        records, lost = (sorted(part, key=lambda record: record.order) for part in (records, lost))
+        records = [replace(each, abandoned=_reason(each, lines[each.series])) for each in records]
+        lost = [replace(each, abandoned=_reason(each, lines[each.series])) for each in lost]
+        return cls(records, (), lost, bare, sorted(data.keys() - bare))
 
     def of(self, series: str) -> list[Record]:
         """The checkpoints of a series."""
@@ -88,13 +113,20 @@ class RunState:
                 raise error
         return last_line([*self.of(series), *self.lost_of(series)])
 
+    def newest(self, series: str) -> Record | None:
+        """The newest checkpoint that can be read in the line that was saved last."""
+        good = [each for each in self.of(series) if each.counts and not (each.damaged or each.abandoned)]
+        return max(good, default=None, key=lambda each: each.order)
+
     def line_after(self, series: str, loaded: Record, written: When) -> tuple[Line, list[str]]:
         """The line of a job that has loaded one of these: the last, if that is its newest checkpoint, or a new one; and
         what was passed over, of which nobody knows the line. That must not come back when it can be read again.
         """
         last = self.last_line(series)
-        doubted = [each for each in self.doubted(series) if _is_passed(each, loaded, written)]
-        left = [each for each in doubted if _reason(each, last) in ("", _NOT_KNOWN)]
+        others = [each for each in self.doubted(series) if each.name != loaded.name]
+        left = [each for each in others if _reason(each, last) in ("", _NOT_KNOWN)]
+        when = written(loaded.name) if left else 0.0  # what may be what training would have gone on from is passed over
+        left = [each for each in left if len(each.lines) > 1 or each.order > loaded.order or written(each.name) > when]
         unknown = [each.name for each in left if not each.noted]
         known = [each for each in self.of(series) if each.counts and not each.damaged and not _reason(each, last)]
         passed = bool(left) or any(each.order > loaded.order for each in known if each.name != loaded.name)
@@ -141,11 +173,12 @@ class RunState:
                 text = f"{chosen.name} is chosen, and {name} is empty: a save was killed there, or it is not mounted"
                 yield Doubt(name, text)
         self.last_line(chosen.series)
-        good = [each for each in self.of(chosen.series) if each.counts and not each.damaged]
+        given_up = [each for each in self.of(chosen.series) if each.counts and not each.damaged and each.abandoned]
+        newest = self.newest(chosen.series)
         for each in self.doubted(chosen.series):
             if each.abandoned not in ("", _NOT_KNOWN):
                 continue
-            ambiguous = len({self._newest_if(each, line) for line in each.lines}) > 1
+            ambiguous = any(self._newest_if(each, line) != newest for line in each.lines)
             # what nobody vouches for decides nothing
             decided = each.complete and not (each.damaged or each.unread or each.newer)
             if decided or each.name == chosen.name or each.name in passed:
@@ -154,7 +187,7 @@ class RunState:
                     yield Doubt(each.name, f"{chosen.name} is chosen, though {text}")
                 continue
             others = [chosen] if each.order < chosen.order else []
-            others += [one for one in good if one.abandoned and chosen.order < one.order < each.order]
+            others += [one for one in given_up if chosen.order < one.order < each.order]
             # nobody knows when one that cannot be listed was; had training gone back before it, that would be noted
             late = bool(others) and not each.lines and (each.order > chosen.order or written(each.name) < math.inf)
             late = late and written(each.name) > max(written(chosen.name), written(others[0].name))
@@ -166,12 +199,11 @@ class RunState:
                 text = f"{chosen.name} is chosen, though {each.name} may have been saved later: {each.note}"
                 yield from [Doubt(each.name, text)] if each.name not in known else ()
 
-    def _newest_if(self, doubted: Record, line: Line) -> str | None:
-        """The newest checkpoint that can be read in the line that was saved last, if this one is of that line."""
+    def _newest_if(self, doubted: Record, line: Line) -> Record | None:
+        """The `newest`, if this one is of that line."""
         part = self.of(doubted.series)
         last = last_line([*part, *self.lost_of(doubted.series), replace(doubted, lines=(line,), line=line)])
-        found = [each for each in part if each.counts and not each.damaged and not _reason(each, last)]
-        return max(found, key=lambda each: each.order).name if found else None
+        return RunState(lined(part, last)).newest(doubted.series)
 
     # -- what stays --------------------------------------------------------------------------------------
 
@@ -180,18 +212,20 @@ class RunState:
         series: str,
         keep: Retention,
         now: float,
+        readers: Collection[str],
+        newest: Callable[[Iterable[Record]], Record | None],
         *,
         line: Line | None = None,
         protected: Mapping[str, str] | None = None,
         coming: Record | None = None,
         late: bool = False,
         abandoned: bool = False,
-    ) -> tuple[list[Record], dict[str, tuple[str, ...]]]:
-        """The checkpoints of a series to which rules apply, the oldest first, and why each that counts stays; those
-        without a reason may go, once one of the line has been verified. Rules count within a `line`, by default the
-        last; what it has `abandoned` stays unless that may go, and so does what is `protected`, for the reason that
-        stands there. With `coming`, as if that had been saved already. A place that stores `late` keeps what may not be
-        stored yet, and two from before. Raises as `last_line`.
+    ) -> dict[str, tuple[str, ...]]:
+        """Why each checkpoint of a series that counts stays; none if it may go, though not while it is among `readers`.
+        If any would go, `newest` says which of those to which rules apply is the newest that verifies. Rules count
+        within a `line`, by default the last; what it has `abandoned` stays unless that may go, and so does what is
+        `protected`, for the reason that stands there. With `coming`, as if that had been saved already. A place that
+        stores `late` keeps what may not be stored yet, and two from before. Raises as `last_line`.
         """
         self.last_line(series)
         counted = [each for each in self.of(series) if each.counts]
@@ -209,7 +243,41 @@ class RunState:
             decided |= {name: (*decided[name], why[name]) for name in why.keys() & decided.keys()}
         for each in _unstored(own, now) if late else ():
             decided[each.name] = decided[each.name] or (_LATER,)
-        return own, reasons | {each.name: decided[each.name] for each in (*own, *given_up)}
+        reasons |= {each.name: decided[each.name] for each in (*own, *given_up)}
+        if doomed := [name for name, why in reasons.items() if not why and name not in readers]:
+            good = newest(reversed(own))
+            for name in doomed if good is None else [good.name]:
+                reasons[name] = reasons[name] or (_UNVERIFIED if good is None else _NEWEST,)
+        return reasons
+
+
+def runs_named(records: Iterable[Record], run_id: str | None) -> dict[str, str]:
+    """Of each series the run that its newest checkpoint names, of those that count and may be of this run."""
+    own = [each for each in records if each.kind == "own" and each.verified and not each.copy_of]
+    fit = [each for each in own if run_id in (None, each.run)]
+    return {each.series: str(each.run) for each in sorted(fit, key=lambda each: each.order)}
+
+
+def seen_from(record: Record, run_id: str | None, noted: Callable[[str], SaveNote | None]) -> Record:
+    """What a folder says of itself, seen from a run, with what is noted of its line if it says none."""
+    if record.doubtful or record.kind == "unclaimed":
+        record = _with_note(record, noted(record.name), run_id)
+    if record.kind == "unclaimed" and record.run:  # where a framework's save was begun
+        return replace(record, kind="unfinished") if run_id in (None, record.run) else replace(record, run=None)
+    if record.kind == "own" and record.copy_of:
+        return replace(record, kind="foreign", note=f"a copy of {escaped(record.copy_of)}")
+    if record.kind == "own" and run_id not in (None, record.run):
+        return replace(record, kind="foreign", note=f"of the run {record.run}")
+    return record
+
+
+def _with_note(record: Record, note: SaveNote | None, run_id: str | None) -> Record:
+    if note is None or run_id not in (None, note.run):
+        return record
+    lines = note.lines or ((),) * record.complete  # of another writer, which has none
+    if lines and note.coming is not None:
+        lines = tuple(dict.fromkeys((*lines, note.coming)))
+    return replace(record, line=lines[0] if len(lines) == 1 else (), lines=lines, given_up=note.given_up)
 
 
 def last_line(records: Iterable[Record]) -> Line:
@@ -219,8 +287,8 @@ def last_line(records: Iterable[Record]) -> Line:
 
 
 def lined(records: Sequence[Record], line: Line) -> list[Record]:
-    """The records of one series, those `abandoned` that are no part of a line."""
-    return [replace(each, abandoned=reason) if (reason := _reason(each, line)) else each for each in records]
+    """The records of one series, `abandoned` if they are no part of a line."""
+    return [replace(each, abandoned=_reason(each, line)) for each in records]
 
 
 def _reason(record: Record, line: Line) -> str:
@@ -233,13 +301,6 @@ def _reason(record: Record, line: Line) -> str:
         return _NOT_KNOWN
     end = line[number] if number < len(line) else 0
     return f"training went back to step {end - 1:,}" if end else "training went back, or began anew"
-
-
-def _is_passed(doubted: Record, loaded: Record, written: When) -> bool:
-    """Whether it may be what training would have gone on from, but for being unreadable."""
-    if doubted.name == loaded.name or len(doubted.lines) > 1:
-        return doubted.name != loaded.name
-    return doubted.order > loaded.order or written(doubted.name) > written(loaded.name)
 
 
 def _unstored(records: Sequence[Record], now: float) -> Sequence[Record]:

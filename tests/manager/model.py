@@ -135,6 +135,7 @@ class Model:
     links: dict[str, str] = field(default_factory=dict)
     noted: dict[str, Any] = field(default_factory=dict)  # beside the checkpoints, by their names
     bare: Callable[[], set[str]] = set  # folders with data, of which nothing says any more what it is
+    written: Callable[[str], float] = lambda name: 0.0  # when the data of a folder was; 0 if nobody knows
 
     @property
     def counted(self) -> dict[int, Folder]:
@@ -153,7 +154,8 @@ class Model:
 
     def line_of(self, step: int) -> Line:
         """The line of a checkpoint that counts: what was noted before its save, if it does not say it itself."""
-        name, each = f"step-{step}", self.counted[step]
+        name = f"step-{step}"
+        each = self.folders[name]
         lines = self.lines(name) if each.unread or each.doubted or not each.told else []
         return lines[0] if len(lines) == 1 else each.line
 
@@ -191,23 +193,41 @@ class Model:
         found = {step: each for step, each in self.counted.items() if step < bounds.get(len(self.line_of(step)), 0)}
         return {step: each for step, each in found.items() if not self.is_given_up(f"step-{step}", line)}
 
-    def after(self, step: int, own: Line) -> Line:
-        """The line of training that goes on from this step, which is of its `own`."""
+    def may_be_later(self, name: str) -> bool:
+        """Whether what is newest depends on which of its lines something doubtful is of."""
+        found = {step: self.line_of(step) for step in self.counted}
+        found |= {step: self.lines(each)[0] for each, step in self.doubtful().items() if len(self.lines(each)) == 1}
+        lines = [(len(line), step, line) for step, line in found.items()]
+        own = [(len(line), self.doubtful()[name], line) for line in self.lines(name)]
+        last = {max([*lines, each], default=(0, 0, ()))[2] for each in own} | {self.last_line()}
+        newest = {max((n for n, each in self.in_line(line).items() if not each.unread), default=None) for line in last}
+        return len(newest) > 1
+
+    def is_known_out(self, name: str, line: Line) -> bool:
+        """Whether something doubtful is certainly no history of a line: given up, or noted as of another."""
+        lines, step = self.lines(name), int(name.removeprefix("step-"))
+        bounds = dict(enumerate(line)) | {len(line): math.inf}
+        return self.is_given_up(name, line) or (len(lines) == 1 and step >= bounds.get(len(lines[0]), 0))
+
+    def after(self, step: int, own: Line) -> tuple[Line, set[str]]:
+        """The line of training that goes on from this step, which is of its `own`; what was passed over, and may be of
+        any line.
+        """
         last = self.last_line()
         bounds = dict(enumerate(last)) | {len(last): math.inf}
         lines = {name: self.lines(name) for name in self.doubtful()}
         left = {
-            name: number
+            name
             for name, number in self.doubtful().items()
-            if (number > step or (len(lines[name]) > 1 and number != step))
-            and not self.is_given_up(name, last)
-            and not (len(lines[name]) == 1 and number >= bounds.get(len(lines[name][0]), 0))
+            if number != step and not self.is_known_out(name, last)
+            if number > step or len(lines[name]) > 1 or self.written(name) > self.written(f"step-{step}")
         }
+        unknown = {name for name in left if len(lines[name]) != 1}
         whole = {number for number, each in self.in_line(last).items() if not each.unread}
         if step < bounds.get(len(own), 0) and not left and step >= max(whole, default=0):
-            return last
+            return last, unknown
         most = max([len(last), *(len(line) for name in left for line in lines[name])])
-        return own + (step + 1,) + (0,) * (most - len(own) + 8 * any(not lines[name] for name in left))
+        return own + (step + 1,) + (0,) * (most - len(own) + 8 * any(not lines[name] for name in left)), unknown
 
     def newest_good(self, check: str, line: Line | None = None) -> int | None:
         """The newest step that a check finds nothing wrong with."""
@@ -224,12 +244,16 @@ class Model:
         read: Collection[str],
         just_saved: int | None = None,
         line: Line | None = None,
+        abandoned: bool = False,
     ) -> tuple[set[int], set[int]]:
-        """What a `forget` would remove, and what it would not only because someone reads it."""
+        """What a `forget` would remove, and what it would not only because someone reads it; perhaps also what training
+        has given up.
+        """
         counted = {step: each for step, each in self.in_line(line).items() if not each.unread}
         saved = [Saved(step, each.time, each.size, each.metrics, each.muddled) for step, each in counted.items()]
-        linked = {step for step in counted if f"step-{step}" in self.links.values()}
-        wanted = counted.keys() - keep(believed(saved, now), rules) - linked - {just_saved}
+        up = {step for step, each in self.counted.items() if not each.unread} - counted.keys() if abandoned else set()
+        wanted = (counted.keys() - keep(believed(saved, now), rules)) | up
+        wanted -= {step for step in wanted if f"step-{step}" in self.links.values()} | {just_saved}
         in_use = {step for step in wanted if f"step-{step}" in read}
         good = self.newest_good(check, line)
         return set() if good is None else wanted - in_use - {good}, in_use - {good} if wanted - in_use else in_use

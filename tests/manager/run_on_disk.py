@@ -311,7 +311,7 @@ class RunOnDisk(RuleBasedStateMachine):
         name = f"step-{step}"
         if self.line is None:
             self.learn_line()
-            self.line = self.model.last_line() if self.loaded is None else self.model.after(*self.loaded)
+            self.line = self.model.last_line() if self.loaded is None else self.model.after(*self.loaded)[0]
         if not self.tidy:
             going, _ = self.to_go(self.keeping, self.check, self.line)
         known, counted = self.files.get(name, {}), step in self.model.counted

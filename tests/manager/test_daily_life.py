@@ -8,7 +8,6 @@ import os
 import secrets
 import shutil
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf.errors import AbortedError, KeyMissingError, NoCheckpointError, ParameterError
-from streamxf.format.run import RunFacts
 from streamxf.manager.forget import forget
 from streamxf.manager.listing import list_checkpoints
 from streamxf.manager.manager import CheckpointManager
@@ -74,12 +72,6 @@ def test_a_run_that_was_copied_goes_on_and_so_does_the_first_one(tmp_path: Path,
     goes_on(tmp_path / "run", **options)
 
 
-def test_a_run_that_was_copied_without_the_managers_folder_goes_on(tmp_path: Path, options: dict[str, Any]) -> None:
-    saved_run(tmp_path / "run", 1, 2, 3, **options)
-    shutil.copytree(tmp_path / "run", tmp_path / "copied", ignore=shutil.ignore_patterns(".streamxf"))
-    goes_on(tmp_path / "copied", **options)
-
-
 def test_a_run_whose_small_files_are_lost_goes_on(tmp_path: Path, options: dict[str, Any]) -> None:
     saved_run(tmp_path, 1, 2, 3, **options)
     shutil.rmtree(tmp_path / ".streamxf")
@@ -121,16 +113,6 @@ def test_a_run_that_frameworks_saved_goes_on_after_it_was_copied(tmp_path: Path,
 
 
 # -- beside others ---------------------------------------------------------------------------------------------------
-
-
-def test_two_series_in_one_run_leave_each_other_alone(tmp_path: Path, options: dict[str, Any]) -> None:
-    saved_run(tmp_path, 1, 2, name="model-{}", **options)
-    saved_run(tmp_path, 5, 6, 7, name="critic-{}", keep=1, **options)
-    assert complete(tmp_path) == ["model-1", "model-2", "critic-7"]
-    assert resumed(tmp_path, name="model-{}", **options) == 2
-    assert resumed(tmp_path, name="critic-{}", **options) == 7
-    saved_run(tmp_path, 3, name="model-{}", keep=1, **options)
-    assert complete(tmp_path) == ["model-3", "critic-7"]
 
 
 def test_a_base_model_beside_the_steps_is_no_part_of_them(tmp_path: Path, options: dict[str, Any]) -> None:
@@ -269,57 +251,7 @@ def test_the_second_of_two_jobs_by_mistake_is_told_of_the_first_and_may_save_onc
     assert complete(first.run) == ["step-2"]
 
 
-# -- clocks ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("ahead", [400 * 86_400.0, -400 * 86_400.0, -1.7e9])
-def test_a_clock_that_is_wrong_removes_nothing_that_the_rules_keep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: float
-) -> None:
-    keep = Retention(last=2, daily=7)
-    saved_run(tmp_path, 1, 2, keep=keep)
-    now = time.time
-    with monkeypatch.context() as patched:
-        patched.setattr(time, "time", lambda: max(now() + ahead, 1.0))
-        saved_run(tmp_path, 3, keep=keep)
-        assert {"step-2", "step-3"} <= set(complete(tmp_path))
-        assert resumed(tmp_path) == 3
-    saved_run(tmp_path, 4, keep=keep)
-    assert {"step-3", "step-4"} <= set(complete(tmp_path))
-    assert resumed(tmp_path) == 4
-
-
-def test_a_time_from_the_future_ages_nothing(tmp_path: Path) -> None:
-    """As a job whose machine's clock was a year ahead has recorded it."""
-    saved_run(tmp_path, 1, 2)
-    records = list_checkpoints(tmp_path)
-    made = RunFacts(records[0].run or "", "step-3", 3, time.time() + 365 * 86_400)
-    writer = streamxf.FileSystemWriter(tmp_path / "step-3")
-    writer.run_facts = made
-    dcp.save(state_at(3), storage_writer=writer)
-    assert kinds(tmp_path)["step-3"] == "own"
-    report = forget(tmp_path, Retention(max_age="1d"))
-    assert report.removed == ()
-    assert resumed(tmp_path) == 3
-
-
 # -- rules -----------------------------------------------------------------------------------------------------------
-
-
-def test_max_age_drops_what_is_old_and_keeps_what_is_kept_for_ever(tmp_path: Path) -> None:
-    with CheckpointManager(tmp_path) as manager:
-        for step in range(1, 6):
-            manager.save(step, state_at(step))
-    run = list_checkpoints(tmp_path)[0].run or ""
-    day, now = 86_400.0, time.time()
-    for step in range(1, 6):
-        writer = streamxf.FileSystemWriter(tmp_path / f"step-{step}")
-        writer.run_facts = RunFacts(run, f"step-{step}", step, now - (5 - step) * 10 * day)
-        dcp.save(state_at(step), storage_writer=writer)
-    report = forget(tmp_path, Retention(last=-1, every=2, max_age="15d"))
-    assert report.removed == ("step-1", "step-3")
-    assert forget(tmp_path, Retention(last=-1, steps=[2], max_age="1d")).removed == ("step-4",)
-    assert complete(tmp_path) == ["step-2", "step-5"]
 
 
 @pytest.mark.parametrize("extras", ["keep", "remove"])

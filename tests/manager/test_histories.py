@@ -32,6 +32,7 @@ from tests.manager.canned import checkpoint, data_of
 from tests.manager.model import DAY, Folder
 from tests.manager.points import Killed
 from tests.manager.run_on_disk import EVERY_CHECK, SETTLED, WRITERS, Committed
+from tests.manager.values import play
 
 STEPS = st.integers(1, 40)
 LOSSES = st.sampled_from([None, float("nan"), float("-inf"), 0.25, 0.5, 0.5, 1.0])
@@ -449,16 +450,23 @@ def damaged(data: bytes | str) -> bytes:
     return flipped(data, middle)
 
 
-ALL = [pytest.param(12, marks=pytest.mark.exhaustive, id=f"part-{part}") for part in range(1, 281)]
+def rarely(count: int) -> list[Any]:
+    return [pytest.param(part, marks=pytest.mark.exhaustive) for part in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("hundred", [0, *rarely(100)])
+def test_histories_without_a_disk(hundred: int):
+    for seed in range(100 * hundred, 100 * (hundred + 1)) if hundred else range(10**6, 10**6 + 1000):
+        play(seed)
 
 
 @pytest.mark.parametrize("keys", ["none", "keys", "signed"])
-@pytest.mark.parametrize("histories", [5, *ALL])
-def test_histories(histories: int, keys: str):
+@pytest.mark.parametrize("part", [0, *rarely(24)])
+def test_histories(part: int, keys: str):
+    """What the decisions are carried out by does so."""
     kind = type("Histories", (Histories,), {"keys": keys})
-    run_state_machine_as_test(
-        kind, settings=settings(max_examples=histories, derandomize=histories == 5, stateful_step_count=30)
-    )
+    often = settings(max_examples=12 if part else 9, derandomize=not part, stateful_step_count=30)
+    run_state_machine_as_test(kind, settings=often)
 
 
 @pytest.mark.parametrize("point", range(10))

@@ -180,24 +180,6 @@ def test_strange_things_in_place_of_the_folder_of_small_files_stop_nothing(tmp_p
 # -- copies, and what nobody vouches for ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("keyed", [False, True], ids=["without keys", "with keys"])
-def test_a_copy_of_a_genuine_checkpoint_under_another_name_is_foreign(
-    tmp_path: Path, key: streamxf.Key, keyed: bool
-) -> None:
-    options: dict[str, Any] = {"chain": KEYS, "keys": key} if keyed else {}
-    saved_run(tmp_path, 100, 200, 300, **options)
-    shutil.copytree(tmp_path / "step-100", tmp_path / "step-999")
-    record = list_checkpoints(tmp_path)[-1]
-    assert (record.name, record.kind) == ("step-999", "foreign")
-    assert resumed(tmp_path, **options) == 300
-    saved_run(tmp_path, 400, keep=2, **options)
-    assert complete(tmp_path) == ["step-300", "step-400", "step-999"]
-    with CheckpointManager(tmp_path, **options) as manager:
-        state = blank()
-        assert manager.resume(state, step=999, foreign=True) == 999
-        assert is_at(state, 100)
-
-
 def test_a_job_that_can_only_encrypt_resumes_from_no_planted_plaintext(tmp_path: Path) -> None:
     public = streamxf.PrivateKey.generate().public
     assert resumed(tmp_path, chain=[streamxf.Encrypt(public)]) is None

@@ -170,17 +170,6 @@ def test_one_that_is_not_complete_is_passed_over(runs: Path) -> None:
     assert streamxf.latest(runs) == str(runs / "step-900")
 
 
-def test_an_older_one_that_was_touched_later_is_not_later(runs: Path) -> None:
-    streamxf.transcode(runs / "step-90", chain="zstd", in_place=True)
-    assert streamxf.latest(runs) == str(runs / "step-1000")
-
-
-def test_numbers_are_compared_one_after_the_other(tmp_path: Path) -> None:
-    for name in ("epoch-1-step-900", "epoch-2-step-100", "epoch-2-step-20"):
-        save(tmp_path / name)
-    assert streamxf.latest(tmp_path) == str(tmp_path / "epoch-2-step-100")
-
-
 def test_no_complete_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert streamxf.latest(tmp_path / "nothing") is None
     assert "there is no such folder" in caplog.text
@@ -238,13 +227,6 @@ def test_no_checkpoint_is_the_best_while_none_can_be_read(tmp_path: Path) -> Non
         pytest.raises(NoCheckpointError, match="does not match"),
     ):
         manager.best()
-
-
-def test_a_copy_under_another_name_is_not_the_latest(tmp_path: Path) -> None:
-    managed(tmp_path, {1: 0.5, 2: 0.25})
-    shutil.copytree(tmp_path / "step-1", tmp_path / "step-999")
-    assert streamxf.latest(tmp_path) == str(tmp_path / "step-2")
-    assert is_complete(tmp_path / "step-999")
 
 
 def test_of_several_runs_one_must_be_named(tmp_path: Path) -> None:

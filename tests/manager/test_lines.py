@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.notes import Note
 from streamxf.errors import NoCheckpointError, ParameterError, ReplacedError, UnsupportedError
-from streamxf.manager import choice, folder, housekeeper, notes, saves, state
+from streamxf.manager import folder, housekeeper, notes, saves, state
 from streamxf.manager.folder import Folder
 from streamxf.manager.forget import forget
 from streamxf.manager.housekeeper import Housekeeper
@@ -53,7 +52,7 @@ def test_what_training_has_given_up_goes_when_somebody_says_so(run: Path) -> Non
     assert forget(run, abandoned=True, verify="whole").removed == ("step-500",), "as 410 is of the line, and verifies"
     assert (forget(run, 1, abandoned=True).removed, resumed(run)) == (("step-300", "step-400"), 410)
     lost = state.RunState([Record("step-6", damaged=True, note="cut", abandoned="-"), Record("step-5", line=(5,))])
-    assert lost.rules_applied("step-{}", Retention(), 0.0, abandoned=True)[1]["step-6"] == ("cut",)
+    assert lost.rules_applied("step-{}", Retention(), 0.0, (), max, abandoned=True)["step-6"] == ("cut",)
 
 
 def goes_back(run: Any, to: int | None, *steps: int, resumes: int | None = None, **options: Any) -> None:
@@ -156,7 +155,7 @@ TROUBLE = [PermissionError(13, "Permission denied"), OSError(5, "Input/output er
 
 @pytest.mark.parametrize(
     ("error", "way", "went_back"),
-    [*zip(TROUBLE * 2, ["skip", "step", "latest"] * 2, [False] * 3 + [True] * 3, strict=True)],
+    zip(TROUBLE, ["skip", "step", "latest"], [True, False, True], strict=True),
 )
 def test_what_was_passed_over_does_not_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, way: str, went_back: bool
@@ -188,23 +187,6 @@ def test_what_was_passed_over_does_not_come_back(
     assert "step-300" in complete(tmp_path)
 
 
-@pytest.mark.parametrize("error", TROUBLE, ids=["denied", "sector", "newer"])
-def test_the_line_is_known_though_its_only_checkpoint_cannot_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
-) -> None:
-    saved_run(tmp_path, 300, 400, 500, 600)
-    goes_back(tmp_path, 400, 410)
-    bad = unreadable(monkeypatch, error)
-    bad.add("step-410")
-    for call in (lambda: resumed(tmp_path), lambda: streamxf.latest(tmp_path)):
-        with pytest.raises(type(error)):
-            call()
-    assert forget(tmp_path, 2).removed == ()
-    goes_back(tmp_path, 600, 610)
-    bad.clear()
-    assert resumed(tmp_path) == 610, "which somebody chose, and was saved last"
-
-
 def test_the_line_is_known_though_a_frameworks_commit_record_is_gone(tmp_path: Path) -> None:
     def commit(manager: CheckpointManager, *steps: int) -> None:
         for step in steps:
@@ -224,8 +206,10 @@ def test_the_line_is_known_though_a_frameworks_commit_record_is_gone(tmp_path: P
             manager.latest({"epoch=3": "a typing error"})
 
 
-@pytest.mark.parametrize("what", ["cut", "lost"])
-@pytest.mark.parametrize(("steps", "last", "chosen"), [((400, 410), 410, 400), ((400, 410, 420, 600, 610), 610, 600)])
+@pytest.mark.parametrize(
+    ("what", "steps", "last", "chosen"),
+    [("cut", (400, 410), 410, 400), ("lost", (400, 410, 420, 600, 610), 610, 600)],
+)
 def test_a_line_is_not_guessed_where_the_note_of_it_is_lost_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, steps: tuple[int, ...], last: int, chosen: int
 ) -> None:
@@ -268,120 +252,6 @@ def test_a_note_that_is_older_than_what_cannot_be_read_decides_nothing(
             call()
 
 
-def test_a_line_is_noted_again_where_it_could_not_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved_run(tmp_path, 400, 500)
-    note, failed = SaveNotes._put, list[int]()
-
-    def fails_once(*what: Any) -> Any:
-        failed.append(1)
-        if len(failed) == 1:
-            raise OSError(28, "No space left on device")
-        return note(*what)
-
-    monkeypatch.setattr(SaveNotes, "_put", fails_once)
-    goes_back(tmp_path, 400, 410, 420)
-    damage(tmp_path / "step-420")
-    assert resumed(tmp_path) == 410
-
-
-def passes_over(monkeypatch: pytest.MonkeyPatch, run: Path, step: int, *steps: int, resumes: int) -> None:
-    """A job is told to pass over one that cannot be read, and goes on; then it can be read again."""
-    bad = unreadable(monkeypatch, TROUBLE[0])
-    bad.add(f"step-{step}")
-    monkeypatch.setenv("STREAMXF_SKIP", f"step-{step}")
-    goes_back(run, None, *steps, resumes=resumes)
-    monkeypatch.delenv("STREAMXF_SKIP")
-    bad.clear()
-
-
-def test_what_was_passed_over_and_saved_anew_may_fail_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved_run(tmp_path, 100, 200, 300)
-    (tmp_path / "step-300" / ".metadata").write_bytes(b"")
-    goes_back(tmp_path, None, 250, 300, resumes=200)
-    passes_over(monkeypatch, tmp_path, 300, 260, 270, resumes=250)
-    assert resumed(tmp_path) == 270
-    saved_run(tmp_path, 280, keep=1)
-    assert resumed(tmp_path) == 280
-
-
-@pytest.mark.parametrize("what", ["cut", "lost", "denied"])
-@pytest.mark.parametrize("keep", [None, 1])
-def test_a_line_that_another_job_began_meanwhile_is_given_up_whatever_became_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, keep: int | None
-) -> None:
-    saved_run(tmp_path, 400, 500, 600)
-    bad = unreadable(monkeypatch, TROUBLE[0])
-    with CheckpointManager(tmp_path, keep=keep) as first:
-        assert first.resume(blank()) == 600
-        goes_back(tmp_path, 400, 410)
-        metadata = tmp_path / "step-410" / ".metadata"
-        kept = metadata.read_bytes()
-        bad.update({"step-410"} if what == "denied" else ())
-        metadata.write_bytes(b"") if what == "cut" else metadata.unlink() if what == "lost" else None
-        for step in (620, 630):
-            first.save(step, state_at(step))
-    assert resumed(tmp_path) == 630
-    bad.clear()
-    metadata.write_bytes(kept)
-    assert resumed(tmp_path) == 630
-
-
-@pytest.mark.parametrize("way", ["skip", "back", "abandoned"])
-@pytest.mark.parametrize("what", ["cut", "denied"])
-def test_whoever_decides_as_the_error_says_has_decided(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, way: str
-) -> None:
-    saved_run(tmp_path, 400, 500, 600)
-    goes_back(tmp_path, 400, 410)
-    shutil.rmtree(tmp_path / ".streamxf")
-    metadata = tmp_path / "step-410" / ".metadata"
-    kept, bad = metadata.read_bytes(), unreadable(monkeypatch, TROUBLE[0])
-    bad.update({"step-410"} if what == "denied" else ())
-    metadata.write_bytes(b"" if what == "cut" else kept)
-    with pytest.raises(NoCheckpointError, match="step-410 was saved after step-600"):
-        resumed(tmp_path)
-    monkeypatch.setenv("STREAMXF_SKIP", "step-410" if way == "skip" else "")
-    to, steps = {"skip": (None, (610, 620)), "back": (400, (405, 407)), "abandoned": (600, (610, 620))}[way]
-    goes_back(tmp_path, to, *steps, resumes=400 if way == "back" else 600)
-    monkeypatch.delenv("STREAMXF_SKIP")
-    bad.clear()
-    metadata.write_bytes(kept)
-    assert resumed(tmp_path) == steps[-1]
-    saved_run(tmp_path, 900, keep=1)
-    assert resumed(tmp_path) == 900
-
-
-def test_a_line_that_was_given_up_does_not_come_back_by_old_damage(tmp_path: Path) -> None:
-    saved_run(tmp_path, 400, 500, 600)
-    goes_back(tmp_path, 400, 410)
-    shutil.rmtree(tmp_path / "step-410")
-    goes_back(tmp_path, 600, 610, 620)
-    for step in (500, 600):
-        (tmp_path / f"step-{step}" / ".metadata").write_bytes(b"")
-        assert resumed(tmp_path) == 620
-
-
-def test_a_save_that_is_killed_once_it_is_published_has_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved_run(tmp_path, 100, 200, 300)
-    (tmp_path / "step-300" / ".metadata").write_bytes(b"")
-    with CheckpointManager(tmp_path) as manager:
-        assert manager.resume(blank()) == 200
-        monkeypatch.setattr(Housekeeper, "commit", lambda *_: None)
-        manager.save(250, state_at(250))
-    monkeypatch.undo()
-    passes_over(monkeypatch, tmp_path, 250, 210, 220, resumes=200)
-    assert resumed(tmp_path) == 220
-
-
-def test_an_open_manager_goes_by_what_others_have_noted(tmp_path: Path) -> None:
-    saved_run(tmp_path, 400, 500, 600)
-    with CheckpointManager(tmp_path) as manager:
-        assert manager.latest() == str(tmp_path / "step-600")
-        goes_back(tmp_path, 400, 410)
-        (tmp_path / "step-410" / ".metadata").write_bytes(b"")
-        assert manager.latest() == str(tmp_path / "step-400")
-
-
 def test_notes_of_lines_go_with_their_checkpoints(tmp_path: Path) -> None:
     saved_run(tmp_path, 1, 2)
     goes_back(tmp_path, 1, *range(3, 23))
@@ -390,27 +260,6 @@ def test_notes_of_lines_go_with_their_checkpoints(tmp_path: Path) -> None:
     saved_run(tmp_path, 23)
     noted = {each.name for each in tmp_path.glob(".streamxf/saves/*")}
     assert noted == {f"step-{step}" for step in (1, 2, *range(20, 24))}
-
-
-@pytest.mark.parametrize("way", ["none", "skip", "latest"])
-def test_what_lost_its_metadata_does_not_come_back_and_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, way: str
-) -> None:
-    saved_run(tmp_path, 100, 200, 300)
-    metadata = tmp_path / "step-300" / ".metadata"
-    metadata.rename(tmp_path / "kept")
-    monkeypatch.setenv("STREAMXF_SKIP", f"{tmp_path}/step-300/" if way == "skip" else "")
-    with CheckpointManager(tmp_path) as manager:
-        if way == "latest":
-            manager.latest({"step-300": "I know"})
-        else:
-            assert manager.resume(blank()) == 200
-        manager.save(250, state_at(250))
-    assert ("step-300 may have been saved later" in caplog.text) == (way == "none")
-    (tmp_path / "kept").rename(metadata)
-    monkeypatch.delenv("STREAMXF_SKIP")
-    assert resumed(tmp_path) == 250
-    assert abandoned(tmp_path) == ["step-300"]
 
 
 def test_a_warning_names_what_may_be_later_where_times_are_lost(
@@ -443,26 +292,6 @@ def test_a_line_is_known_where_only_others_checkpoints_can_be_read(
     assert list_checkpoints(tmp_path)[2].run == run, "it is the same run as before"
 
 
-def test_lines_do_not_grow_by_what_was_passed_over_once(tmp_path: Path) -> None:
-    saved_run(tmp_path, 1, 2, 900)
-    shutil.rmtree(tmp_path / ".streamxf")
-    (tmp_path / "step-900" / ".metadata").write_bytes(b"")
-    for step in range(3, 8):
-        goes_back(tmp_path, step - 1, step)
-    assert {each.line for each in list_checkpoints(tmp_path) if each.step in range(3, 8)} == {(3, *[0] * 8)}
-
-
-def test_whoever_goes_back_to_what_was_given_up_has_its_history(tmp_path: Path) -> None:
-    saved_run(tmp_path, 400, 500, 600)
-    goes_back(tmp_path, 400, 410, keep=1)
-    shutil.rmtree(tmp_path / "step-410")
-    shutil.rmtree(tmp_path / "step-400", ignore_errors=True)
-    assert resumed(tmp_path) == 600, "nothing is left of the line that was noted"
-    saved_run(tmp_path, 610)
-    damage(tmp_path / "step-610")
-    assert resumed(tmp_path) == 600
-
-
 @pytest.mark.parametrize("lines", ['["401"]', "[]", "[5]", "[[[1]]]", "5"])
 def test_a_note_of_a_line_that_is_none_counts_for_nothing(tmp_path: Path, lines: str) -> None:
     saved_run(tmp_path, 400, 500)
@@ -493,15 +322,6 @@ def test_a_run_goes_on_from_a_foreign_checkpoint_as_itself(run: Path, tmp_path: 
     assert resumed(run) == 8
 
 
-def test_rules_are_applied_to_the_new_line_before_it_has_a_checkpoint(tmp_path: Path) -> None:
-    saved_run(tmp_path, 100, 200, 300, 400, 500, 600)
-    with CheckpointManager(tmp_path, keep=3) as manager:
-        assert manager.resume(blank(), step=400) == 400
-        manager.begin(410)
-        manager.wait()
-        assert complete(tmp_path) == ["step-200", "step-300", "step-400", "step-500", "step-600"]
-
-
 def test_each_checkpoint_says_what_it_continues(run: Path) -> None:
     found, save_id = {}, ""
     for step in (400, 410, 420):
@@ -526,21 +346,6 @@ def test_it_falls_back_within_its_line_and_no_further(run: Path) -> None:
     assert resumed(run) == 700
 
 
-def test_after_damage_what_was_passed_over_is_no_part_of_the_line(tmp_path: Path) -> None:
-    saved_run(tmp_path, 1, 2, 3)
-    kept = tmp_path / "kept"
-    shutil.copytree(tmp_path / "step-3", kept)
-    damage(tmp_path / "step-3")
-    with CheckpointManager(tmp_path, save=2) as manager:
-        state = blank()
-        assert manager.resume(state) == 2
-        assert is_at(state, 2)
-        manager.save(4, state_at(4))
-    shutil.rmtree(tmp_path / "step-3")
-    kept.rename(tmp_path / "step-3")
-    assert abandoned(tmp_path) == ["step-3"]
-
-
 def test_the_best_is_looked_for_in_the_line_and_changes_none(run: Path) -> None:
     keep = Retention(best=1, metric="loss")
     with CheckpointManager(run, keep=keep) as manager:
@@ -548,43 +353,6 @@ def test_the_best_is_looked_for_in_the_line_and_changes_none(run: Path) -> None:
         manager.save(430, state_at(430), metrics={"loss": 1.0})
     assert resumed(run) == 430
     assert complete(run)[-1] == "step-600"
-
-
-def test_what_frameworks_save_has_a_line(tmp_path: Path) -> None:
-    with CheckpointManager(tmp_path) as manager:
-        for step in (1, 2, 3):
-            torch.save({}, Path(str(manager.begin(step))) / "model.pt")
-            manager.commit(step)
-    with CheckpointManager(tmp_path) as manager:
-        assert manager.latest(skip={"step-3": "it diverged"}) == str(tmp_path / "step-2")
-        torch.save({}, Path(str(manager.begin(4))) / "model.pt")
-        manager.commit(4)
-    assert abandoned(tmp_path) == ["step-3"]
-
-
-def test_what_cannot_be_read_takes_no_place_in_the_rules_and_stops_no_later_job(tmp_path: Path) -> None:
-    saved_run(tmp_path, 500, 600, 700, keep=3)
-    for step in (600, 700):
-        metadata = tmp_path / f"step-{step}" / ".metadata"
-        metadata.write_bytes(bytes(metadata.stat().st_size))
-    for begin in (510, 550):
-        with CheckpointManager(tmp_path, keep=3) as manager:
-            assert manager.resume(blank()) == (500 if begin == 510 else 530)
-            for step in (begin, begin + 10, begin + 20):
-                manager.save(step, state_at(step))
-    readable = [each.name for each in list_checkpoints(tmp_path) if each.complete and not each.damaged]
-    assert readable == ["step-550", "step-560", "step-570"]
-    damage(tmp_path / "step-570")
-    assert resumed(tmp_path) == 560
-
-
-def test_an_older_folder_that_cannot_be_listed_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved_run(tmp_path, 400, 500, 600)
-    unreadable(monkeypatch, OSError(117, "Structure needs cleaning")).add("step-400")
-    monkeypatch.setattr(choice, "written", lambda run, name: math.inf if name == "step-400" else 1.0)
-    assert resumed(tmp_path) == 600
-    assert str(streamxf.latest(tmp_path)).endswith("step-600")
-    assert not forget(tmp_path, 3).removed
 
 
 @pytest.mark.parametrize("options", [{}, KEYED], ids=["plain", "keyed"])
@@ -595,18 +363,6 @@ def test_what_is_replaced_while_it_is_read_is_not_passed_over(
     monkeypatch.setattr(folder, "read_metadata", fails_with(ReplacedError, "another save was published here"))
     with pytest.raises(ReplacedError):
         resumed(tmp_path, **options)
-
-
-def test_a_going_back_of_which_nothing_was_published_decides_nothing(tmp_path: Path) -> None:
-    saved_run(tmp_path, 5, 10, 40, 55)
-    damage(tmp_path / "step-5")
-    with CheckpointManager(tmp_path) as manager:
-        assert manager.resume(blank(), step=10) == 10
-        with pytest.raises(CheckpointException):
-            manager.save(15, {"w": lambda: None})
-    assert resumed(tmp_path) == 55
-    damage(tmp_path / "step-55")
-    assert resumed(tmp_path) == 40
 
 
 @pytest.mark.parametrize("tip", [410, 610])
@@ -786,32 +542,6 @@ def test_who_looks_at_a_save_that_is_killed_once_it_is_published_remembers_nothi
     assert [each.abandoned != "" for each in seen] == [False, True, False]
 
 
-@pytest.mark.parametrize("failed", ["save", "passed over"])
-@pytest.mark.parametrize("later", [False, True])
-def test_a_note_goes_once_its_checkpoint_says_another_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed: str, later: bool
-) -> None:
-    saved_run(tmp_path, 400, 500)
-    if failed == "save":
-        with CheckpointManager(tmp_path) as manager:
-            assert manager.resume(blank(), step=400) == 400
-            with pytest.raises(CheckpointException):
-                manager.save(500, {"w": lambda: None})
-    else:
-        bad = unreadable(monkeypatch, TROUBLE[0])
-        bad.add("step-500")
-        monkeypatch.setenv("STREAMXF_SKIP", "step-500")
-        goes_back(tmp_path, None, 410, resumes=400)
-        monkeypatch.delenv("STREAMXF_SKIP")
-        bad.clear()
-        assert abandoned(tmp_path) == ["step-500"]
-        shutil.rmtree(tmp_path / "step-410")
-    saves = [600, 700] if later else []
-    goes_back(tmp_path, None, *saves, resumes=500)
-    damage(tmp_path / "step-500")
-    assert resumed(tmp_path) == (700 if later else 400)
-
-
 def test_a_link_of_the_last_line_whose_target_lost_its_metadata(tmp_path: Path) -> None:
     run = tmp_path / "run"
     saved_run(run, 400, 500, 600, **KEYED)
@@ -884,20 +614,6 @@ def put_away(checkpoint: Path) -> None:
     checkpoint.mkdir()
 
 
-def test_what_is_saved_in_place_of_what_was_passed_over_has_a_line_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved_run(tmp_path, 400, 500)
-    zero_metadata(tmp_path / "step-500")
-    goes_back(tmp_path, None, 500, resumes=400)
-    unreadable(monkeypatch, TROUBLE[0]).add("step-500")
-    with monkeypatch.context() as skipping:
-        skipping.setenv("STREAMXF_SKIP", "step-500")
-        goes_back(tmp_path, None, 410, 420, resumes=400)
-    monkeypatch.undo()
-    assert resumed(tmp_path) == 420
-
-
 def test_a_save_before_it_gives_it_no_other_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved_run(tmp_path, 400, 500)
     zero_metadata(tmp_path / "step-500")
@@ -951,16 +667,6 @@ def test_a_note_beside_a_killed_save_may_be_that_of_what_was_there(
     trouble(tmp_path / "run" / "step-500")
     check_asks(tmp_path / "run", monkeypatch)
     assert str(streamxf.latest(tmp_path / "run", best="loss")).endswith("step-600")
-
-
-def test_a_failed_save_makes_no_more_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    killed_over_500(tmp_path, monkeypatch, **KEYED)
-    zero_metadata(tmp_path / "step-500")
-    with CheckpointManager(tmp_path, **KEYED) as manager:
-        assert manager.resume(blank(), step=400) == 400
-        with pytest.raises(CheckpointException):
-            manager.save(500, {"w": lambda: None})
-    check_asks(tmp_path, monkeypatch, **KEYED)
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
@@ -1088,32 +794,6 @@ def test_what_a_person_puts_into_a_removed_folder_is_no_checkpoint(tmp_path: Pat
     shutil.rmtree(tmp_path / ".streamxf") if copied else None
     assert resumed(tmp_path) == 700
     assert forget(tmp_path, 2).removed == ("step-400",)
-
-
-@pytest.mark.parametrize("way", ["step", "skip"])
-def test_what_was_decided_of_a_killed_save_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    run = tmp_path / "run"
-    killed_over_500(run, monkeypatch)
-    put_away(run / "step-500")
-    monkeypatch.setenv("STREAMXF_SKIP", "step-500" if way == "skip" else "")
-    goes_back(run, 600 if way == "step" else None, 700, resumes=600)
-    monkeypatch.delenv("STREAMXF_SKIP")
-    assert resumed(run) == 700
-    (run / "step-500").rmdir()
-    (tmp_path / "away").rename(run / "step-500")
-    assert resumed(run) == 700
-
-
-def test_a_killed_save_stops_nobody_where_both_answers_are_the_same(tmp_path: Path) -> None:
-    saved_run(tmp_path, 400, 500, 600)
-    zero_metadata(tmp_path / "step-600")
-
-    def killed() -> None:
-        with patch.object(streamxf.FileSystemWriter, "finish", lambda *_, **__: os._exit(9)):
-            goes_back(tmp_path, None, 600, resumes=500)
-
-    assert status_of_child(killed) == 9
-    assert resumed(tmp_path) == 500
 
 
 def test_what_is_known_to_be_abandoned_need_not_be_readable(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

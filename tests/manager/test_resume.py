@@ -104,19 +104,6 @@ def test_what_a_newer_version_saved_is_no_damage(tmp_path: Path, keys: Any, fram
 
 
 @pytest.mark.parametrize("verify", ["none", "sample", "whole"])
-def test_the_newest_one_is_resumed_from(run: Path, verify: Any) -> None:
-    assert resumed(run, verify=verify) == 3
-    assert holds_of(run) == []
-
-
-def test_numbers_decide_which_is_the_newest_and_not_clocks(run: Path) -> None:
-    saved_run(run, 10)
-    for file in (run / "step-2").iterdir():
-        os.utime(file, (4e9, 4e9))
-    assert resumed(run) == 10
-
-
-@pytest.mark.parametrize("verify", ["none", "sample", "whole"])
 def test_damage_makes_it_fall_back_with_the_reason(run: Path, verify: Any, caplog: pytest.LogCaptureFixture) -> None:
     damage(run / "step-3")
     assert resumed(run, verify=verify) == 2
@@ -204,11 +191,6 @@ def test_a_missing_key_is_an_error_and_no_damage(tmp_path: Path, key: streamxf.K
     with CheckpointManager(tmp_path) as manager, pytest.raises(KeyMissingError):
         manager.resume(blank())
     assert resumed(tmp_path, chain="encrypt", keys=key) == 1
-
-
-def test_saves_of_torchs_own_writer_are_resumed_from(tmp_path: Path) -> None:
-    dcp.save(state_at(4), storage_writer=dcp.FileSystemWriter(tmp_path / "step-4"))
-    assert resumed(tmp_path) == 4
 
 
 # -- while others remove and save --------------------------------------------------------------------------------------
@@ -321,14 +303,6 @@ def test_a_reader_waits_for_a_removal(run: Path, monkeypatch: pytest.MonkeyPatch
 
 
 # -- runs that are not as they should be -------------------------------------------------------------------------------
-
-
-def test_a_lost_cache_costs_nothing(run: Path) -> None:
-    before = [(record.kind, record.metrics) for record in list_checkpoints(run)]
-    shutil.rmtree(run / ".streamxf")
-    assert [(record.kind, record.metrics) for record in list_checkpoints(run)] == before
-    assert resumed(run) == 3
-    assert complete(run) == ["step-1", "step-2", "step-3"]
 
 
 def test_a_folder_that_may_only_be_read_is_resumed_from(

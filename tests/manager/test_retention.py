@@ -72,30 +72,6 @@ def test_a_rule(rules: dict[str, Any], expected: dict[int, tuple[str, ...]]):
     assert found == {f"step-{step}": expected.get(step, ()) for step in range(100, 700, 100)}
 
 
-@pytest.mark.parametrize(
-    ("rules", "stay"),
-    [
-        ({"max_bytes": 60}, [100, 200, 300, 400, 500, 600]),
-        ({"max_bytes": 59}, [200, 300, 400, 500, 600]),
-        ({"max_bytes": 20}, [500, 600]),
-        ({"max_bytes": 1}, [600]),
-        ({"last": 4, "max_bytes": 29}, [500, 600]),
-        # the oldest first, then the worst of the best
-        ({"last": 3, "best": 2, "metric": "loss", "max_bytes": 50}, [100, 200, 400, 500, 600]),
-        ({"last": 3, "best": 2, "metric": "loss", "max_bytes": 40}, [100, 200, 500, 600]),
-        ({"last": 3, "best": 2, "metric": "loss", "max_bytes": 30}, [100, 200, 600]),
-        ({"last": 3, "best": 2, "metric": "loss", "max_bytes": 20}, [200, 600]),
-        ({"last": 3, "best": 2, "metric": "loss", "max_bytes": 10}, [600]),
-        # what stays for ever stays
-        ({"last": 3, "every": 300, "steps": [100], "max_bytes": 45}, [100, 300, 500, 600]),
-        ({"last": 3, "every": 300, "steps": [100], "max_bytes": 1}, [100, 300, 600]),
-    ],
-    ids=str,
-)
-def test_at_most_so_many_bytes(rules: dict[str, Any], stay: list[int]):
-    assert staying(records(0.2, 0.1, 0.9, 0.9, 0.9, 0.9), **rules) == stay
-
-
 def test_unknown_sizes_count_as_nothing():
     found = [Record(f"step-{n}", 0, size) for n, size in enumerate((None, 10, None, 10))]
     assert staying(found, max_bytes=20) == [0, 1, 2, 3]
@@ -233,14 +209,6 @@ def test_the_model_agrees_on_what_times_are_believed(saved: list[Saved], now: fl
     assert {one.step: one.time for one in with_plausible_times(found, now)} == {
         one.step: one.time for one in believed(saved, now)
     }
-
-
-def test_a_clock_that_was_ahead_for_one_save_makes_nothing_old():
-    now = 1.7e9
-    times = [now - 7200, now - 600, now + 72_000]
-    ranked = with_plausible_times([Record(f"step-{step}", time) for step, time in enumerate(times)], now)
-    decided = Retention(last=3, max_age="1h").decide(ranked)
-    assert [name for name, reasons in decided.items() if reasons] == ["step-1", "step-2"]
 
 
 @given(SAVED, RULES)

@@ -24,14 +24,6 @@ def names(run: Path) -> set[str]:
     return {record.name for record in list_checkpoints(run)}
 
 
-def test_a_manager_keeps_to_its_own(tmp_path: Path) -> None:
-    run = with_a_model(tmp_path / "run")
-    with CheckpointManager(run, keep=1) as manager:
-        assert manager.resume(state_at(0)) == 2, "and not 7, of the model"
-        manager.save(3, state_at(3))
-    assert names(run) == {"step-3", "llama-7b", "epoch-1-step-2"}
-
-
 def test_forget_applies_the_rules_to_each(tmp_path: Path) -> None:
     run = with_a_model(tmp_path / "run")
     report = forget(run, Retention(last=1))
@@ -78,18 +70,6 @@ def test_names_that_differ_by_another_number_are_of_two_runs(tmp_path: Path, cap
         assert manager.resume(state_at(0)) == 200
         manager.save(300, state_at(300))
     assert names(tmp_path) == {"exp1-step-300", "exp2-step-20"}
-
-
-@pytest.mark.parametrize("by_manager", [True, False])
-def test_rules_part_experiments_that_name_the_same_run(tmp_path: Path, by_manager: bool) -> None:
-    for name in ("exp1-step-{}", "exp2-step-{}"):
-        if by_manager:
-            saved_run(tmp_path, 1, 2, name=name, run_id="ab" * 16)
-        for step in () if by_manager else (1, 2):
-            dcp.save(state_at(step), checkpoint_id=tmp_path / name.format(step), no_dist=True)
-    report = forget(tmp_path, 1)
-    assert report.removed == ("exp1-step-1", "exp2-step-1")
-    assert latest(tmp_path) == str(tmp_path / "exp2-step-2")
 
 
 def test_one_of_a_later_epoch_that_lost_its_metadata_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
