@@ -151,6 +151,24 @@ def test_which_rule_it_breaks(subject: str, name: str, tmp_path: Path) -> None:
     refused_by_reference(by_reference, entry["breaks"])
 
 
+def test_bytes_with_notes() -> None:
+    """Those on the page for implementers are those of vectors."""
+    page = (PAGES / "implementing.md").read_text()
+    shown = [
+        bytes.fromhex("".join(re.findall(r"^[0-9a-f]{2}(?: [0-9a-f]{2})*", block, re.MULTILINE)))
+        for block in re.findall(r"```text\n(.*?)```", page, re.DOTALL)
+    ]
+    metadata = bytes_of(vectors("checkpoint")["eight-bytes"]["files"][".metadata"])
+    assert shown == [bytes_of(vectors("container")["tensor"]["file"]), metadata[-104:]]
+
+
+def test_vectors_that_the_page_names() -> None:
+    names = {name for subject in SUBJECTS for name in vectors(subject)}
+    table = (PAGES / "implementing.md").read_text().partition("## What languages")[2].partition("## Bytes")[0]
+    rows = re.findall(r"^\|.*\|(.*)\|$", table, re.MULTILINE)[2:]
+    assert {name for row in rows for name in re.findall("`(.*?)`", row)} - names == set()
+
+
 # -- plain files -----------------------------------------------------------------------------------------------------
 
 
