@@ -247,6 +247,20 @@ def test_small_blocks_are_decoded_in_one_call_unless_something_is_wrong() -> Non
     assert not checked(memoryview(good), memoryview(out))
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_tables_of_sines_are_left_to_matches(dtype: type) -> None:
+    """Each row is another one once more, with other signs."""
+    steps = np.outer(np.arange(128), np.arange(512)) * (2 * np.pi / 512)
+    rows = np.cos(steps).astype(dtype)
+    block = np.concatenate([rows, rows * np.where(np.arange(512) % 2, -1, 1).astype(dtype)]).tobytes()
+    assert len(check(block, np.dtype(dtype).name)) < 0.6 * len(block)
+
+
+def test_few_numbers_that_repeat_are_left_to_matches() -> None:
+    block = np.tile(np.random.default_rng(1).standard_normal(40).astype(np.float32), 8).tobytes()
+    assert len(check(block, "float32")) < len(block) / 5
+
+
 def test_noise_grows_by_one_byte() -> None:
     noise = np.random.default_rng(1).bytes(MIB)
     for dtype in DTYPES:

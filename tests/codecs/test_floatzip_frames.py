@@ -1,7 +1,7 @@
 """Zstd frames of several blocks: the kernel reads two at a time where it can, and takes what libzstd takes.
 
-It does so with neighbours that have four streams each and 128 KiB, or 64 KiB, of content. Whatever stands between, and
-trees that change, must not confuse it.
+It does so with neighbours that have four streams each, fastest with those of 128 KiB, or 64 KiB, of content. Whatever
+stands between, and trees that change, must not confuse it.
 """
 
 import random
@@ -73,11 +73,17 @@ def pieces() -> dict[str, tuple[Block, int]]:
         "run 10": ((RUN, 10, b"r"), 10),
     }
     for name, middle, spread in (("a", 100, 3.0), ("b", 60, 1.5)):
-        for whole, rest in ((128, 40), (64, 1)):
-            blocks = blocks_of(compressed(near(middle, spread, (2 * whole + rest) * KIB)))
-            assert [kind for kind, _, _ in blocks] == [COMPRESSED] * 3
-            for block, part, size in zip(blocks, ("tree", "same", "rest"), (whole, whole, rest), strict=True):
-                found[f"{name}{whole} {part}"] = block, size * KIB
+        for kib, parts in (
+            (128, ["tree", "same", "same", "rest"]),
+            (80, ["tree", "same", "same", "rest"]),
+            (64, ["tree", "same"]),
+        ):
+            left = len(parts) * kib * KIB - 3 * ("rest" in parts)
+            blocks = blocks_of(compressed(near(middle, spread, left)))
+            assert [kind for kind, _, _ in blocks] == [COMPRESSED] * len(parts)
+            for block, part in zip(blocks, parts, strict=True):
+                found[f"{name}{kib} {part}"] = block, min(left, kib * KIB)
+                left -= kib * KIB
     one = zstandard.ZstdCompressor(level=1, write_content_size=True).compress(near(30, 2.0, 200))
     found["one stream"] = (blocks_of(one)[0], 200)  # and a tree of its own
     return found
@@ -126,7 +132,9 @@ def block_of(head: bytes, streams: Sequence[bytes], jumps: Sequence[int] | None 
     "order",
     [
         ["a128 tree", "a128 same"],
-        ["a64 tree", "a64 same", "a64 same", "a64 rest"],
+        ["a64 tree", "a64 same", "a64 same", "a64 same"],
+        ["a80 tree", "a80 same", "a80 same", "a80 rest", "b80 tree"],
+        ["a80 tree", "a64 tree", "b80 tree", "b128 tree"],
         ["a128 tree", "b128 tree"],
         ["a64 tree", "b64 tree", "b64 same", "a64 tree"],
         ["a128 tree", "a64 tree", "a64 same", "b128 tree", "b128 same"],
@@ -233,9 +241,27 @@ def test_frames_have_pairs_of_blocks(size: int) -> None:
     data = near(100, 3.0, size)
     frame = compressed(data)
     assert by_zstd(frame, size) == data
+    count = 1 if size <= 64 * KIB else -(-size // (256 * KIB)) * 2
+    assert [content[0] & 3 for _, _, content in blocks_of(frame)] == [2, 3, 3, 3][:count]
+
+
+def test_parts_of_another_kind_have_codes_of_their_own() -> None:
+    noise = np.random.default_rng(1).bytes(96 * KIB)
+    kinds = [near(100, 3.0, 96 * KIB), near(60, 1.5, 160 * KIB), b"r" * 64 * KIB, noise, near(100, 3.0, 33 * KIB)]
+    data = b"".join(kinds)
+    frame = compressed(data)
+    assert by_zstd(frame, len(data)) == data == by_kernel(frame, len(data))
     blocks = blocks_of(frame)
-    assert len(blocks) == -(-size // (64 * KIB if size < 256 * KIB else 128 * KIB))
-    assert [content[0] & 3 for kind, _, content in blocks if kind == COMPRESSED][:2] == [2, 3][: len(blocks)]
+    trees = [content[0] & 3 if kind == COMPRESSED else None for kind, _, content in blocks]
+    assert [kind for kind, _, _ in blocks if kind != COMPRESSED] == [RUN, RAW, RAW]
+    assert [tree for tree in trees if tree == 2] == [2] * 3
+    assert len(frame) < sum(len(compressed(part)) for part in kinds)
+
+
+def test_what_hardly_differs_shares_codes() -> None:
+    """A table for each part would take longer to read than it saves."""
+    data = b"".join(near(middle, 3.0, 64 * KIB) for middle in (100, 100, 101, 100))
+    assert sum(content[0] & 3 == 2 for _, _, content in blocks_of(compressed(data))) == 1
 
 
 @pytest.mark.parametrize("half", [64 * KIB, 128 * KIB])

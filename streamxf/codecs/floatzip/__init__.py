@@ -17,7 +17,7 @@ from streamxf.codec import BlockInfo, Codec, Role, WholeDecoder
 from streamxf.codecs import zstd
 from streamxf.codecs.checksum import Checksum
 from streamxf.codecs.floatzip import kernel, planes
-from streamxf.codecs.floatzip.sampling import BlockPlan, PlanePlan, best_period, choose
+from streamxf.codecs.floatzip.sampling import WHOLE, BlockPlan, PlanePlan, best_period, choose, is_repetitive
 from streamxf.errors import CodecError
 
 _STORED = bytes([planes.STORED])
@@ -56,6 +56,9 @@ class FloatZip(Codec):
             if plan is not None:
                 out = info.scratch(zstd.bound(len(block)) + len(block) // 8 + 1024)
                 size = _encode_planes(data, plan, info.stream.row, out, work)
+                if width is not None and (len(data) <= _LITTLE or is_repetitive(data, width)):
+                    whole = _encode_planes(data, WHOLE, None, out, work)
+                    size = whole if whole < size else _encode_planes(data, plan, info.stream.row, out, work)
                 if size <= len(block):
                     return out[:size]
         return _store(block, info)

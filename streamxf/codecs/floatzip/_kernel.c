@@ -6,8 +6,8 @@
  *   encode(block, out, work, width, row) -> int
  *       Encode a block that begins with a float of `width` bytes (1, 2, 4 or 8). `row` is how many of them a row of
  *       their matrix has, or 0. Returns the size of the payload, at most len(block), at the start of `out`; 0 for a
- *       block that is best stored as it is; -1 for one with runs, which the reference stores better. `out` has at least
- *       encode_bound(len(block)) bytes, and `work` work_size(len(block)).
+ *       block that is best stored as it is; -1 for one with runs or matches, which the reference stores better. `out`
+ *       has at least encode_bound(len(block)) bytes, and `work` work_size(len(block)).
  *
  *   decode(payload, out, work, checked=False) -> bool
  *       Decode a payload that is not stored as it is into `out`, which has exactly the size that the payload declares.
@@ -112,6 +112,8 @@ enum {
     BLOCK = 128 * 1024,         /* bytes of a zstd block */
     WEIGHTS_LOG = 6,            /* accuracy of the distribution of weights */
     WEIGHTS_TABLE = 1 << WEIGHTS_LOG,
+    PART = 32 * 1024,           /* bytes that may have codes of their own */
+    APART = 8 * 384,            /* bits */
 };
 
 typedef struct {
@@ -463,8 +465,98 @@ static size_t put_literals(const u8 *data, size_t size, const u64 *table, const 
     return (size_t)(at - out);
 }
 
+/* A part of a frame, whose bytes share a table of codes. */
+typedef struct {
+    u32 counts[256];
+    size_t size;
+    float bits; /* their entropy */
+} Part;
+
+/* Logarithms are a ten-thousandth off, which weighs nothing here. */
+static void weigh(Part *part)
+{
+    float sums[8] = {0}, sum = 0;
+    for (int s = 0; s < 256; s += 8)
+        for (int k = 0; k < 8; k++) {
+            float count = (float)part->counts[s + k], m;
+            u32 word;
+            memcpy(&word, &count, 4);
+            int exponent = (int)(word >> 23) - 127;
+            word = (word & 0x7FFFFF) | 0x3F800000;
+            memcpy(&m, &word, 4); /* count is m * 2^exponent; the logarithm of m is about this polynomial */
+            m = (((-0.07844f * m + 0.62603f) * m - 2.07834f) * m + 4.02921f) * m - 2.49835f;
+            sums[k] += count * ((float)exponent + m);
+        }
+    for (int k = 0; k < 8; k++)
+        sum += sums[k];
+    part->bits = (float)part->size * log2f((float)part->size + 1) - sum;
+}
+
+/* Add what follows a part to it. Returns 0 if both are better off apart, by more than what a table takes to store, and
+ * to set up when it is read. */
+static int merge_parts(Part *part, const Part *next)
+{
+    Part both = {.size = part->size + next->size};
+    for (int s = 0; s < 256; s++)
+        both.counts[s] = part->counts[s] + next->counts[s];
+    weigh(&both);
+    if (both.bits > part->bits + next->bits + APART)
+        return 0;
+    *part = both;
+    return 1;
+}
+
+/* Write the blocks of a part. Returns where they end. */
+static u8 *put_part(const u8 *data, const Part *part, int is_last, u8 *at)
+{
+    Codes codes;
+    u64 table[256];
+    u8 tree[132];
+    size_t tree_size = 0, size = part->size;
+    u64 expected = 0;
+    int kinds = 0;
+    for (int s = 0; s < 256; s++)
+        kinds += part->counts[s] > 0;
+    if (kinds > 1) {
+        code_lengths(part->counts, codes.bits);
+        int longest = assign_codes(&codes);
+        tree_size = store_tree(&codes, longest, tree);
+        for (int s = 0; s < 256; s++) {
+            table[s] = codes.bits[s] ? (u64)codes.code[s] << (64 - codes.bits[s]) | codes.bits[s] : 0;
+            expected += (u64)part->counts[s] * codes.bits[s];
+        }
+    }
+    size_t pending = tree_size; /* the first block of coded literals has the tree */
+    /* two blocks are read at once, and faster than a single one */
+    size_t most = size <= BLOCK / 2 ? BLOCK / 2 : (size - 1) / ((size - 1) / (2 * BLOCK) + 1) / 2 + 1, done = 0;
+    do {
+        size_t some = size - done < most ? size - done : most, stored = some;
+        u32 last = is_last && done + some == size, kind = 0;
+        if (kinds == 1) {
+            kind = 1;
+            at[3] = data[0];
+            stored = 1;
+        } else if (tree_size) {
+            size_t share = (size_t)(expected / 8 * some / size);
+            size_t made = put_literals(data + done, some, table, tree, pending, at + 3, share);
+            if (made && made < some) {
+                kind = 2;
+                stored = made;
+                pending = 0;
+            }
+        }
+        if (!kind)
+            memcpy(at + 3, data + done, some);
+        u32 word = last | kind << 1 | (u32)(kind == 1 ? some : stored) << 3;
+        at[0] = (u8)word, at[1] = (u8)(word >> 8), at[2] = (u8)(word >> 16);
+        at += 3 + stored;
+        done += some;
+    } while (done < size);
+    return at;
+}
+
 /* Write a frame and return its size: at most `size`, 9 bytes, and 3 for each of its blocks. Beyond that, `out` has room
- * for what put_literals may write to no avail. */
+ * for what put_literals may write to no avail. Rows, gates or heads of another kind get codes of their own. */
 static size_t put_frame(const u8 *data, size_t size, u8 *out)
 {
     u8 *at = out;
@@ -482,52 +574,23 @@ static size_t put_frame(const u8 *data, size_t size, u8 *out)
         wr32(at, (u32)size);
         at += 4;
     }
-    u32 counts[256];
-    count_bytes(data, size, counts);
-    int kinds = 0;
-    for (int s = 0; s < 256; s++)
-        kinds += counts[s] > 0;
-    Codes codes;
-    u64 table[256];
-    u8 tree[132];
-    size_t tree_size = 0;
-    u64 expected = 0;
-    if (kinds > 1) {
-        code_lengths(counts, codes.bits);
-        int longest = assign_codes(&codes);
-        tree_size = store_tree(&codes, longest, tree);
-        for (int s = 0; s < 256; s++) {
-            table[s] = codes.bits[s] ? (u64)codes.code[s] << (64 - codes.bits[s]) | codes.bits[s] : 0;
-            expected += (u64)counts[s] * codes.bits[s];
-        }
-    }
-    size_t pending = tree_size; /* the first block of coded literals has the tree */
-    size_t most = size < 2 * BLOCK ? BLOCK / 2 : BLOCK; /* two blocks of one size are read faster than a single one */
-    size_t done = 0;
+    Part part, next = {.size = 0};
+    size_t counted = 0, done = 0;
     do {
-        size_t part = size - done < most ? size - done : most;
-        u32 last = done + part == size, kind = 0;
-        size_t stored = part;
-        if (kinds == 1 && part) {
-            kind = 1;
-            at[3] = data[0];
-            stored = 1;
-        } else if (tree_size) {
-            size_t share = (size_t)(expected / 8 * part / size);
-            size_t made = put_literals(data + done, part, table, tree, pending, at + 3, share);
-            if (made && made < part) {
-                kind = 2;
-                stored = made;
-                pending = 0;
-            }
+        part = next; /* what was not merged with the part before, or nothing yet */
+        for (next.size = 0; counted < size; next.size = 0) {
+            next.size = size - counted < 2 * PART ? size - counted : PART;
+            count_bytes(data + counted, next.size, next.counts);
+            weigh(&next);
+            counted += next.size;
+            if (!part.size)
+                part = next;
+            else if (!merge_parts(&part, &next))
+                break;
         }
-        if (!kind)
-            memcpy(at + 3, data + done, part);
-        u32 word = last | kind << 1 | (u32)(kind == 1 ? part : stored) << 3;
-        at[0] = (u8)word, at[1] = (u8)(word >> 8), at[2] = (u8)(word >> 16);
-        at += 3 + stored;
-        done += part;
-    } while (done < size);
+        at = put_part(data + done, &part, !next.size, at);
+        done += part.size;
+    } while (next.size);
     return (size_t)(at - out);
 }
 
@@ -851,7 +914,6 @@ typedef struct {
     int newest;
     Stream waiting[8]; /* those of a block that is best read together with the next one, and then of both */
     int count;
-    size_t size; /* bytes of that block */
     const u8 *target, *target_end; /* what is to be brought to the cache meanwhile: memory for the elements */
 } Reader;
 
@@ -882,15 +944,17 @@ AT_V3 static void pair_up(Lookup *lookup)
 }
 
 /* As in read_eight, a constant distance between the places of streams suffices with one register for all. */
-AT_V3 static void look_up(Window *w, const u32 *pairs, u32 *found, long passes)
+AT_V3 static void look_up(Window *w, const u32 *t, const u32 *u, u32 *found, long passes)
 {
     u64 b0 = w[0].bits, b1 = w[1].bits, b2 = w[2].bits, b3 = w[3].bits;
     u64 b4 = w[4].bits, b5 = w[5].bits, b6 = w[6].bits, b7 = w[7].bits;
     int down = 64 - MAX_BITS;
     __asm__("" : "+r"(down)); /* by a register, shifting needs no copy before it */
     for (u32 *end = found + LOOKUPS * passes; found < end; found += LOOKUPS) {
-#define ENTRY(k, n) { u32 e = pairs[b##k >> down]; b##k <<= e & 63; found[FOUND * k + n] = e; }
-#define ALL(n) ENTRY(0, n) ENTRY(1, n) ENTRY(2, n) ENTRY(3, n) ENTRY(4, n) ENTRY(5, n) ENTRY(6, n) ENTRY(7, n)
+#define ENTRY(t, k, n) { u32 e = t[b##k >> down]; b##k <<= e & 63; found[FOUND * k + n] = e; }
+#define ALL(n) \
+        ENTRY(t, 0, n) ENTRY(t, 1, n) ENTRY(t, 2, n) ENTRY(t, 3, n) \
+        ENTRY(u, 4, n) ENTRY(u, 5, n) ENTRY(u, 6, n) ENTRY(u, 7, n)
         ALL(0) ALL(1) ALL(2) ALL(3) ALL(4)
 #undef ALL
 #undef ENTRY
@@ -948,17 +1012,21 @@ static long passes_of(const Window *w, const Stream *s, int count, long symbols)
     return passes;
 }
 
-/* Read most of eight streams that use the same codes. */
+/* Read most of eight streams. */
 static void read_pairs(Window *w, Stream *s, Reader *reader)
 {
 #if PATHS
-    Lookup *lookup = &reader->lookups[s[0].entries != reader->lookups[0].entry];
+    const u32 *pairs[2];
     u32 found[8][FOUND];
-    if (!lookup->paired)
-        pair_up(lookup);
+    for (int half = 0; half < 2; half++) {
+        Lookup *lookup = &reader->lookups[s[4 * half].entries != reader->lookups[0].entry];
+        if (!lookup->paired)
+            pair_up(lookup);
+        pairs[half] = lookup->pair;
+    }
     for (long passes; (passes = passes_of(w, s, 8, 2 * LOOKUPS)) >= 4;) { /* entries are a multiple of 4 * LOOKUPS */
         passes = passes < PASSES ? passes / 4 * 4 : PASSES;
-        look_up(w, lookup->pair, found[0], passes);
+        look_up(w, pairs[0], pairs[1], found[0], passes);
         for (int k = 0; k < 8; k++) {
             for (long f = 0; f < passes / 8 && reader->target_end - reader->target >= FETCH; f++) {
                 for (int at = 0; at < FETCH; at += LINE)
@@ -973,17 +1041,19 @@ static void read_pairs(Window *w, Stream *s, Reader *reader)
 #endif
 }
 
-/* Read the streams that wait: those of one block, or of two that have both BLOCK or BLOCK / 2 bytes. Returns whether
- * each stream ends where it has to. */
+/* Read the streams that wait: those of one block, or of two. Returns whether each stream ends where it has to. */
 static int read_waiting(Reader *reader)
 {
     Stream *s = reader->waiting;
     Window w[8];
     int count = reader->count, fast = count > 0;
-    long bits = 0, all = 0;
+    long bits = 0, all = 0, part = count == 8 ? s[1].out - s[0].out : 0;
     reader->count = 0;
-    for (int k = 0; k < count; k++)
+    for (int k = 0; k < count; k++) {
         fast &= s[k].left >= 128, bits += s[k].left, all += s[k].end - s[k].out;
+        if (s[k].end - s[k].out != part || (part != BLOCK / 4 && part != BLOCK / 8))
+            part = 0; /* read_eight is for these two */
+    }
     if (fast) {
         for (int k = 0; k < count; k++) {
             /* the end mark and what is above it are used already: 1 to 8 bits */
@@ -991,9 +1061,9 @@ static int read_waiting(Reader *reader)
             w[k].bits = (rd64(w[k].ip) | 1) << (8 - s[k].left % 8);
         }
         const int usual = bits <= 6 * all ? MANY : FEW;
-        if (count == 8 && usual == MANY && s[0].entries == s[4].entries && HAS_V3())
+        if (count == 8 && usual == MANY && HAS_V3())
             read_pairs(w, s, reader);
-        else if (count == 8)
+        else if (part)
             for (int symbols = usual;;) {
                 long passes = passes_of(w, s, count, symbols), done;
                 passes = symbols == usual || !passes ? passes : 1;
@@ -1002,8 +1072,7 @@ static int read_waiting(Reader *reader)
                 passes = fetches && fetches < passes ? fetches : passes;
                 if (!passes)
                     break;
-                done = (s[1].out - s[0].out == BLOCK / 4 ? read_whole : read_halves)(w, s, passes, reader->target,
-                                                                                     step, symbols);
+                done = (part == BLOCK / 4 ? read_whole : read_halves)(w, s, passes, reader->target, step, symbols);
                 reader->target += step * (size_t)done;
                 for (int k = 0; k < count; k++)
                     s[k].out += symbols * done;
@@ -1055,8 +1124,8 @@ static int read_literals(const u8 *in, size_t size, u8 *out, size_t room, size_t
         return 0;
     in += head;
     *made = regenerated;
-    int paired = kind >= 2 && (regenerated == BLOCK || regenerated == BLOCK / 2);
-    if ((!paired || regenerated != reader->size) && !read_waiting(reader))
+    int paired = kind >= 2 && regenerated >= PART / 4;
+    if (!paired && !read_waiting(reader))
         return 0;
     if (kind == 0) {
         memcpy(out, in, regenerated);
@@ -1097,7 +1166,6 @@ static int read_literals(const u8 *in, size_t size, u8 *out, size_t room, size_t
         in += sizes[k];
     }
     reader->count += 4;
-    reader->size = regenerated;
     return (paired && reader->count == 4) || read_waiting(reader);
 }
 
@@ -1119,7 +1187,7 @@ static int read_frame(const u8 *in, size_t size, u8 *out, size_t out_size, Reade
     }
     if (declared != out_size)
         return 0;
-    reader->newest = reader->lookups[0].ready = reader->count = 0, reader->size = 0;
+    reader->newest = reader->lookups[0].ready = reader->count = 0;
     size_t done = 0, most = declared < BLOCK ? declared : BLOCK;
     for (;;) {
         if (size - at < 3)
@@ -1748,6 +1816,22 @@ static u32 take_sample(const u8 *data, size_t n, int width, u32 counts[8][256], 
     return total;
 }
 
+/* Whether many elements of 4 or 8 bytes stand in other places once more, but for their signs, as in tables of sines. Of
+ * matrices, the same columns of all rows are compared. */
+static int is_repetitive(const u8 *data, size_t size, int width)
+{
+    u64 seen[1024] = {0};
+    size_t step = (size_t)width, found = 0;
+    while (size / step > 1024)
+        step *= 2;
+    for (size_t at = 0; at + 8 <= size; at += step) {
+        u64 v = rd64(data + at) & 0x7FFFFFFF7FFFFFFF, *met = &seen[(v * 0x9E3779B97F4A7C15) >> 54];
+        found += v && *met == v;
+        *met = v;
+    }
+    return found > size / step / 8 + 3;
+}
+
 /* Find the sixteen neighbouring values that hold most of what was counted; returns how much that is. Of several such
  * windows, take the one with room for one more value above the greatest: it is there that the sample may have missed
  * one, since exponents become ever rarer downwards, but not upwards. */
@@ -1911,6 +1995,8 @@ static long encode_block(const u8 *data, size_t size, int width, size_t row, u8 
     }
     /* runs are for the reference, unless the whole block is one; elements of one byte often repeat by chance */
     if (!same && repeated > tested / 16 + 1 + (width == 1 ? by_chance(counts[0], total, tested) : 0))
+        return -1;
+    if (!same && width >= 4 && is_repetitive(data, n * (size_t)width, width))
         return -1;
     for (int k = 0; k <= width; k++) { /* one pass more than there are bytes, for noise at the end */
         Plane plane = {0};

@@ -47,6 +47,7 @@ BYTE_FLOATS = (
 SMALL_FLOATS, SMALL_BYTES = 32 * 1024, 4 * 1024  # up to here, trying to compress is cheaper than sampling first
 RUNS = 16  # places in the block that the sample comes from
 RUN_ELEMENTS = 30  # 480 in all: up to 500, numpy keeps the interpreter's lock, and workers need not wait for it
+MET = 1024  # elements that are compared to find those that repeat
 RUN_BYTES = 512  # where the width of the elements is not known yet
 TRIAL_BYTES = 16 * 1024
 NOISE_BITS = 7.87  # bytes that cannot be brought below that are stored as they are, as zstd would do
@@ -64,7 +65,6 @@ LEVEL_BITS = 4.0  # cost of a level, about
 LEVELS_GAIN_BITS = {2: 0.3, 4: 0.07, 8: 0.07}  # per value, by the width of the elements; less is not worth the time
 GAIN_BITS = 0.05  # a wider element, or a rotation, must bring so much per byte
 
-_BYTES = Layout(1, False, 0)
 _COLUMNS = np.arange(0, 8 * 256, 256)
 _JITTER = np.arange(RUNS) * (math.sqrt(5) - 1) / 2 % 1
 
@@ -93,6 +93,9 @@ class BlockPlan(NamedTuple):
     planes: list[PlanePlan]
 
 
+_BYTES = Layout(1, False, 0)
+WHOLE = BlockPlan(_BYTES, [PlanePlan(PlaneKind.ZSTD, general=True)])
+"""For what has matches."""
 _SMALL = {
     width: BlockPlan(Layout(width, True, 0), [PlanePlan(PlaneKind.ZSTD)] * width)
     for width in set(FLOAT_WIDTHS.values())
@@ -108,12 +111,23 @@ def choose(block: Array, dtype: str | None) -> BlockPlan | None:
     if width is not None and len(block) >= width:
         return _SMALL[width] if len(block) <= SMALL_FLOATS else _plan(block, Layout(width, True, 0))
     if len(block) <= SMALL_BYTES:
-        return BlockPlan(_BYTES, [PlanePlan(PlaneKind.ZSTD, general=True)]) if len(block) else None
+        return WHOLE if len(block) else None
     if dtype in BYTE_FLOATS:
         return _plan_bytes(block, NOISE_BITS)
     layout, bits = _detect(block)
     plain = _plan_bytes(block, MATCHES_GAIN * bits if layout.width > 1 else NOISE_BITS)
     return plain if plain is not None or layout.width == 1 else _plan(block, layout)
+
+
+def is_repetitive(block: Array, width: int) -> bool:
+    """Whether many elements stand in other places once more, but for their signs, as in tables of sines. Of matrices,
+    the same columns of all rows are compared.
+    """
+    step = max(8, width)
+    while len(block) // step > MET:
+        step *= 2
+    met = block[: len(block) // step * step].view("<u8")[:: step // 8] & np.uint64(0x7FFFFFFF7FFFFFFF)
+    return np.count_nonzero(met) - np.count_nonzero(np.unique(met)) > len(met) // 8 + 3
 
 
 def _plan(block: Array, layout: Layout) -> BlockPlan | None:
