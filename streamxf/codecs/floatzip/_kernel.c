@@ -1275,7 +1275,18 @@ HOT static void merge16(const u8 *RESTRICT low, const u8 *RESTRICT high, size_t 
 
 /* -- sixteen neighbouring values, two to a byte ------------------------------------------------------------------- */
 
-HOT static void subtract(const u8 *RESTRICT in, size_t n, u8 base, u8 *RESTRICT out)
+enum {
+    GROUP_LOG = 6,
+    GROUP = 1 << GROUP_LOG,
+    MAX_PERIOD = 1 << 16,
+    SAMPLE_ROWS = 32,
+    COLUMN_ROWS = 64,
+    ANY_ROWS = 4096,
+    FAR = 8,
+};
+
+/* Both may be the same. */
+HOT static void subtract(const u8 *in, size_t n, u8 base, u8 *out)
 {
     for (size_t i = 0; i < n; i++)
         out[i] = (u8)(in[i] - base);
@@ -1447,11 +1458,14 @@ HOT static void unpair(const u8 *RESTRICT in, size_t pairs, u8 base, u8 *RESTRIC
     }
 }
 
-/* A packed plane whose frame is decoded, but whose pairs are yet to be taken apart. */
+/* A packed plane whose frame is decoded, but whose pairs are yet to be taken apart; or a levelled one, then with levels
+ * of groups and of `period` columns. */
 typedef struct {
     const u8 *pairs, *places, *values;
     u8 base;
     size_t n, listed, used; /* how many exceptions there are, and how many have found their places */
+    const u8 *levels, *columns;
+    size_t period;
 } Packed;
 
 /* `work` gets the pairs, (n + 1) / 2 bytes. */
@@ -1463,7 +1477,7 @@ static int open_packed(const u8 *in, size_t size, size_t n, u8 *work, Reader *re
     if (listed > (size - 8) / 5)
         return 0;
     const u8 *places = in + 8, *values = places + 4 * listed, *frame = values + listed;
-    Packed opened = {work, places, values, in[0], n, listed, 0};
+    Packed opened = {work, places, values, in[0], n, listed, 0, NULL, NULL, 0};
     *packed = opened;
     return read_frame(frame, (size_t)(in + size - frame), work, (n + 1) / 2, reader);
 }
@@ -1491,8 +1505,29 @@ static int set_exceptions(Packed *packed, size_t start, size_t count, u8 *out, i
     return start + count < packed->n || packed->used == packed->listed;
 }
 
-/* Take `count` elements apart, from number `start` on, which is even. To be called for one chunk after the other, since
- * it takes exceptions in their order. */
+HOT static void add_each(const u8 *RESTRICT levels, size_t n, u8 *RESTRICT out)
+{
+    for (size_t i = 0; i < n; i++)
+        out[i] = (u8)(out[i] + levels[i]);
+}
+
+/* Add the levels of `count` elements, from number `start` on, which is a multiple of GROUP. */
+static void add_levels(const Packed *packed, size_t start, size_t count, u8 *out)
+{
+    u8 same[GROUP];
+    for (size_t i = 0; i < count; i += GROUP) {
+        memset(same, packed->levels[(start + i) / GROUP] + (packed->period == 1 ? packed->columns[0] : 0), sizeof same);
+        add_each(same, count - i < GROUP ? count - i : GROUP, out + i);
+    }
+    for (size_t i = 0, some; packed->period > 1 && i < count; i += some) {
+        size_t column = (start + i) % packed->period;
+        some = count - i < packed->period - column ? count - i : packed->period - column;
+        add_each(packed->columns + column, some, out + i);
+    }
+}
+
+/* Take `count` elements apart, from number `start` on, which is a multiple of GROUP. To be called for one chunk after
+ * the other, since it takes exceptions in their order. */
 static int unpack(Packed *packed, size_t start, size_t count, u8 *out)
 {
     unpair(packed->pairs + start / 2, count / 2, packed->base, out);
@@ -1502,7 +1537,11 @@ static int unpack(Packed *packed, size_t start, size_t count, u8 *out)
             return 0;
         out[count - 1] = (u8)(last + packed->base);
     }
-    return set_exceptions(packed, start, count, out, 1);
+    if (!set_exceptions(packed, start, count, out, 1))
+        return 0;
+    if (packed->levels)
+        add_levels(packed, start, count, out);
+    return 1;
 }
 
 #if PATHS
@@ -1563,24 +1602,55 @@ AT_V3 static int merge_four(const u8 *low, const u8 *middle, const u8 *high, Pac
 }
 #endif
 
+/* `work` gets the levels and the pairs. The format allows more columns than elements, but `encode` never writes them,
+ * and `work` has no room for them. */
+static int open_levelled(const u8 *in, size_t size, size_t n, u8 *work, Reader *reader, Packed *packed)
+{
+    if (size < 12 || rd32(in) != GROUP_LOG)
+        return 0;
+    size_t period = rd32(in + 4), stored = rd32(in + 8), groups = (n + GROUP - 1) / GROUP;
+    if (!period || period > MAX_PERIOD || period > n || stored > size - 12)
+        return 0;
+    const u8 *body = in + 12 + stored;
+    if (!read_frame(in + 12, stored, work, groups + period, reader) ||
+        !open_packed(body, size - 12 - stored, n, work + groups + period, reader, packed))
+        return 0;
+    packed->levels = work, packed->columns = work + groups, packed->period = period;
+    return 1;
+}
+
 static int read_packed(const u8 *in, size_t size, u8 *out, size_t n, u8 *work, Reader *reader)
 {
     Packed packed;
     return open_packed(in, size, n, work, reader, &packed) && unpack(&packed, 0, n, out);
 }
 
+/* Find the sixteen neighbouring values that hold most of what was counted; returns how much that is. Of several such
+ * windows, take the one with room for one more value above the greatest: it is there that the sample may have missed
+ * one, since exponents become ever rarer downwards, but not upwards. */
+static u32 best_window(const u32 *counts, u8 *base)
+{
+    u32 inside = 0, best = 0;
+    int at = 0, last = 0;
+    for (int s = 0; s < 256; s++) {
+        inside += counts[s] - (s >= 16 ? counts[s - 16] : 0);
+        if (counts[s])
+            last = s;
+        if (s >= 15 && inside > best)
+            best = inside, at = s - 15;
+    }
+    int roomy = last + 2 - 16 < 0 ? 0 : last + 2 - 16 > 240 ? 240 : last + 2 - 16;
+    inside = 0;
+    for (int s = roomy; s < roomy + 16; s++)
+        inside += counts[s];
+    *base = (u8)(inside == best ? roomy : at);
+    return best;
+}
+
 /* -- levels: scales that differ from place to place --------------------------------------------------------------- */
 
-enum {
-    GROUP_LOG = 6,
-    GROUP = 1 << GROUP_LOG,
-    MAX_PERIOD = 1 << 16,
-    SAMPLE_ROWS = 32,
-    COLUMN_ROWS = 64,
-    ANY_ROWS = 4096,
-};
-
-static const double LEVEL_BITS = 4.0; /* about what a level takes */
+static const double LEAST_SHARE = 0.03; /* of a variance */
+static const double LEVEL_BITS = 3.0; /* about what a column's level takes */
 
 /* Shannon's entropy, in bits, with the Miller-Madow correction for small samples. */
 static double entropy(const u32 *counts, u32 total)
@@ -1595,60 +1665,137 @@ static double entropy(const u32 *counts, u32 total)
     return kinds < 2 ? 0.0 : log2((double)total) - sum / total + (kinds - 1) * (0.5 / 0.6931471805599453 / total);
 }
 
-HOT static u8 greatest(const u8 *in, size_t n)
+/* The mean of a group, rounded, but at most `farthest` below the greatest. A zero, whose exponent is far below the
+ * others, counts as little else. */
+static inline __attribute__((always_inline)) u8 middle_of(const u8 *in, size_t n, u8 farthest)
 {
     int8_t most = -128;
+    u16 sum = 0;
     for (size_t i = 0; i < n; i++)
         most = (int8_t)in[i] > most ? (int8_t)in[i] : most;
-    return (u8)most;
-}
-
-/* How many bits each of the n values takes, the levels' share included, once the level of each group is taken off. n is
- * a multiple of GROUP. */
-static double grouped_bits(const u8 *values, size_t n)
-{
-    u32 counts[256] = {0};
-    for (size_t start = 0; start < n; start += GROUP) {
-        u8 group[GROUP];
-        subtract(values + start, GROUP, values[0], group); /* so that signed comparisons do not wrap around */
-        u8 level = greatest(group, GROUP);
-        for (int i = 0; i < GROUP; i++)
-            counts[(u8)(group[i] - level)]++;
+    for (size_t i = 0; i < n; i++) {
+        u8 below = (u8)((u8)most - in[i]);
+        sum = (u16)(sum + (below < 16 ? below : 16));
     }
-    return entropy(counts, (u32)n) + LEVEL_BITS / (double)GROUP;
+    u32 mean = (2 * sum + (u32)n) / (2 * (u32)n);
+    return (u8)(most - (int)(mean < farthest ? mean : farthest));
 }
 
-/* Which levels are worth their place, by a sample of the n values: 0 for none, 1 for groups alone, `row` for columns as
- * well. */
-static size_t best_period(const u8 *values, size_t n, size_t row, int width)
+/* Find the level of each group, and take it off. */
+HOT static void level_groups(u8 *RESTRICT values, size_t n, u8 farthest, u8 *RESTRICT levels)
 {
-    u8 sample[SAMPLE_ROWS * 2 * GROUP], apart[SAMPLE_ROWS * 2 * GROUP];
-    u32 counts[256] = {0};
+    size_t start = 0;
+    for (; start + GROUP <= n; start += GROUP) {
+        u8 level = (u8)(middle_of(values + start, GROUP, farthest) - 128);
+        for (size_t i = start; i < start + GROUP; i++)
+            values[i] = (u8)(values[i] - level);
+        *levels++ = level;
+    }
+    if (start < n)
+        *levels = (u8)(middle_of(values + start, n - start, farthest) - 128);
+    for (; start < n; start++)
+        values[start] = (u8)(values[start] - *levels);
+}
+
+HOT static void subtract_each(const u8 *RESTRICT in, const u8 *RESTRICT levels, size_t n, u8 *RESTRICT out)
+{
+    for (size_t i = 0; i < n; i++)
+        out[i] = (u8)(in[i] - levels[i]);
+}
+
+/* Which levels a plane has: `period` is the number of columns, 1 if they have none, and 0 for no levels at all. */
+typedef struct {
+    size_t period;
+    int by_groups;
+    u8 farthest, middle, base; /* `base` is for what is left, where that lies around 128 */
+} Levels;
+
+/* What part of a variance is that of the means of some values, `count` each. */
+static double share_of(const int *sums, size_t n, double count, double mean, double variance)
+{
+    double between = 0;
+    for (size_t i = 0; i < n; i++)
+        between += (sums[i] / count - mean) * (sums[i] / count - mean);
+    return (between / (double)n - variance / count) / variance;
+}
+
+/* How many bits each value of a sample takes, once the levels of columns, and perhaps of groups, are taken off. What is
+ * left lies around 128; `base` is where it is packed best. */
+static double levelled_bits(const u8 *sample, size_t span, const u8 *columns, int by_groups, u8 *base)
+{
+    u32 counts[256] = {0}, levels[256] = {0}, groups = 0;
+    for (size_t at = 0; at < span * SAMPLE_ROWS; at += GROUP, groups++) {
+        u8 part[GROUP], level = 128;
+        subtract_each(sample + at, columns + at % span, GROUP, part);
+        if (by_groups)
+            level_groups(part, GROUP, FAR, &level);
+        else
+            subtract(part, GROUP, level, part);
+        levels[level]++;
+        for (size_t i = 0; i < GROUP; i++)
+            counts[part[i]]++;
+    }
+    best_window(counts, base);
+    return entropy(counts, groups * GROUP) + entropy(levels, groups) / GROUP;
+}
+
+/* Add a row of a sample to the sums of columns and groups. Returns the sum of squares. */
+HOT static int add_row(const u8 *RESTRICT row, size_t n, u8 middle, int *RESTRICT columns, int *RESTRICT groups)
+{
+    int squares = 0;
+    for (size_t at = 0; at < n; at += GROUP) {
+        int sum = 0;
+        for (size_t i = at; i < at + GROUP; i++) {
+            int v = row[i] - middle;
+            v = v < -16 ? -16 : v > 16 ? 16 : v;
+            columns[i] += v;
+            sum += v;
+            squares += v * v;
+        }
+        groups[at / GROUP] = sum;
+    }
+    return squares;
+}
+
+/* Which levels are worth their place, by a sample of the highest bytes of the n elements, most of which are around
+ * `middle`. Mostly none are, which is seen by how much of the variance is that of the means of groups and columns. */
+static Levels choose_levels(const u8 *data, size_t n, size_t row, int width, u8 middle)
+{
+    Levels best = {.farthest = FAR, .middle = middle};
+    u8 sample[SAMPLE_ROWS * 2 * GROUP], none[2 * GROUP], means[2 * GROUP], base;
+    int groups[SAMPLE_ROWS * 2] = {0}, columns[2 * GROUP] = {0}, sum = 0, squares = 0;
     int by_rows = row >= GROUP && row <= MAX_PERIOD && n >= SAMPLE_ROWS * row;
     if (!by_rows && n < SAMPLE_ROWS * GROUP)
-        return 0;
+        return best;
     size_t stride = by_rows ? row : GROUP, span = by_rows && row >= 2 * GROUP ? 2 * GROUP : GROUP;
-    size_t step = n / stride / SAMPLE_ROWS * stride, total = span * SAMPLE_ROWS;
-    for (size_t k = 0; k < SAMPLE_ROWS; k++)
-        memcpy(sample + k * span, values + k * step, span);
-    for (size_t i = 0; i < total; i++)
-        counts[sample[i]]++;
-    double best = grouped_bits(sample, total);
-    size_t period = 1;
-    if (by_rows) {
-        for (size_t c = 0; c < span; c++) {
-            u32 sum = 0;
-            for (size_t k = 0; k < SAMPLE_ROWS; k++)
-                sum += sample[k * span + c];
-            u8 mean = (u8)((sum + SAMPLE_ROWS / 2) / SAMPLE_ROWS);
-            for (size_t k = 0; k < SAMPLE_ROWS; k++)
-                apart[k * span + c] = (u8)(sample[k * span + c] - mean);
-        }
-        double bits = grouped_bits(apart, total) + LEVEL_BITS * (double)row / (double)n;
-        if (bits < best)
-            best = bits, period = row;
+    size_t step = n / stride / SAMPLE_ROWS * stride, per_row = span / GROUP, total = span * SAMPLE_ROWS;
+    for (size_t k = 0; k < SAMPLE_ROWS; k++) {
+        Elements y;
+        OF_WIDTH(turn)(data + k * step * (size_t)width, span, &y);
+        OF_WIDTH(cut)(&y, span, 8 * (width - 1), 1, sample + k * span);
+        squares += add_row(sample + k * span, span, middle, columns, groups + k * per_row);
     }
-    return best < entropy(counts, (u32)total) - (width == 2 ? 0.3 : 0.07) ? period : 0;
+    for (size_t i = 0; i < span; i++) {
+        sum += columns[i];
+        none[i] = middle;
+        means[i] = (u8)(middle + (columns[i] + 33 * SAMPLE_ROWS / 2) / SAMPLE_ROWS - 16);
+    }
+    double mean = (double)sum / (double)total, variance = (double)squares / (double)total - mean * mean;
+    int of_groups = share_of(groups, total / GROUP, GROUP, mean, variance) > LEAST_SHARE;
+    int of_columns = by_rows && share_of(columns, span, SAMPLE_ROWS, mean, variance) > LEAST_SHARE;
+    double least = variance > 0 && (of_groups || of_columns) ? levelled_bits(sample, span, none, 0, &base) : 0;
+    least -= width == 2 ? 0.15 : 0.05; /* less is not worth the time */
+    for (int mode = 1; mode < 4 && least > 0; mode++) {
+        if ((mode & 1 && !of_groups) || (mode & 2 && !of_columns))
+            continue;
+        double bits = levelled_bits(sample, span, mode & 2 ? means : none, mode & 1, &base);
+        bits += mode & 2 ? LEVEL_BITS * (double)row / (double)n : 0;
+        if (bits >= least)
+            continue;
+        least = bits;
+        best.period = mode & 2 ? row : 1, best.by_groups = mode & 1, best.base = base;
+    }
+    return best;
 }
 
 /* Levels of the columns: the mean of each, from some of the rows. `sums` has an entry for each column. */
@@ -1664,73 +1811,38 @@ static void column_levels(const u8 *values, size_t n, size_t period, u8 *levels,
         levels[c] = (u8)((sums[c] + taken / 2) / taken);
 }
 
-HOT static void subtract_each(const u8 *RESTRICT in, const u8 *RESTRICT levels, size_t n, u8 *RESTRICT out)
-{
-    for (size_t i = 0; i < n; i++)
-        out[i] = (u8)(in[i] - levels[i]);
-}
-
-HOT static void add_each(const u8 *RESTRICT levels, size_t n, u8 *RESTRICT out)
-{
-    for (size_t i = 0; i < n; i++)
-        out[i] = (u8)(out[i] + levels[i]);
-}
-
 /* Write a levelled plane. Returns its size; 0 if what is left cannot be packed. `work` has 2 * n bytes and 4 * period
  * more. */
-static size_t put_levelled(const u8 *in, size_t n, size_t period, u8 *out, u8 *work)
+static size_t put_levelled(const u8 *in, size_t n, Levels to, u8 *out, u8 *work)
 {
     size_t groups = (n + GROUP - 1) / GROUP;
-    u8 *levels = work, *rest = levels + groups + period, *more = rest + n;
+    u8 *levels = work, *columns = levels + groups, *more = columns + to.period;
     more += -(uintptr_t)more & 3;
-    column_levels(in, n, period, levels + groups, (u32 *)(void *)more);
-    if (period == 1)
-        subtract(in, n, levels[groups], rest);
-    else
-        for (size_t start = 0; start < n; start += period)
-            subtract_each(in + start, levels + groups, n - start < period ? n - start : period, rest + start);
-    for (size_t g = 0; g < groups; g++) {
-        size_t start = g * GROUP, count = n - start < GROUP ? n - start : GROUP;
-        u8 part[GROUP], level = (u8)(greatest(rest + start, count) - 15);
-        memcpy(part, rest + start, count);
-        subtract(part, count, level, rest + start);
-        levels[g] = level;
+    memset(levels, 0, groups);
+    columns[0] = to.middle;
+    if (to.period > 1)
+        column_levels(in, n, to.period, columns, (u32 *)(void *)more);
+    Packer packer = start_packing(n, (u8)(to.base - (to.by_groups ? 0 : 128)), more);
+    for (size_t start = 0; start < n; start += CHUNK) {
+        u8 part[CHUNK];
+        size_t count = n - start < CHUNK ? n - start : CHUNK;
+        if (to.period == 1)
+            subtract(in + start, count, to.middle, part);
+        for (size_t i = 0, some; to.period > 1 && i < count; i += some) {
+            size_t column = (start + i) % to.period;
+            some = count - i < to.period - column ? count - i : to.period - column;
+            subtract_each(in + start + i, columns + column, some, part + i);
+        }
+        if (to.by_groups)
+            level_groups(part, count, to.farthest, levels + start / GROUP);
+        if (!pack(&packer, part, start, count))
+            return 0;
     }
-    size_t size = put_frame(levels, groups + period, out + 12);
+    size_t size = put_frame(levels, groups + to.period, out + 12);
     wr32(out, GROUP_LOG);
-    wr32(out + 4, (u32)period);
+    wr32(out + 4, (u32)to.period);
     wr32(out + 8, (u32)size);
-    size_t body = put_packed(rest, n, 0, out + 12 + size, more);
-    return body ? 12 + size + body : 0;
-}
-
-static int read_levelled(const u8 *in, size_t size, u8 *out, size_t n, u8 *work, Reader *reader)
-{
-    if (size < 12 || rd32(in) != GROUP_LOG)
-        return 0;
-    size_t period = rd32(in + 4), stored = rd32(in + 8), groups = (n + GROUP - 1) / GROUP;
-    /* the format allows more columns than elements, but `encode` never writes them, and `work` has no room for them */
-    if (!period || period > MAX_PERIOD || period > n || stored > size - 12)
-        return 0;
-    u8 *levels = work, *more = levels + groups + period;
-    if (!read_frame(in + 12, stored, levels, groups + period, reader) ||
-        !read_packed(in + 12 + stored, size - 12 - stored, out, n, more, reader))
-        return 0;
-    for (size_t g = 0; g < groups; g++) {
-        size_t start = g * GROUP, count = n - start < GROUP ? n - start : GROUP;
-        u8 same[GROUP];
-        memset(same, levels[g], sizeof same);
-        add_each(same, count, out + start);
-    }
-    if (period == 1) {
-        u8 same[CHUNK];
-        memset(same, levels[groups], sizeof same);
-        for (size_t start = 0; start < n; start += CHUNK)
-            add_each(same, n - start < CHUNK ? n - start : CHUNK, out + start);
-    } else
-        for (size_t start = 0; start < n; start += period)
-            add_each(levels + groups, n - start < period ? n - start : period, out + start);
-    return 1;
+    return 12 + size + finish_packing(&packer, out + 12 + size);
 }
 
 /* -- blocks ------------------------------------------------------------------------------------------------------- */
@@ -1741,7 +1853,7 @@ enum { RUNS = 16, RUN = 128, SAMPLE = RUNS * RUN };
 typedef struct {
     int coding, lane, low; /* `low`: which byte of an element is its first */
     u8 base;
-    int levels;
+    Levels levels;
     u8 *values;  /* what is to be coded or stored; memory for `packer`, if it packs while elements are split */
     size_t size; /* as stored */
     Packer packer;
@@ -1832,26 +1944,13 @@ static int is_repetitive(const u8 *data, size_t size, int width)
     return found > size / step / 8 + 3;
 }
 
-/* Find the sixteen neighbouring values that hold most of what was counted; returns how much that is. Of several such
- * windows, take the one with room for one more value above the greatest: it is there that the sample may have missed
- * one, since exponents become ever rarer downwards, but not upwards. */
-static u32 best_window(const u32 *counts, u8 *base)
+/* The mean of what was counted, apart from zeros. */
+static u8 middle_of_counts(const u32 *counts)
 {
-    u32 inside = 0, best = 0;
-    int at = 0, last = 0;
-    for (int s = 0; s < 256; s++) {
-        inside += counts[s] - (s >= 16 ? counts[s - 16] : 0);
-        if (counts[s])
-            last = s;
-        if (s >= 15 && inside > best)
-            best = inside, at = s - 15;
-    }
-    int roomy = last + 2 - 16 < 0 ? 0 : last + 2 - 16 > 240 ? 240 : last + 2 - 16;
-    inside = 0;
-    for (int s = roomy; s < roomy + 16; s++)
-        inside += counts[s];
-    *base = (u8)(inside == best ? roomy : at);
-    return best;
+    u32 sum = 0, total = 1;
+    for (int s = 1; s < 256; s++)
+        sum += counts[s] * (u32)s, total += counts[s];
+    return (u8)(sum / total);
 }
 
 /* Decide how to store one plane, by the spread of its bytes in the sample: 2 to the power of their collision entropy,
@@ -1865,7 +1964,6 @@ static int plan_plane(const u32 *counts, u32 total, int width, Plane *plane)
     pairs -= total;
     double spread = pairs ? (double)total * (total - 1) / (double)pairs : 1e9;
     plane->lane = 1;
-    plane->levels = 0;
     plane->coding = ZSTD;
     /* 7.7 bits: noise. A byte that is a whole element is worth a percent less, which only Shannon's entropy shows. */
     if (width > 1 ? spread > 207.94 : entropy(counts, total) > 7.9) {
@@ -1874,8 +1972,6 @@ static int plan_plane(const u32 *counts, u32 total, int width, Plane *plane)
     }
     if (spread < 1.1892) /* 0.25 bits */
         return spread <= 1.0; /* a constant needs no matches */
-    if (width > 1)
-        plane->levels = spread > (width == 2 ? 5.8563 : 5.1337) && spread < 45.25; /* 2.55, 2.36 and 5.5 bits */
     /* elements of one byte have hardly any exceptions, or are cheaper without */
     if (best_window(counts, &plane->base) >= total - total / (width > 1 ? 128 : 1024))
         plane->coding = PACKED;
@@ -1896,13 +1992,17 @@ static double by_chance(const u32 *counts, u32 total, u32 tested)
 static int constant(const u8 *values, size_t n) { return !memcmp(values, values + 1, n - 1); }
 
 /* Whether `split` packs a plane; elements of one byte are not split. */
-static int packs_early(const Plane *plane) { return plane->coding == PACKED && !plane->levels; }
+static int packs_early(const Plane *plane) { return plane->coding == PACKED && !plane->levels.period; }
 
-static size_t put_plane(Plane *plane, size_t n, int width, size_t row, u8 *out, u8 *work)
+static size_t put_plane(Plane *plane, size_t n, int width, u8 *out, u8 *work)
 {
-    size_t size = 0, period;
-    if (plane->levels && (period = best_period(plane->values, n, row, width))) {
-        size = put_levelled(plane->values, n, period, out, work);
+    size_t size = 0;
+    if (plane->levels.period) {
+        size = put_levelled(plane->values, n, plane->levels, out, work);
+        if (!size) { /* if groups have the end of one row and the beginning of another, greatest values serve better */
+            plane->levels.by_groups = 1, plane->levels.farthest = 0, plane->levels.base = 128 - 15;
+            size = put_levelled(plane->values, n, plane->levels, out, work);
+        }
         if (size) {
             plane->coding = LEVELLED;
             return size;
@@ -1923,11 +2023,11 @@ static size_t put_plane(Plane *plane, size_t n, int width, size_t row, u8 *out, 
 /* Whether split_two or split_four, and their inverses, are for these planes. */
 static int is_simple(const Plane *planes, int number, int width)
 {
-    if (planes[0].coding == PACKED || !HAS_V3())
+    if (planes[0].coding >= PACKED || !HAS_V3())
         return 0;
     return width == 2 ? number == 2
                       : width == 4 && number == 3 && planes[0].lane == 2 && planes[1].lane == 1 &&
-                            planes[1].coding != PACKED;
+                            planes[1].coding < PACKED;
 }
 #endif
 
@@ -2016,6 +2116,8 @@ static long encode_block(const u8 *data, size_t size, int width, size_t row, u8 
         if (k == width)
             break;
         plane.low = k;
+        if (k == width - 1 && width > 1 && !alike[k])
+            plane.levels = choose_levels(data, n, row, width, middle_of_counts(counts[k]));
         plane.values = width == 1 ? (u8 *)(uintptr_t)data : work;
         work += width == 1 ? 0 : n;
         planes[number++] = plane;
@@ -2037,7 +2139,7 @@ static long encode_block(const u8 *data, size_t size, int width, size_t row, u8 
             continue;
         if (alike[planes[p].low] && !constant(planes[p].values, n))
             return -1;
-        planes[p].size = put_plane(&planes[p], n, width, row, out + position, work);
+        planes[p].size = put_plane(&planes[p], n, width, out + position, work);
         position += planes[p].size;
         if (position + edges > size)
             return 0;
@@ -2131,18 +2233,18 @@ static int decode_block(const u8 *in, size_t size, u8 *out, size_t out_size, u8 
                 values[p] = stored;
                 continue;
             }
-            if (width > 1 && plane->coding == PACKED) { /* taken apart below, chunk by chunk */
-                if (!open_packed(stored, plane->size, n, work, &reader, &packed[p]))
+            if (width > 1 && plane->coding != ZSTD) { /* taken apart below, chunk by chunk */
+                if (!(plane->coding == PACKED ? open_packed : open_levelled)(stored, plane->size, n, work, &reader,
+                                                                              &packed[p]))
                     return 0;
-                work += n;
+                work = (u8 *)(uintptr_t)packed[p].pairs + (n + 1) / 2;
                 continue;
             }
             u8 *target = width == 1 ? out : work;
             work += width == 1 ? 0 : n;
             values[p] = target;
             if (!(plane->coding == ZSTD ? read_frame(stored, plane->size, target, n, &reader)
-                  : plane->coding == PACKED ? read_packed(stored, plane->size, target, n, work, &reader)
-                                            : read_levelled(stored, plane->size, target, n, work, &reader)))
+                                        : read_packed(stored, plane->size, target, n, work, &reader)))
                 return 0;
         }
     if (size - position != edges)
@@ -2163,6 +2265,11 @@ static int decode_block(const u8 *in, size_t size, u8 *out, size_t out_size, u8 
             int last = number - 1, is_packed = planes[last].coding == PACKED;
             const u8 *low = values[0] + start * (size_t)planes[0].lane;
             const u8 *high = is_packed ? low : values[last] + start; /* of a packed plane, only pairs are read */
+            if (planes[last].coding == LEVELLED) {
+                high = taken_apart[0];
+                if (!unpack(&packed[last], start, count, taken_apart[0]))
+                    return 0;
+            }
             Packed *pairs = is_packed ? &packed[last] : NULL;
             if (!(width == 2 ? merge_two(low, high, pairs, start, count, x + 2 * start)
                              : merge_four(low, values[1] + start, high, pairs, start, count, x + 4 * start)))
@@ -2172,7 +2279,7 @@ static int decode_block(const u8 *in, size_t size, u8 *out, size_t out_size, u8 
 #endif
         for (int p = 0; p < number; p++) {
             from[p] = taken_apart[p % 2];
-            if (planes[p].coding != PACKED)
+            if (planes[p].coding < PACKED)
                 from[p] = values[p] + start * (size_t)planes[p].lane;
             else if (!unpack(&packed[p], start, count, taken_apart[p % 2]))
                 return 0;
