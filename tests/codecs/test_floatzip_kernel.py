@@ -139,6 +139,27 @@ def test_moments_whose_rows_and_columns_have_scales(dtype: str, row: int) -> Non
         assert "levelled" in features(kernel_encodes(block, WIDTHS[dtype], row) or b"\0")
 
 
+@pytest.mark.parametrize("row", [64, 192, 1000])
+@pytest.mark.parametrize("scaled", ["rows", "columns", "both"])
+def test_scales_that_differ_a_little_are_taken_off(scaled: str, row: int) -> None:
+    """Of a layer's channels, for example. It has to be worth a level for each group, or for each column."""
+    rng = np.random.default_rng(row)
+    shapes = {"rows": [(300, 1)], "columns": [(1, row)], "both": [(300, 1), (1, row)]}[scaled]
+    values = rng.normal(0, 0.02, (300, row)).astype(np.float32)
+    plain = kernel_encodes(values.tobytes(), 4, row)
+    for shape in shapes:
+        values *= np.exp2(rng.integers(0, 3, shape)).astype(np.float32)
+    block = values.tobytes()
+    check(block, "float32", row)
+    levelled, without = kernel_encodes(block, 4, row), kernel_encodes(rng.permutation(values.ravel()).tobytes(), 4, row)
+    assert plain
+    assert levelled
+    assert without
+    assert "levelled" in features(levelled)
+    assert "levelled" not in features(plain) | features(without)
+    assert len(levelled) < len(without) - 0.3 * (len(without) - len(plain))
+
+
 @pytest.mark.parametrize(
     ("dtype", "crowd"), [("bfloat16", 9000), ("bfloat16", 8000), ("float32", 5000), ("float32", 3)]
 )
