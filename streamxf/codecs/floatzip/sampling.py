@@ -127,7 +127,7 @@ def is_repetitive(block: Array, width: int) -> bool:
     while len(block) // step > MET:
         step *= 2
     met = block[: len(block) // step * step].view("<u8")[:: step // 8] & np.uint64(0x7FFFFFFF7FFFFFFF)
-    return np.count_nonzero(met) - np.count_nonzero(np.unique(met)) > len(met) // 8 + 3
+    return bool(np.count_nonzero(met) - np.count_nonzero(np.unique(met)) > len(met) // 8 + 3)
 
 
 def _plan(block: Array, layout: Layout) -> BlockPlan | None:
