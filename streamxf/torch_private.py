@@ -184,6 +184,12 @@ def planner_of_the_save() -> Any:
     return _variables_in(_SAVER, "local_step", "global_step").get("planner")
 
 
+def ranks_of_the_save() -> int | None:
+    """How many ranks are in the process group of the `save` whose local step this thread makes; None without one."""
+    wrapper: Any = _variables_in(_SAVER, "local_step").get("distW")
+    return torch.distributed.get_world_size(wrapper.group) if getattr(wrapper, "use_dist", False) else None
+
+
 def state_on_the_way() -> Any:
     """The state that torch sends, with the writer that is being pickled, to its process for saves; else None."""
     queued = _variables_in("multiprocessing.queues", "Queue._feed").get("obj")  # by torch 2.7, in a thread of its own

@@ -221,6 +221,7 @@ ROOT = {
     **{"save_id": HEX32, "rank": (int, None), "transforms": [str], "chains": [[str]], "dtypes": [str]},
     **{"files": [ENTRY], "items": [{"first": str, "last": str, "items": int, "parts": [ENTRY]}]},
     **{"modules": [str], "packages": dict, "extra": dict, "digests?": [ENTRY]},
+    **{"group?": HEX32, "ranks?": int},
     "run?": {"run": HEX32, "name": str, "step": int, "time": int, "rules": dict, "metrics": dict}
     | {"continues?": {"step": int, "save_id": HEX32}, "line?": [int]},
 }
@@ -372,6 +373,8 @@ def parse_root(root: Any, rank: int | None, found: Sections, signed: bool) -> In
     check_depth(root["extra"], 128, "M1")
     if "run" in root:
         check_run(root["run"], rank)
+    check(rank is not None or not {"group", "ranks"} & root.keys(), "M19: only ranks have group and ranks")
+    check("ranks" not in root or (rank or 0) < root["ranks"] < 1 << 31, "M19: the number of ranks")
     check(root["rank"] == rank and (rank is None or rank < (1 << 31) - 1), "M10")
     transforms, *chains = ([parse_descriptor(text) for text in each] for each in (root["transforms"], *root["chains"]))
     for chain in chains or [[]]:

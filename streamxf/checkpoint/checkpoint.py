@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -404,7 +405,10 @@ def _part_of(
 
 def _read(storage: Storage, access: Access, rank: int | None = None, *, listing: bool = False) -> list[Metadata]:
     names = metadata_files(storage) if rank is None else [metadata_name(rank)]
-    return [read_metadata(storage, name, access, listing=listing) for name in names]
+    found = [read_metadata(storage, name, access, listing=listing) for name in names]
+    for text in Metadata.doubts(found) if rank is None and not listing else ():
+        warnings.warn(f"{storage.label()}: {text}", stacklevel=4)
+    return found
 
 
 def _parts(key: Any, shape: tuple[int, ...]) -> list[int | range]:

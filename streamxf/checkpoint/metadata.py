@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any, Literal, Self
 from weakref import finalize
 
@@ -255,6 +256,22 @@ class Metadata:
                     return errors.ReplacedError(_REPLACED, file=storage.label(self.name))
         text = "the file that holds the item is missing from the checkpoint"
         return errors.MetadataError(text, file=storage.label(path))
+
+    @staticmethod
+    def doubts(files: Sequence[Metadata]) -> Iterator[str]:
+        """What is wrong with the metadata of single ranks as those of one save, in sentences."""
+        indexes = {each.rank: each.index for each in files if each.rank is not None and each.index is not None}
+        count = max((index.ranks or 0 for index in indexes.values()), default=0)
+        if (lacking := count - sum((rank or 0) < count for rank in indexes)) > 0:
+            names = [f"rank {rank}" for rank in islice((r for r in range(count) if r not in indexes), _SHOWN)]
+            more = f" and {lacking - len(names):,} more" if lacking > len(names) else ""
+            yield f"{count:,} ranks saved it, and there is no metadata of {', '.join(names)}{more}: restore their files"
+        groups: dict[Any, list[str]] = {}
+        for rank, index in indexes.items():
+            groups.setdefault((index.ranks, index.group), []).append(f"rank {rank}")
+        if len(groups) > 1:
+            each = "; ".join(some(ranks, most=_SHOWN) for ranks in groups.values())
+            yield f"the metadata of its ranks is of {len(groups)} saves: {each}. Restore those of one save"
 
     def signed_by(self, trust: Iterable[VerifyKey]) -> bool:
         """Whether one of `trust` signed the index; AuthenticationError for a wrong signature in the name of one."""

@@ -61,6 +61,8 @@ def assemble(
     rank: int | None = None,
     extra: Mapping[str, Any] | None = None,
     run: RunFacts | None = None,
+    group: str | None = None,
+    ranks: int | None = None,
 ) -> tuple[Index, bytes]:
     """The index and the bytes of a metadata file, of items whose places are known, in the files of `records`. Without
     `checkpoint_id`, where the checkpoint is, it has no pickle for torch's own readers. `extra` is as in `Index`.
@@ -86,6 +88,8 @@ def assemble(
         {"streamxf": __version__, **({"torch": torch.__version__} if torch is not None else {})},
         extra or {},
         run,
+        group,
+        ranks,
     )
     root, parts = index.pack()
     _check_readable(index, root, parts)
@@ -152,7 +156,7 @@ def publish(
     with ExitStack() as stack:
         try:
             name = metadata_name(rank)
-            about: Any = {"rank": rank, "extra": extra, "run": run}
+            about: Any = {"rank": rank, "extra": extra, "run": run, "group": save.group, "ranks": save.ranks}
             count = sum(len(getattr(item, "chunks", [item])) for item in items.values())
             place = storage.label() if save.decide_stock(count) else None
             index, data = assemble(items, records, save.extensions, save_id, place, **about)

@@ -197,6 +197,7 @@ class Save:
     - `overwrite`: whether a checkpoint that is there may be replaced, even one that is published later.
     - `stock`: whether torch's own readers get a pickle; once it is published, a truth value.
     - `place`: where the checkpoint's folder is, once it is there; None if it is not local.
+    - `group`, `ranks`: as in `Index`.
     - `numbers`: of its containers, which any thread may draw.
     - `meter`: what all threads of the save count in.
     - `sizes`: about how many bytes its files will have, where that is known.
@@ -213,6 +214,8 @@ class Save:
     writer_id: bytes = field(default_factory=lambda: os.urandom(WRITER_ID_BYTES))
     place: Mount | None = None
     progress: Progress | None = None
+    group: str | None = None
+    ranks: int | None = None
 
     def __post_init__(self) -> None:
         check_stock(self.stock)

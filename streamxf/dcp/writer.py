@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import threading
 import warnings
@@ -108,6 +109,7 @@ class ChainWriterMixin(StorageMixin):
         keys: KeysLike = None,
         signer: SignerLike | None = None,
         stock: Stock = "auto",
+        group: str | None = None,
         block_size: int = 1 << DEFAULT_BLOCK_LOG2,
         progress: ProgressLike = False,
         **kwargs: Any,
@@ -127,7 +129,9 @@ class ChainWriterMixin(StorageMixin):
         if type(thread_count) is not int or thread_count < 1:
             raise ParameterError(f"thread_count={thread_count!r}: it is a whole number from 1")
         self._extensions = extensions_of(_extensions).signed_by(signer)
-        self._stock = check_stock(stock)
+        self._stock, self._group = check_stock(stock), group
+        if group is not None and not re.fullmatch("[0-9a-f]{32}", group):
+            raise ParameterError(f"group={group!r:.80}: it is 32 lower-case hexadecimal digits, alike on all ranks")
         self._for_torch = stock is True or not any(map(len, self._extensions.chains))
         self._block_log2 = block_log2_of(block_size)
         self._save = None
@@ -178,7 +182,9 @@ class ChainWriterMixin(StorageMixin):
         self._publishes = is_coordinator or not self.use_collectives
         self.report = None
         how = self._block_log2, self.sync_files, self.overwrite, self._stock
-        self._save = _RankSave(self._storage, self._extensions.renew(), *how)
+        self._save = save = _RankSave(self._storage, self._extensions.renew(), *how)
+        if not self.use_collectives:
+            save.group, save.ranks = self._group, torch_private.ranks_of_the_save()
 
     @errors_reach_all_ranks
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -416,6 +422,9 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
         where torch's readers need no codec. ``streamxf stock`` adds it later.
     block_size : int
         Bytes, a power of two from 64 KiB to 16 MiB: the unit of parallel work, of random access and of authentication.
+    group : str, optional
+        Without collectives, 32 hexadecimal digits that all ranks have alike and no other save has: by these readers
+        know the metadata of single ranks that are of one save.
     progress : bool or Progress
         True shows a bar while data is written, on rank 0 and where stderr is a terminal; it needs the extra ``cli``. A
         `Progress` receives the bytes of this process's tensors and objects, from any thread; its exceptions fail the

@@ -68,6 +68,8 @@ class Index:
     - `packages`: versions of the packages that wrote the checkpoint.
     - `extra`: values that planners added to DCP's metadata, as `to_json` writes them.
     - `run`: the facts about its run; None if it belongs to no run.
+    - `group`, `ranks`: of rank-local metadata what all ranks of its save have alike, 32 hexadecimal digits, and how
+      many there are; None where that is not known.
     """
 
     save_id: str
@@ -81,6 +83,8 @@ class Index:
     packages: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
     run: RunFacts | None = None
+    group: str | None = None
+    ranks: int | None = None
 
     @collector_paused()
     def pack(self) -> tuple[bytes, bytes]:
@@ -101,6 +105,7 @@ class Index:
             "packages": self.packages,
             "extra": self.extra,
         }
+        content |= {name: each for name in ("group", "ranks") if (each := getattr(self, name)) is not None}
         if self.digests is not None:
             content["digests"] = [*self.digests.packed(parts)]
         if len(dtypes) > limits.MAX_DTYPES:
@@ -151,7 +156,7 @@ class _Root:
     def __init__(self, content: Any, read: Read, size: int) -> None:
         self._read = read
         self._size = size
-        self._content = fields.exact(content, _MEMBERS, frozenset({"run", "digests"}), "it")
+        self._content = fields.exact(content, _MEMBERS, frozenset({"run", "digests", "group", "ranks"}), "it")
         self._at = 0  # where the next part begins
 
     def index(self, lazy: bool) -> Index:
@@ -183,6 +188,10 @@ class _Root:
         run = RunFacts.of_json(content["run"]) if "run" in content else None
         if run is not None and rank is not None:
             fields.bad("a rank's own metadata has a run")
+        group = fields.digits(content["group"], 32, "group") if "group" in content else None
+        ranks = fields.integer(content["ranks"], "ranks", limits.MAX_RANK + 1) if "ranks" in content else None
+        if (rank is None and content.keys() & {"group", "ranks"}) or (ranks is not None and ranks <= (rank or 0)):
+            fields.bad("group and ranks are those of a rank, which is one of them")
         entries = self._parts(content["files"])
         bands = [self._band(entry) for entry in fields.array(content["items"], "items")]
         parts = [part for band in bands for part in band.parts]
@@ -201,7 +210,9 @@ class _Root:
         for part in parts if lazy and small else ():
             part.check(self._read(part.at, part.size))
         items: Mapping[str, Item] = table.whole() if small and not lazy else table
-        return Index(save_id, rank, transforms, chains, files, items, digests, modules, packages, extra, run)
+        return Index(
+            save_id, rank, transforms, chains, files, items, digests, modules, packages, extra, run, group, ranks
+        )
 
     def _read_descriptors(self, texts: Any, member: str) -> tuple[str, ...]:
         for text in fields.array(texts, member):

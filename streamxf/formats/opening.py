@@ -15,7 +15,7 @@ from streamxf.format.items import Place
 from streamxf.formats import huggingface, torchfile
 from streamxf.formats.contents import PLAIN, SUFFIXES, Contents, FileReader, Format, sizes_of
 from streamxf.places import Storage, made_by_saves
-from streamxf.reading import Access, KeySet, StoredFile
+from streamxf.reading import Access, KeySet, Metadata, StoredFile
 from streamxf.wording import OLD, inside_text, many, some
 
 LOOKED_FOR = (
@@ -228,5 +228,6 @@ def _notes(checkpoint: Checkpoint, indexed: bool, signed: bool) -> Iterator[str]
         yield "torch's own readers cannot read it, since it was saved without a pickle; `streamxf stock` adds it."
     if files[0].rank is not None:
         yield f"It was saved without collectives: {many(len(files), 'rank')}, each with its own metadata."
+        yield from (f"{text[0].upper()}{text[1:]}." for text in Metadata.doubts(files))
     if len(files) > 1 and (copies := sum(name != item.name for name, item in checkpoint.stored.items())):
         yield f"{many(copies, 'item')} of a name that lower ranks use, too: the rank is appended to these names."

@@ -217,11 +217,13 @@ def failing_write_on_one_rank(folder: Path) -> Any:
 def without_collectives(folder: Path) -> Any:
     rank = dist.get_rank()
     state = {"w": torch.full((50,), float(rank))}
-    writer = streamxf.FileSystemWriter(folder / "local", _extensions=full_chain())
+    writer = streamxf.FileSystemWriter(folder / "local", _extensions=full_chain(), group="ab" * 16)
     dcp.save(state, storage_writer=writer, use_collectives=False)
     dist.barrier()
     found = load_into({"w": torch.zeros(50)}, streamxf.FileSystemReader(folder / "local", keys=KEY))
-    return {"same": torch.equal(found["w"], state["w"])}
+    index = streamxf.Checkpoint(folder / "local", rank=rank, keys=KEY).metadata[0].index
+    known = index is not None and (index.ranks, index.group) == (dist.get_world_size(), "ab" * 16)
+    return {"same": known and torch.equal(found["w"], state["w"])}
 
 
 def async_by_thread(folder: Path) -> Any:

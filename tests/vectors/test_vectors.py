@@ -39,7 +39,7 @@ CLASSES: dict[str, tuple[type[StreamxfError], ...]] = {
     **dict.fromkeys(["C13", "M18"], (errors.BlockError, errors.IdentityError, errors.MetadataError)),
     **dict.fromkeys(["C15", "V1", "V2", "V3", "V5", "V6"], (errors.ContainerError,)),
     **dict.fromkeys(["C7", "C8", "C10"], (errors.BlockError, errors.ContainerError)),
-    **dict.fromkeys(["index", "M1", "M2", "M4", "M6", "M10", "M16", "M17"], (errors.MetadataError,)),
+    **dict.fromkeys(["index", "M1", "M2", "M4", "M6", "M10", "M16", "M17", "M19"], (errors.MetadataError,)),
     **dict.fromkeys(["M13", "M14", "N1", "N2"], (errors.MetadataError,)),
     "trailer": (errors.MetadataError, errors.UnsupportedError),
     "descriptor": (errors.DescriptorError, errors.ContainerError, errors.MetadataError),

@@ -936,7 +936,7 @@ const Reader = (() => {
   const ROOT = {
     save_id: HEX32, rank: (value) => value === null || count(value), transforms: [text], chains: [[text]], dtypes: [text],
     files: [ENTRY_OF_PART], items: [{ first: text, last: text, items: count, parts: [ENTRY_OF_PART] }],
-    modules: [text], packages: Map, extra: Map, "digests?": [ENTRY_OF_PART],
+    modules: [text], packages: Map, extra: Map, "digests?": [ENTRY_OF_PART], "group?": HEX32, "ranks?": count,
     "run?": {
       run: HEX32, name: text, step: count, time: count, rules: Map, metrics: Map,
       "continues?": { step: count, save_id: HEX32 }, "line?": [count],
@@ -1045,6 +1045,8 @@ const Reader = (() => {
       conform([...root.get("packages").values()], [text], "packages");
       checkDepth(root.get("extra"), 128, "M1");
       check(rank === null || !root.has("run"), "M1: only .metadata has a run");
+      check(rank !== null || !(root.has("group") || root.has("ranks")), "M19: only ranks have group and ranks");
+      check(!root.has("ranks") || (rank < root.get("ranks") && root.get("ranks") < 2 ** 31), "M19: the number of ranks");
       if (root.has("run")) checkRun(root.get("run"));
       check(root.get("rank") === rank && (rank === null || rank < 2 ** 31 - 1), "M10");
       const transforms = root.get("transforms").map(parseDescriptor);
