@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
+from types import MappingProxyType
 from typing import IO, Any, NamedTuple
 
 from typing_extensions import Buffer
@@ -120,18 +121,10 @@ class DataFile:
         place = located(file=self.path, item=part.name, doing="writing")
         with place:
             content = take()
-            extensions = self._save.extensions
-            pattern = extensions.chains.pattern_for(part.name)
-            chain = extensions.chains.by_pattern[pattern]
-            self._save.meter.cell.patterns[pattern] += 1
             if content.kind is Kind.VALUE:
-                self._order[part.name] = len(self._order)
-                packed = bytes(content.source.load(0, content.source.size).take(_memory))
-                holds = extensions.hold_value(part.name)
-                if holds and len(chain) and self._takes(part.name, packed, chain):
-                    return
-                if not holds or len(chain):
-                    content = Content(MemorySource(memoryview(saved(parse_value(packed)[0]))), Kind.OBJECT)
+                self.add_value(part.name, bytes(content.source.load(0, content.source.size).take(_memory)))
+                return
+            extensions, chain = self._save.extensions, self._chain_of(part.name)
             part = Identity(self._save.writer_id, content.kind, *part[2:7], next(self._save.numbers))
             if content.kind is Kind.OBJECT and isinstance(content.source, MemorySource):
                 self._save.note_needs(part.name, content.source.data)
@@ -139,6 +132,26 @@ class DataFile:
                 self._add_blocks(part, content, chain, place)
             else:  # data has to be a stream
                 self._add_framed(part, content, chain)
+
+    def add_value(self, name: str, packed: bytes) -> None:
+        """Write a value: with others of its chain at the end, by itself, or as an object; raises as `add`."""
+        chain, self._order[name] = self._chain_of(name), len(self._order)
+        holds = self._save.extensions.hold_value(name)
+        if holds and len(chain) and self._takes(name, packed, chain):
+            return
+        part = Identity(self._save.writer_id, Kind.VALUE, name, number=next(self._save.numbers))
+        if holds and not len(chain):
+            self._add_framed(part, Content(MemorySource(memoryview(packed)), Kind.VALUE), chain)
+            return
+        self._save.meter.cell.patterns[self._save.extensions.chains.pattern_for(name)] -= 1  # it counts again
+        content = Content(MemorySource(memoryview(saved(parse_value(packed)[0]))), Kind.OBJECT)
+        self.add(part._replace(kind=Kind.OBJECT), lambda: content)
+
+    def _chain_of(self, name: str) -> Chain:
+        chains = self._save.extensions.chains
+        pattern = chains.pattern_for(name)
+        self._save.meter.cell.patterns[pattern] += 1
+        return chains.by_pattern[pattern]
 
     def settle(self) -> None:
         """Wait until no memory that was handed over is in use any more; raises as `add`."""
@@ -349,21 +362,25 @@ def _pieces(part: Identity, content: Content, framed: bool) -> Iterator[bytes | 
         yield suffix_of(part.dtype, part.shape, crc)
 
 
-def write_files(save: Save, files: Mapping[str, Iterable[Entry]], threads: int) -> list[SavedFile]:
-    """Write files, each with its items, in up to `threads` threads, this one among them. Returns when all have
-    stopped, or raises the first failure in any; an interrupt of this thread is one, too.
+def write_files(
+    save: Save, files: Mapping[str, Iterable[Entry]], threads: int, values: Mapping[str, bytes]
+) -> list[SavedFile]:
+    """Write files, each with its items, and the first with all `values`, in up to `threads` threads, this one among
+    them. Returns when all have stopped, or raises the first failure in any; an interrupt of this thread is one, too.
     """
     stored: dict[str, SavedFile] = {}
 
-    def write(path: str, entries: Iterable[Entry]) -> None:
-        stored[path] = write_file(save, path, entries)
+    def write(path: str, entries: Iterable[Entry], values: Mapping[str, bytes]) -> None:
+        stored[path] = write_file(save, path, entries, values)
 
-    writes = [partial(write, *file) for file in files.items()]
+    writes = [partial(write, *file, {} if number else values) for number, file in enumerate(files.items())]
     side_by_side(writes, min(threads, len(files)), save.failures)
     return [stored[path] for path in files]
 
 
-def write_file(save: Save, path: str, entries: Iterable[Entry]) -> SavedFile:
+def write_file(
+    save: Save, path: str, entries: Iterable[Entry], values: Mapping[str, bytes] = MappingProxyType({})
+) -> SavedFile:
     """Write items into a new file; after any error all other files of this save stop, too."""
     with located(file=path, doing="storing"):
         with save.create(path) as raw:
@@ -373,6 +390,8 @@ def write_file(save: Save, path: str, entries: Iterable[Entry]) -> SavedFile:
                     if save.failures:
                         raise AbortedError("another file of this save failed")
                     file.add(part, content)
+                for name, packed in values.items():
+                    file.add_value(name, packed)
                 stored = file.finish()
             except BaseException as error:
                 cause = file.failure or error if isinstance(error, Exception) else error

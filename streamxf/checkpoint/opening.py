@@ -134,17 +134,22 @@ class ItemOpener:
         UnknownCodecError, CodecNotAllowedError, DescriptorError, UnsupportedError, KeyMissingError, WrongKeyError if
         its chain cannot be rebuilt.
         """
-        span = wanted.place.span
-        if span is None or wanted.place.crcs is not None:
+        if wanted.place.span is None or wanted.place.crcs is not None:
             return self._whole(source, wanted, meter)
         stream = self.values(source, wanted, meter)
-        if span[1] > stream.size:
+        return MemoryBlocks(self.value_in(stream, wanted), stream.header)
+
+    @staticmethod
+    def value_in(stream: MemoryBlocks, wanted: ItemPart) -> memoryview:
+        """The bytes of a value in its stream; raises MetadataError."""
+        begin, end = wanted.place.span or (0, 0)
+        if end > stream.size:
             raise errors.MetadataError("the stream of values ends before this one: one of them was altered")
-        return MemoryBlocks(stream.data[slice(*span)], stream.header)
+        return stream.data[begin:end]
 
     def values(self, source: FileSlice, wanted: ItemPart, meter: Meter | None = None) -> MemoryBlocks:
         """The stream that a value is in, which is decoded for the first of those in it; raises as `blocks`."""
-        place, known = wanted.place[:3], self._values
+        place, known = wanted.place.container, self._values
         if known is None or known[0] != place:
             blocks = self._whole(source, wanted, meter)
             known = self._values = place, MemoryBlocks(memoryview(read_all(blocks, meter)), blocks.header)

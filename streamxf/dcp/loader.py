@@ -174,8 +174,14 @@ class Loader:
         access, ahead = file.access, 0
         blocks: Blocks | None = None
         try:
+            behind = 0  # values that were read together
             for number, (request, wanted) in enumerate(entries):
+                if number < behind:
+                    continue
                 with located(file=file.name, item=wanted.item.name, doing="reading"):
+                    if wanted.place.span is not None and wanted.place.crcs is None:
+                        behind = self._read_values(file, entries, number, shares)
+                        continue
                     if request is None:
                         self._open(file, wanted)
                         continue
@@ -205,6 +211,22 @@ class Loader:
             with suppress(RuntimeError):  # of a device that fails, which is not the news
                 self._staging.wait()
             raise
+
+    def _read_values(self, file: StoredFile, entries: list[_Entry], number: int, shares: Shares | None) -> int:
+        """Read values of one container from an entry on; returns the number of the first behind them."""
+        (request, wanted), access = entries[number], file.access
+        container = wanted.place.container
+        if shares is not None and request is not None:  # all of it counts for the first
+            file.access = Counted(access, shares.begin(request.storage_index).advance)
+        stream = self.opener.values(self.opener.source(file, wanted.place), wanted, self.meter)
+        for request, each in entries[number:]:
+            if each.place.container != container or request is None:
+                break
+            number += 1
+            with located(item=each.item.name):
+                self.load_object(request, bytes(self.opener.value_in(stream, each)), each.place, each.place.share)
+            self._left -= each.place.share
+        return number
 
     def _open(self, file: StoredFile, wanted: ItemPart) -> tuple[Blocks, Elements | None]:
         """An item's stream and, of a tensor, its elements; None where only torch can make it."""

@@ -70,24 +70,12 @@ def plain_values(items: Iterable[WriteItem], planner: Any, extensions: Extension
     return {name: data for name, data in packed if data is not None}
 
 
-def entries_of(
-    items: Iterable[WriteItem], planner: SavePlanner, staging: Staging, values: Mapping[str, bytes]
-) -> Iterator[Entry]:
-    """What is to be written to one file; each item's data is asked for in turn, in a thread that makes nothing else.
-    `values` are those that there are already.
-    """
+def entries_of(items: Iterable[WriteItem], planner: SavePlanner, staging: Staging) -> Iterator[Entry]:
+    """What is to be written to one file; each item's data is asked for in turn, in a thread that makes nothing else."""
     staging.adopt()
     lookup = getattr(planner, "lookup_object", None) if gives_data_again(planner) else None
     for item in items:
-        if (packed := values.get(item.index.fqn)) is not None:
-            content = Content(MemorySource(memoryview(packed)), Kind.VALUE)
-            yield Identity(b"", Kind.VALUE, item.index.fqn), partial(_given, content)
-            continue
         yield part_of(item), partial(_content, item, planner, lookup, staging)
-
-
-def _given(content: Content) -> Content:
-    return content
 
 
 def _content(item: WriteItem, planner: Any, lookup: Callable[[MetadataIndex], Any] | None, staging: Staging) -> Content:

@@ -253,10 +253,10 @@ class ChainWriterMixin(StorageMixin):
             save.file_name(self.rank or 0, number): sorted(items, key=self._turn)
             for number, items in enumerate(filter(None, buckets))
         }
-        if values:  # all of which are in one container
-            first = next(iter(files), save.file_name(self.rank or 0, 0))
-            files[first] = files.get(first, []) + [item for item in plan.items if item.index.fqn in values]
-        items = [*chain.from_iterable(files.values())]
+        if values and not files:
+            files[save.file_name(self.rank or 0, 0)] = []
+        first, *rest = files.values() or [[]]  # which has all values, at its end
+        items = [*first, *(item for item in plan.items if item.index.fqn in values), *chain.from_iterable(rest)]
         versions, begin = planning.tensor_versions({item.index.fqn for item in items}, planner), perf_counter()
         try:
             planning.check_seen(plan, storage, planner)
@@ -267,8 +267,8 @@ class ChainWriterMixin(StorageMixin):
                     save.progress.expect(planning.planned_bytes(items))
                 staging = Staging()
                 save.sizes = {} if storage.near else {name: planning.planned_bytes(own) for name, own in files.items()}
-                entries = {name: planning.entries_of(own, planner, staging, values) for name, own in files.items()}
-                stored = write_files(save, entries, self.thread_count)
+                entries = {name: planning.entries_of(own, planner, staging) for name, own in files.items()}
+                stored = write_files(save, entries, self.thread_count, values)
             if self.sync_files:  # the process that publishes may be on another host
                 storage.sync()
             needed, text = save.refused_objects()

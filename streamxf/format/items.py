@@ -142,6 +142,11 @@ class Place(NamedTuple):
         return path
 
     @property
+    def container(self) -> tuple[Any, ...]:
+        """What is the same for values of one container."""
+        return self[:-1]
+
+    @property
     def share(self) -> int:
         """Its bytes; of those that values share, about what a value takes."""
         return self.size if self.span is None else min(self.size, self.span[1] - self.span[0])
