@@ -55,6 +55,26 @@ def test_what_training_has_given_up_goes_when_somebody_says_so(run: Path) -> Non
     assert lost.rules_applied("step-{}", Retention(), 0.0, (), max, abandoned=True)["step-6"] == ("cut",)
 
 
+def test_a_save_that_was_killed_over_the_only_one_of_the_last_line_leaves_no_older_line_in_force() -> None:
+    """Of whichever of two lines that is, training had gone back to before step 36."""
+    over = Record("step-11", damaged=True, note="cut", lines=((24,), (24, 0)))
+    found = state.RunState([over, Record("step-23"), Record("step-36")])
+    (doubt,) = found.doubts(found.records[-1], lambda _: 0.0, ())
+    assert (doubt.name, doubt.stops) == ("step-11", True)
+
+
+def test_who_goes_back_to_what_was_given_up_has_rules_within_its_history() -> None:
+    found = state.RunState(state.lined([Record("step-17"), Record("step-21", line=(12,)), Record("step-40")], (12,)))
+    reasons = found.rules_applied("step-{}", Retention(last=1), 0.0, (), next, line=(41, 0))
+    assert [name for name, why in reasons.items() if not why] == ["step-17"]
+
+
+def test_lines_have_an_end_that_is_said() -> None:
+    found = state.RunState([Record("step-1"), Record("step-2", line=(1,) * 1000)])
+    with pytest.raises(UnsupportedError, match="gone back 1,000 times in this run: save to another folder"):
+        found.line_after("step-{}", found.records[0], lambda _: 0.0)
+
+
 def goes_back(run: Any, to: int | None, *steps: int, resumes: int | None = None, **options: Any) -> None:
     with CheckpointManager(run, **options) as manager:
         assert manager.resume(blank(), step=to) == (resumes or to)
@@ -155,7 +175,7 @@ TROUBLE = [PermissionError(13, "Permission denied"), OSError(5, "Input/output er
 
 @pytest.mark.parametrize(
     ("error", "way", "went_back"),
-    zip(TROUBLE, ["skip", "step", "latest"], [True, False, True], strict=True),
+    [*zip(TROUBLE, ["skip", "step", "latest"], [True, False, True], strict=True)],
 )
 def test_what_was_passed_over_does_not_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, way: str, went_back: bool
@@ -260,20 +280,6 @@ def test_notes_of_lines_go_with_their_checkpoints(tmp_path: Path) -> None:
     saved_run(tmp_path, 23)
     noted = {each.name for each in tmp_path.glob(".streamxf/saves/*")}
     assert noted == {f"step-{step}" for step in (1, 2, *range(20, 24))}
-
-
-def test_a_warning_names_what_may_be_later_where_times_are_lost(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    saved_run(tmp_path, 400, 500, 600)
-    goes_back(tmp_path, 400, 410)
-    shutil.rmtree(tmp_path / ".streamxf")
-    (tmp_path / "step-410" / ".metadata").write_bytes(b"")
-    for file in tmp_path.glob("*/*"):
-        os.utime(file, (0, 0))
-    assert resumed(tmp_path) == 600
-    assert "step-600 is chosen, though" in caplog.text
-    assert "step-410 may have been saved later" in caplog.text
 
 
 def test_a_line_is_known_where_only_others_checkpoints_can_be_read(
@@ -486,17 +492,6 @@ def test_what_says_nothing_of_itself_is_of_the_line_that_was_noted(tmp_path: Pat
         manager.commit(410)
     (tmp_path / "step-410" / ".streamxf-commit").unlink()
     assert resumed(tmp_path) == 410
-
-
-def test_lines_have_an_end_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "_MOST", 2)
-    saved_run(tmp_path, 1, 2)
-    for _ in range(2):
-        goes_back(tmp_path, 1, 2)
-    with CheckpointManager(tmp_path) as manager:
-        manager.resume(blank(), step=1)
-        with pytest.raises(UnsupportedError, match="gone back 2 times in this run: save to another folder"):
-            manager.save(2, state_at(2))
 
 
 def test_an_open_manager_of_a_store_sees_what_was_saved_anew(place: tuple[str, dict[str, Any]]) -> None:

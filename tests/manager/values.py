@@ -53,10 +53,8 @@ def rules_of(one: float, two: float) -> dict[str, Any]:
             {"best": count, "metric": "loss", "last": 1, "max_bytes": 40},
             {"every": 2 + int(two * 9)},
             {"max_age": pick((600.0, 3600.0, 1e6), two)},
-            {"last": 3, "max_age": 600.0},
             {"steps": [1 + int(two * 40)]},
             {"max_bytes": 1 + int(two * 60)},
-            {"every": 5, "max_bytes": 1 + int(two * 60)},
         ],
         one,
     )
@@ -83,7 +81,7 @@ class RunOfValues:
         self.noting = True  # whether there is room for notes
         self.unnoted: set[str] = set()  # of which a note was lost
         self.guessed = False  # whether a job that loaded nothing has gone on, on a line that nobody knew
-        self.start_job({}, "sample")
+        self.start_job(rules_of(seed / 97 % 1, seed / 89 % 1) if seed & 8 else {}, "sample")
 
     def start_job(self, rules: dict[str, Any], check: str) -> None:
         self.rules, self.check = rules, check
@@ -137,9 +135,8 @@ class RunOfValues:
         found += [Record(name, kind="unfinished", run=OWN_ID) for name in self.begun.keys() - model.folders.keys()]
         evident = any(each.ours and each.told == name for name, each in model.folders.items())
         run_id = None if evident and not self.named else OWN_ID
-        runs = runs_named(found, run_id)
-        data = dict.fromkeys(self.data(), "save")
-        state = RunState.read_from(found, data, model.noted.get, lambda series: run_id or runs.get(series))
+        runs, data, notes = runs_named(found, run_id), dict.fromkeys(self.data(), "save"), model.noted.get
+        state = RunState.read_from(found, data, notes, lambda series: run_id or runs.get(series))
         unread = {name: OSError(5, "trouble") for name in self.sane if not model.folders[name].muddled}
         return replace(state, linked={name: link for link, name in model.links.items()}, unread=unread)
 
@@ -163,8 +160,7 @@ class RunOfValues:
         assert state.last_line(SERIES) == model.last_line()
         assert {each.name for each in state.lost} == self.bare()
         for name in self.true.keys() & model.noted.keys() - self.unnoted:
-            note = model.noted[name]
-            assert self.true[name] in (*note.lines, note.coming)
+            assert self.true[name] in (*model.noted[name].lines, model.noted[name].coming)
         for step in counted and [pick(counted, event.three)]:
             line, unknown = state.line_after(SERIES, counted[step], self.when)
             assert (line, {*unknown}) == model.after(step, model.line_of(step))
@@ -266,34 +262,40 @@ class RunOfValues:
         """A step ahead of the newest, or any, by a framework or not; some fail, and some are killed, before or after
         they have published.
         """
-        newest = max(self.model.in_line(self.line), default=0)
-        step = min(newest + 1 + int(ahead * 6), 60) if ahead < 0.6 else 1 + int(ahead * 1000) % 40
+        model = self.model
+        newest = max(model.in_line(self.line), default=0)
+        step = min(newest + 1 + int(ahead * 6), 60) if ahead < 0.5 else 1 + int(ahead * 1000) % 40
+        if ahead > 0.7 and (over := [*model.doubtful().values()] or [*model.counted]):
+            step = pick(over, ahead * 100 % 1)
         name, framework = f"step-{step}", how > 0.85
-        if name in self.model.links:
+        if name in model.links:
             return
         self.begin(name, framework)
         self.now += 60
-        if end > 0.9:
+        if end > 0.85:
             self.start_job(self.rules, self.check)
             return
-        if end > 0.8:
-            self.note(name, self.model.noted[name].fail() if name in self.model.noted else None)
+        if end > 0.75:
+            self.note(name, model.noted[name].fail() if name in model.noted else None)
+            assert name not in model.noted or model.noted[name].coming is None
             del self.begun[name]
             return
         self.ticks += 1
         line, metrics = self.line or (), dict(pick(LOSSES, how * 97 % 1))
         self.put(name, Folder(name, True, self.now, metrics, 10 + int(how * 10), line=line))
         self.true[name], self.written[name] = line, self.ticks
-        if end > 0.7:
+        if end > 0.65:
             self.start_job(self.rules, self.check)
             return
         del self.begun[name]
-        self.note(name, (self.model.noted.get(name) or SaveNote(OWN_ID)).publish(line))
+        self.note(name, (model.noted.get(name) or SaveNote(OWN_ID)).publish(line))
         if self.noting:
             self.unnoted.discard(name)
+        assert model.noted.get(name) in (None, SaveNote(OWN_ID, (line,)))
         for each in self.passed:
             if each != name:
-                self.note(each, (self.model.noted.get(each) or SaveNote(OWN_ID)).give_up(line))
+                self.note(each, (model.noted.get(each) or SaveNote(OWN_ID)).give_up(line))
+        assert all(model.is_known_out(each, line) for each in {*self.passed} & model.noted.keys() - {name})
         self.passed, self.loaded = [], None
         self.apply(self.rules, self.check, line, Record(name))
 
@@ -312,8 +314,7 @@ class RunOfValues:
     ) -> None:
         """What the rules do not keep goes, as `forget` has it."""
         state, model = self.state(), self.model
-        protected = {} if stays is None else {stays.name: "stays"}
-        how: dict[str, Any] = {"line": line, "protected": protected, "abandoned": abandoned}
+        how: dict[str, Any] = {"line": line, "abandoned": abandoned, "protected": {stays.name: "-"} if stays else {}}
         last = state.newest(SERIES)
         if line is None and last is not None and any(each.stops for each in state.doubts(last, self.when, ())):
             return
@@ -363,13 +364,17 @@ class RunOfValues:
         if two > 0.3 and self.model.folders:
             self.model.links[link] = pick(self.model.folders, three)
 
+    def likely(self, names: list[str], number: float) -> str:
+        """One of these, and often one that a save was killed over."""
+        killed = [name for name in names if name in self.begun]
+        return pick(killed if killed and number < 0.5 else names, number * 2 % 1)
+
     def damage(self, one: float, two: float, three: float) -> None:
         """A bit flips, a file is cut, metadata cannot be parsed, or is gone."""
         sound = [name for name, each in self.model.folders.items() if not each.broken and name not in self.sane]
         if not sound:
             return
-        name = pick(sound, two)
-        folder = self.model.folders[name]
+        folder = self.model.folders[name := self.likely(sound, two)]
         if one < 0.4:
             folder.broken = {"sample", "whole"} if one < 0.2 else set(EVERY_CHECK)
         elif one < 0.7:
@@ -388,10 +393,10 @@ class RunOfValues:
             name = pick(self.sane, two)
             self.model.folders[name] = self.sane.pop(name)
         elif own := [name for name, each in self.model.folders.items() if each.told == name and not each.doubted]:
-            name = pick(own, two)
+            name = self.likely(own, two)
             self.sane.setdefault(name, self.model.folders[name])
-            trouble = Folder(name, False, None, None, 0, set(EVERY_CHECK), doubted=True, muddled=three > 0.5)
-            self.model.folders[name] = trouble
+            unread = Folder(name, False, None, None, 0, set(EVERY_CHECK), doubted=True, muddled=three > 0.5)
+            self.model.folders[name] = unread
 
     def strangers(self, one: float, two: float, three: float) -> None:
         """Somebody saves by hand, plants what looks like a checkpoint, copies or renames one."""
