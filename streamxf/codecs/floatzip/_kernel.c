@@ -1649,7 +1649,6 @@ static u32 best_window(const u32 *counts, u8 *base)
 
 /* -- levels: scales that differ from place to place --------------------------------------------------------------- */
 
-static const double LEAST_SHARE = 0.03; /* of a variance */
 static const double LEVEL_BITS = 3.0; /* about what a column's level takes */
 
 /* Shannon's entropy, in bits, with the Miller-Madow correction for small samples. */
@@ -1781,8 +1780,9 @@ static Levels choose_levels(const u8 *data, size_t n, size_t row, int width, u8 
         means[i] = (u8)(middle + (columns[i] + 33 * SAMPLE_ROWS / 2) / SAMPLE_ROWS - 16);
     }
     double mean = (double)sum / (double)total, variance = (double)squares / (double)total - mean * mean;
-    int of_groups = share_of(groups, total / GROUP, GROUP, mean, variance) > LEAST_SHARE;
-    int of_columns = by_rows && share_of(columns, span, SAMPLE_ROWS, mean, variance) > LEAST_SHARE;
+    double worth_a_look = width == 2 ? 0.1 : 0.04; /* a share of p saves log2(1 - p) / -2 bits */
+    int of_groups = share_of(groups, total / GROUP, GROUP, mean, variance) > worth_a_look;
+    int of_columns = by_rows && share_of(columns, span, SAMPLE_ROWS, mean, variance) > worth_a_look;
     double least = variance > 0 && (of_groups || of_columns) ? levelled_bits(sample, span, none, 0, &base) : 0;
     least -= width == 2 ? 0.15 : 0.05; /* less is not worth the time */
     for (int mode = 1; mode < 4 && least > 0; mode++) {
