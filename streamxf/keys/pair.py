@@ -159,8 +159,9 @@ class VerifyKey:
     def verify(self, signature: bytes, statement: bytes) -> None:
         """Check a signature; raises AuthenticationError if this key did not make it for this statement."""
         try:
-            for half, begin, end in zip(self._halves(), (0, 64), (64, None), strict=False):
-                half.verify(signature[begin:end], statement)
+            parts = (signature,) if self.kind == ED25519 else (signature[:64], signature[64:])
+            for half, part in zip(self._halves(), parts, strict=True):
+                half.verify(part, statement)
         except exceptions.InvalidSignature:
             raise AuthenticationError(
                 f"the signature by {self.id} is not for these contents: they were altered, or the signature was"

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import struct
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -82,6 +83,30 @@ def unpack(entry: Entry, folder: Path) -> Path:
 def is_stock(metadata: bytes) -> bool:
     """Whether a metadata file is one of torch's own writers."""
     return metadata[:1] == b"\x80" and not metadata.endswith(METADATA_MAGIC)
+
+
+def profile_of(subject: str, entry: Entry) -> str:
+    """The least profile that reads it, of those in docs/format/implementing.md; or the page beside the core."""
+    if subject in ("key", "note"):
+        return "notes" if subject == "note" else "key files"
+    metadata = next((bytes_of(file) for name, file in entry.get("files", {}).items() if name.endswith("metadata")), b"")
+    if is_stock(metadata):
+        return "stock"
+    if entry.keys() & {"keys", "trust", "dek", "allow_unsigned"}:
+        return "full"
+    if "run" in entry or entry.get("breaks") in ("M13", "M14"):
+        return "notes"
+    return "compressed" if subject in ("plain", "container") or has_codecs(metadata) else "bare"
+
+
+def has_codecs(metadata: bytes) -> bool:
+    """Whether an index names a codec, as far as its root can be read."""
+    try:
+        head, parts, root, _ = struct.unpack_from("<QQII", metadata, len(metadata) - 104)
+        found = json.loads(zstandard.ZstdDecompressor().decompress(metadata[head + parts : head + parts + root]))
+        return any(found["chains"])
+    except (struct.error, zstandard.ZstdError, ValueError, LookupError, TypeError, RecursionError):
+        return False
 
 
 # -- streamxf --------------------------------------------------------------------------------------------------------

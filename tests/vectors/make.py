@@ -1,9 +1,9 @@
 """Makes the files of vectors that the JSON in v1 describes, and has none of yet. From the first release on, a file that
 is there is never made again: later versions must read these very bytes.
 
-``python -m tests.vectors.make tests/vectors/v1`` makes what is missing; before the release, names that follow are those
-of vectors to make again, or ``all``. What streamxf wrote, and what HPKE wrapped, differs from run to run, because some
-of it is drawn at random; what the files hold does not.
+``python -m tests.vectors.make tests/vectors/v1`` makes what is missing, and says of each vector which profile it has;
+before the release, names that follow are those of vectors to make again, or ``all``. What streamxf wrote, and what HPKE
+wrapped, differs from run to run, because some of it is drawn at random; what the files hold does not.
 """
 
 import base64
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import forge, sealing
+from tests.vectors.described import profile_of
 from tests.vectors.recipes import data, low_order, world
 
 MAX_INLINE = 4096  # bytes
@@ -52,15 +53,13 @@ def made(subject: str, recipe: str) -> bytes | dict[str, bytes]:
 
 
 def main(root: Path, again: Collection[str] = ()) -> None:
-    for subject in SUBJECTS:
+    for subject in (*SUBJECTS, "key"):
         described = root / f"{subject}.json"
         entries = json.loads(described.read_text())
         for entry in entries:
             if entry["name"] in again or "all" in again:
                 entry.pop("file", None), entry.pop("files", None)
-        lacking = [entry for entry in entries if "file" not in entry and "files" not in entry]
-        if not lacking:
-            continue
+        lacking = [entry for entry in entries if entry.keys().isdisjoint(("file", "files", "text"))]
         _drop_others(root, subject, entries)
         for entry in lacking:
             name, files = entry["name"], made(subject, entry["made"])
@@ -68,6 +67,8 @@ def main(root: Path, again: Collection[str] = ()) -> None:
                 entry["file"] = _file(root, subject, name, "bin", files)
             else:
                 entry["files"] = {file: _file(root, subject, name, file, data) for file, data in files.items()}
+        for entry in entries:
+            entry["profile"] = profile_of(subject, entry)
         described.write_text("[\n" + ",\n".join(json.dumps(entry) for entry in entries) + "\n]\n")
 
 

@@ -25,7 +25,7 @@ from tests.floatzip_forge import features
 from tests.forge import take_apart
 from tests.reference_codecs import Refused
 from tests.samples import OneWay
-from tests.vectors.described import READERS, SUBJECTS, V1, Entry, bytes_of, keyring_of, unpack, vectors
+from tests.vectors.described import READERS, SUBJECTS, V1, Entry, bytes_of, keyring_of, profile_of, unpack, vectors
 from tests.vectors.key_files import read_key_file
 
 PAGES = Path(__file__).parents[2] / "docs" / "format"
@@ -308,6 +308,12 @@ def test_every_file_is_described() -> None:
     named = [file for entry in entries for file in [entry.get("file", {}), *entry.get("files", {}).values()]]
     assert {file["path"] for file in named if "path" in file} == files
     assert sum(path.stat().st_size for path in V1.rglob("*") if path.is_file()) < 13 << 18
+
+
+def test_each_has_its_profile() -> None:
+    for subject in SUBJECTS:
+        for name, entry in vectors(subject).items():
+            assert entry.get("profile") == profile_of(subject, entry), f"{name}: python -m tests.vectors.make adds it"
 
 
 def test_names_are_unique() -> None:
