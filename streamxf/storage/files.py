@@ -44,9 +44,10 @@ _NOT_WAITING = os.O_NOCTTY | os.O_NONBLOCK
 _GATHERED = 64 * 1024  # bytes of small pieces that are written at once
 _SYNC_STEP = 4 * 2**20  # bytes after which the disk is given work; from 1 to 16 MiB saves take as long
 _FLUSH_STEP = 32 * 2**20  # bytes after which the disk is to empty its own cache, if it is not doing so already
-_LONG = 0.1  # seconds of a sync at the end, from which on such a disk is worth a thread
-_slow_disks: set[int] = set()  # by number; where a sync costs next to nothing, flushes cost 5 to 10% of a save
-_WRITE = 2  # SYNC_FILE_RANGE_WRITE: begin to write, and wait for nothing
+_LONG = 0.01  # seconds that such a flush takes where it is worth a thread: a disk would empty 3 GB in a second
+_LONG_AT_THE_END = 0.1  # seconds of a sync, which waits for the last writes as well
+_slow_disks: dict[int, bool] = {}  # by number; where a flush costs next to nothing, all of them cost 5 to 10% of a save
+_WRITE, _AND_WAIT = 2, 7  # flags of SYNC_FILE_RANGE: begin to write, and wait for nothing; until all has been written
 
 _begin: Any = None
 with suppress(AttributeError, OSError, TypeError):  # it is Linux's own
@@ -246,8 +247,8 @@ class SyncedFile:
 
     - `raw` may be a file without a descriptor, such as an object store's, whose closing stores it.
     - `flushes`: whether a disk of this machine has it. Many have a cache of their own, which only a sync makes them
-      empty: it takes as long as all writing before it. Once that took long, a thread has them empty it beside the
-      writing, again and again, as fast as they can. Elsewhere a sync may send the whole file.
+      empty: it takes as long as all writing before it. Where the first such flush takes long, a thread has them empty
+      it beside the writing, again and again, as fast as they can. Elsewhere a sync may send the whole file.
     """
 
     def __init__(self, raw: Any, *, flushes: bool = False) -> None:
@@ -272,7 +273,8 @@ class SyncedFile:
         return count
 
     def _flush_beside(self, descriptor: int) -> None:
-        if os.fstat(descriptor).st_dev not in _slow_disks:
+        disk = os.fstat(descriptor).st_dev
+        if not _slow_disks.get(disk, True):
             return
         if self._flush is not None:
             if not self._flush.done():
@@ -280,7 +282,7 @@ class SyncedFile:
             self._flush.result()
         self._flushed = self._written
         # A descriptor of its own, since the file may be given up and closed meanwhile.
-        self._flush = in_thread(partial(_flush, os.dup(descriptor)), "streamxf-flush")
+        self._flush = in_thread(partial(_flush, os.dup(descriptor), disk, self._written), "streamxf-flush")
 
     def sync(self) -> None:
         """Wait until the system has everything, and the disk; raises OSError for whatever they did not take."""
@@ -290,8 +292,8 @@ class SyncedFile:
         if (descriptor := self._descriptor()) is not None:
             begin = perf_counter()
             os.fsync(descriptor)
-            if self._flushes and perf_counter() - begin > _LONG:
-                _slow_disks.add(os.fstat(descriptor).st_dev)
+            if self._flushes and perf_counter() - begin > _LONG_AT_THE_END:
+                _slow_disks[os.fstat(descriptor).st_dev] = True
 
     def _descriptor(self) -> int | None:
         with suppress(io.UnsupportedOperation, AttributeError):
@@ -299,9 +301,13 @@ class SyncedFile:
         return None
 
 
-def _flush(descriptor: int) -> None:
+def _flush(descriptor: int, disk: int, size: int) -> None:
+    """Empty a disk's cache, once that has all `size` bytes of a file, and note whether this took long."""
     try:
+        _begin(descriptor, 0, size, _AND_WAIT)
+        begin = perf_counter()
         os.fdatasync(descriptor)
+        _slow_disks[disk] = perf_counter() - begin > _LONG
     finally:
         os.close(descriptor)
 

@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -107,13 +108,15 @@ class Disk:
         self.descriptors: list[int] = []
         self.begun, self.go = threading.Event(), threading.Event()
         self.failure: OSError | None = None
+        self.take: Callable[[], object] = lambda: None
         monkeypatch.setattr(os, "fdatasync", self._flush)
-        monkeypatch.setattr(files, "_slow_disks", {os.stat(tempfile.gettempdir()).st_dev})
+        monkeypatch.setattr(files, "_slow_disks", {os.stat(tempfile.gettempdir()).st_dev: True})
 
     def _flush(self, descriptor: int) -> None:
         self.descriptors.append(descriptor)
         self.begun.set()
         assert self.go.wait(60)
+        self.take()
         if self.failure is not None:
             raise self.failure
 
@@ -138,20 +141,40 @@ class TestFlushes:
             with pytest.raises(OSError, match="descriptor"):
                 os.fstat(descriptor)
 
-    @pytest.mark.parametrize(("seconds", "count"), [(0.05, 0), (2.0, 1)])
-    def test_a_disk_whose_syncs_took_long(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, count: int
+    @pytest.mark.parametrize(
+        ("flush", "sync", "counts"), [(0.001, 0.05, [1, 1, 1]), (0.05, 0.0, [3, 6, 9]), (0.001, 2.0, [1, 2, 3])]
+    )
+    def test_those_that_follow_where_one_takes_long(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush: float, sync: float, counts: list[int]
     ) -> None:
-        disk = Disk(monkeypatch)
+        """The first flush of a process tells, and once again after a sync at the end that took long."""
+        disk, clock = Disk(monkeypatch), [0.0]
         disk.go.set()
-        monkeypatch.setattr(files, "_slow_disks", set())
-        for name in ("one", "two"):
-            monkeypatch.setattr(files, "perf_counter", iter([0.0, seconds]).__next__)
-            with open(tmp_path / name, "wb", buffering=0) as raw:
+        monkeypatch.setattr(files, "_slow_disks", {})
+        monkeypatch.setattr(files, "perf_counter", lambda: clock[0])
+        monkeypatch.setattr(os, "fsync", lambda descriptor: clock.append(clock.pop() + sync))
+        monkeypatch.setattr(disk, "take", lambda: clock.append(clock.pop() + flush))
+        for count in counts:
+            with open(tmp_path / "file", "wb", buffering=0) as raw:
                 file = SyncedFile(raw, flushes=True)
-                write_all(file, bytes(32 * MIB))
+                for _ in range(3):
+                    write_all(file, bytes(32 * MIB))
+                    if file._flush is not None:
+                        file._flush.result()
                 file.sync()
-        assert len(disk.descriptors) == count
+            assert len(disk.descriptors) == count
+
+    def test_what_it_measures_has_been_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Or a disk would count as slow whose writes are, which are under way anyway."""
+        disk, calls = Disk(monkeypatch), list[Any]()
+        disk.go.set()
+        monkeypatch.setattr(files, "_begin", lambda descriptor, *what: calls.append(what))
+        monkeypatch.setattr(disk, "take", lambda: calls.append("flush"))
+        with open(tmp_path / "file", "wb", buffering=0) as raw:
+            file = SyncedFile(raw, flushes=True)
+            write_all(file, bytes(33 * MIB))
+            file.sync()
+        assert calls == [(0, 33 * MIB, 2), (0, 33 * MIB, 7), "flush"]
 
     @pytest.mark.parametrize("more", [0, 64])
     def test_what_the_disk_could_not_take_fails_the_file(
