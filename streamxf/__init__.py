@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from streamxf.registry import CodecRegistry as CodecRegistry
     from streamxf.storage.opening import open_storage as open_storage
     from streamxf.storage.storage import Storage as Storage
-    from streamxf.stream import decode as decode, encode as encode, open as open
+    from streamxf.stream.plain import decode as decode, encode as encode, open as open
     from streamxf.tools.clean import clean as clean
     from streamxf.tools.convert.pack import pack as pack, transcode as transcode
     from streamxf.tools.convert.unpack import unpack as unpack
@@ -98,7 +98,7 @@ _NAMES = {
     "registry": "CodecRegistry",
     "storage.opening": "open_storage",
     "storage.storage": "Storage",
-    "stream": "decode encode open",
+    "stream.plain": "decode encode open",
     "tools.clean": "clean",
     "tools.convert.pack": "pack transcode",
     "tools.convert.unpack": "unpack",

@@ -1,11 +1,14 @@
-"""Packages that take long to import, each imported when something of it is first used."""
+"""What takes long to make, made when something of it is first used: packages, and regular expressions."""
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from re import compile as pattern
+
     import numpy
     import torch
     from cryptography import exceptions
@@ -14,6 +17,17 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers import aead
     from cryptography.hazmat.primitives.kdf import argon2, hkdf
 else:
+
+    class pattern:
+        """As `re.compile`; a save needs a third of those that it imports."""
+
+        def __init__(self, text: str | bytes, flags: int = 0) -> None:
+            self._given = text, flags
+
+        def __getattr__(self, member: str) -> Any:
+            found = getattr(re.compile(*self._given), member)
+            setattr(self, member, found)
+            return found
 
     class _Package:
         def __init__(self, name: str) -> None:

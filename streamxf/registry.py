@@ -13,6 +13,7 @@ from streamxf.descriptor import ENCRYPT, RAW, Descriptor, check_name
 from streamxf.errors import CodecNotAllowedError, DuplicateCodecError, UnknownCodecError
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import DataKey
+from streamxf.lazy import pattern
 
 ENTRY_POINT_GROUP = "streamxf.codecs"
 
@@ -24,9 +25,7 @@ BUILTINS = {
     ENCRYPT: "streamxf.codecs.encrypt:Encrypt",
 }
 
-_REQUIREMENT = re.compile(
-    r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?==[A-Za-z0-9][A-Za-z0-9.!+_-]{0,63}", re.ASCII
-)
+_REQUIREMENT = pattern(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?==[A-Za-z0-9][A-Za-z0-9.!+_-]{0,63}", re.ASCII)
 
 
 @dataclass(frozen=True)

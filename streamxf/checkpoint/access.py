@@ -17,6 +17,7 @@ from streamxf.errors import IdentityError, MetadataError, ParameterError, Policy
 from streamxf.format.items import Item, Path, check_name
 from streamxf.format.limits import MAX_STEP
 from streamxf.keys import KeyRing, KeysLike, TrustLike, VerifyKey
+from streamxf.lazy import pattern
 from streamxf.registry import CodecRegistry
 from streamxf.torchsave.objects import Objects
 from streamxf.wording import some
@@ -70,8 +71,8 @@ class Renaming:
     def _new(self, name: str) -> str:
         if name in self.given:
             return self.given[name]
-        for old, pattern in self._patterns.items():
-            if (match := pattern.fullmatch(name)) is not None:
+        for old, text in self._patterns.items():
+            if (match := text.fullmatch(name)) is not None:
                 texts = zip_longest(self.given[old].split("*"), match.groups(), fillvalue="")
                 return "".join(chain.from_iterable(texts))
         return name
@@ -125,7 +126,7 @@ Codecs = CodecRegistry | RegistryLike | None
 SaveIds = str | Collection[str] | None
 """The id of a save, as ``writer.save_id`` gave it, or those of several ranks whose metadata is their own."""
 
-_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_ID = pattern(r"[0-9a-f]{32}", re.ASCII)
 
 Require = Literal["published", "bound", "encrypted"]
 REQUIREMENTS: tuple[Require, ...] = ("published", "bound", "encrypted")

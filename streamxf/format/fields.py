@@ -12,9 +12,10 @@ from typing import Any, NoReturn
 from streamxf.codecs import zstd
 from streamxf.errors import CodecError, MetadataError
 from streamxf.format import limits
+from streamxf.lazy import pattern
 
-_HEX = re.compile(r"[0-9a-f]*", re.ASCII)
-_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_HEX = pattern(r"[0-9a-f]*", re.ASCII)
+_SURROGATE = pattern(r"[\ud800-\udfff]")
 _SIGNED = "[-", ":-", ",-", " -", "\t-", "\n-", "\r-"
 
 

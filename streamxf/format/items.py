@@ -13,6 +13,7 @@ from streamxf.descriptor import RAW
 from streamxf.errors import MetadataError, UnsupportedError
 from streamxf.format.limits import MAX_NDIM, MAX_NUMBER, MAX_PATH, MAX_STEP, MAX_STEPS
 from streamxf.format.tiling import check_tiles
+from streamxf.lazy import pattern
 
 _BY_SIZE = {
     1: "bool uint8 int8 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2",
@@ -32,7 +33,7 @@ WITHOUT_ELEMENTS: dict[str, float] = {**dict.fromkeys(_OF_A_BYTE, 1), **_OTHERS}
 """Other dtypes of torch, with the bytes of an element: tensors of these are stored as ``torch.save`` writes them."""
 DTYPES = WITHOUT_ELEMENTS | ITEMSIZES
 
-_CODED = re.compile(r"([a-z][a-z0-9_]{0,31}):(8|16|32|64|128)", re.ASCII)
+_CODED = pattern(r"([a-z][a-z0-9_]{0,31}):(8|16|32|64|128)", re.ASCII)
 
 
 def is_dtype_name(text: str) -> bool:
@@ -104,8 +105,8 @@ def is_path(path: object) -> bool:
 
 
 # which no writer puts into a path: `%`, `?` and `#` mean something else in a URL, so `%2e%2e/` leads out over HTTP
-_STRANGE = re.compile(r"[\x00-\x1f\x7f-\x9f\\%?#\ud800-\udfff]")
-_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_STRANGE = pattern(r"[\x00-\x1f\x7f-\x9f\\%?#\ud800-\udfff]")
+_SURROGATE = pattern(r"[\ud800-\udfff]")
 _SHOWN = 120
 
 

@@ -5,25 +5,27 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
+from streamxf.lazy import pattern
+
 GLOBAL = ".metadata"
 """The metadata file of all ranks."""
 SLIP = ".slip"  # what a conversion writes beside a data file that is finished, until all are, ends with this
 
 _RANK = r"__(?P<rank>0|[1-9][0-9]{0,9})"
 _OWN = _RANK + r"_(?P<number>[0-9]+)_(?P<writer>[0-9a-f]{32})\.distcp"
-OWN_FILE = re.compile(_OWN, re.ASCII)  # a data file of streamxf's writers
-OWN_SLIP = re.compile(_OWN + re.escape(SLIP), re.ASCII)
-TORCH_FILE = re.compile(_RANK + r"_[0-9]+\.distcp", re.ASCII)  # a data file of torch's writers, and attached ones
-DRAFT = re.compile(rf"(?:\.|{_RANK}\.)metadata\.[0-9a-f]{{8}}\.tmp", re.ASCII)
+OWN_FILE = pattern(_OWN, re.ASCII)  # a data file of streamxf's writers
+OWN_SLIP = pattern(_OWN + re.escape(SLIP), re.ASCII)
+TORCH_FILE = pattern(_RANK + r"_[0-9]+\.distcp", re.ASCII)  # a data file of torch's writers, and attached ones
+DRAFT = pattern(rf"(?:\.|{_RANK}\.)metadata\.[0-9a-f]{{8}}\.tmp", re.ASCII)
 """Metadata that is about to be published, of streamxf's writers."""
 LOCK = ".streamxf.lock"
 """Held while something is published into a folder. No part of what lies there: listings leave it out."""
-_RUN_FILE = re.compile(
+_RUN_FILE = pattern(
     r"\.streamxf-(?:commit|saving|removed|note-[0-9a-f]{8})(?:\.[0-9a-f]{8}\.tmp)?|" + re.escape(LOCK), re.ASCII
 )
-_RANK_METADATA = re.compile(_RANK + r"\.metadata", re.ASCII)
-_SLIP_DRAFT = re.compile(OWN_SLIP.pattern + r"\.[0-9a-f]{8}\.tmp", re.ASCII)
-_TORCH_DRAFT = re.compile(rf"(?:\.|{_RANK}\.)metadata\.tmp", re.ASCII)
+_RANK_METADATA = pattern(_RANK + r"\.metadata", re.ASCII)
+_SLIP_DRAFT = pattern(_OWN + re.escape(SLIP) + r"\.[0-9a-f]{8}\.tmp", re.ASCII)
+_TORCH_DRAFT = pattern(rf"(?:\.|{_RANK}\.)metadata\.tmp", re.ASCII)
 _MADE = (OWN_FILE, OWN_SLIP, TORCH_FILE, _RANK_METADATA, DRAFT, _SLIP_DRAFT, _TORCH_DRAFT)
 
 

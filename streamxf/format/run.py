@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,11 +12,12 @@ from typing import Any
 from streamxf.errors import MetadataError
 from streamxf.format import limits
 from streamxf.format.fields import bad, digits, exact, integer, mapping, string
+from streamxf.lazy import pattern
 
 _MEMBERS = {"run", "name", "step", "time", "rules", "metrics"}
 _OPTIONAL = frozenset({"continues", "line"})
 _NAN = "7ff8000000000000"  # the bits of every NaN, so that what is read and written again stays the same
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_CONTROL = pattern(r"[\x00-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True)

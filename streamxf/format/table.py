@@ -5,7 +5,6 @@ How chunks tile a tensor is checked where it is used, or by `ItemTable.check`.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,13 +23,13 @@ from streamxf.format.columns import SHOWN, Array, IndexPart, ItemRules, PartEntr
 from streamxf.format.header import Kind
 from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem, beyond_limits
 from streamxf.format.tiling import Box, Boxes, Ints, check_apart, check_tiles, work_for
-from streamxf.lazy import numpy
+from streamxf.lazy import numpy, pattern
 
 _REMEMBERED = 2**25, 2**27  # bytes that parts take in memory, at least and at most
 _ROW = 256  # of these, about, for each item in a part
 _AT_ONCE = 2**23  # bytes of parts, as they are stored, that are read in one request
 _AT_MOST = 16  # parts that are read together where all are looked at, if they have no more bytes than that
-_KEYS = re.compile(rb'\{"path":\["[ !#-\[\]-~]*"(?:,"[ !#-\[\]-~]*")*\]\}')  # a path as most are, without escapes
+_KEYS = pattern(rb'\{"path":\["[ !#-\[\]-~]*"(?:,"[ !#-\[\]-~]*")*\]\}')  # a path as most are, without escapes
 _TWICE = "two items, or chunks, have one writer and number"
 _TEXTS = frozenset({"path", "properties"})
 _TOGETHER = 2**22  # offsets and sizes of chunks that are compared, read from the parts of a band at once

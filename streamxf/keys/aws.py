@@ -18,13 +18,14 @@ from urllib.parse import urlsplit
 
 from streamxf.errors import KeyServiceError, ParameterError, StreamxfError, WrongKeyError
 from streamxf.keys.key import KeyProvider, public_id, wrong_voucher
+from streamxf.lazy import pattern
 
 CONNECT_SECONDS = 3
 READ_SECONDS = 5
 ATTEMPTS = 5
 
-_ARN = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]{1,64}", re.ASCII)
-_CODE = re.compile(r"[A-Za-z0-9.]{1,64}", re.ASCII)
+_ARN = pattern(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]{1,64}", re.ASCII)
+_CODE = pattern(r"[A-Za-z0-9.]{1,64}", re.ASCII)
 _WRONG_KEY = frozenset({"InvalidCiphertextException", "IncorrectKeyException"})
 _CREDENTIALS = "the credentials are invalid or have expired"
 _THROTTLED = "too many requests, even after waiting; try again later, or raise the account's quota"

@@ -26,18 +26,18 @@ from streamxf.errors import (
 )
 from streamxf.keys.key import KeyProvider, Uncopied, decode_b64url, derive, encode_b64url, statement, wrong_voucher
 from streamxf.keys.pair import SIGNATURES, SigningKey, VerifyKey
-from streamxf.lazy import keywrap
+from streamxf.lazy import keywrap, pattern
 
 DEK_BYTES = 32
 MAX_ENTRY = 2**14
 MAX_RECIPIENTS = 16
 MAX_SIGNATURES = 4
 
-WRAPPED_KEY = re.compile(rb"dek=[0-9a-f]{64}(?:&w=[a-z0-9-]{1,32}:[0-9a-f]{16}:[A-Za-z0-9_-]{1,21846}){1,16}")
+WRAPPED_KEY = pattern(rb"dek=[0-9a-f]{64}(?:&w=[a-z0-9-]{1,32}:[0-9a-f]{16}:[A-Za-z0-9_-]{1,21846}){1,16}")
 """What looks like an `Envelope`, among other bytes."""
 
-_ENTRY = re.compile(r"([a-z0-9+-]{1,32}):([0-9a-f]{16}):(.*)", re.ASCII)
-_ENVELOPE = re.compile(r"dek=([0-9a-f]{64})((?:&w=[A-Za-z0-9:_-]+)+)", re.ASCII)
+_ENTRY = pattern(r"([a-z0-9+-]{1,32}):([0-9a-f]{16}):(.*)", re.ASCII)
+_ENVELOPE = pattern(r"dek=([0-9a-f]{64})((?:&w=[A-Za-z0-9:_-]+)+)", re.ASCII)
 
 
 class DataKey(Uncopied):
@@ -210,7 +210,7 @@ def breach(key: KeyProvider, reason: str) -> ParameterError:
 
 Ask = Callable[[KeyProvider, str, bytes, bytes], Any]
 
-_FORM = re.compile(
+_FORM = pattern(
     r"(?:mac=([0-9a-f]{64})((?:&v=(?!hpke-)[A-Za-z0-9:_-]+)*)|(?=sig=))((?:(?:^|&)sig=[A-Za-z0-9+:_-]+){0,4})", re.ASCII
 )
 

@@ -23,7 +23,7 @@ from streamxf.errors import KeyFileError, KeyMissingError, ParameterError, Unsup
 from streamxf.keys import location
 from streamxf.keys.key import SECRET_BYTES, Key, encode_b64url, is_key_id, try_decode
 from streamxf.keys.pair import PublicKey, VerifyKey
-from streamxf.lazy import aead, argon2, exceptions
+from streamxf.lazy import aead, argon2, exceptions, pattern
 from streamxf.wording import reason_of
 
 PathLike = str | os.PathLike[str]
@@ -37,12 +37,12 @@ _KDF = "argon2id"
 _SALT_BYTES = 16
 _TAG_BYTES = 16
 _NONCE = bytes(12)  # the salt makes a new key for each line, and each key encrypts once
-_COST = re.compile(r"([1-9][0-9]{0,6})\.([1-9][0-9]?)\.([1-9][0-9]?)", re.ASCII)
+_COST = pattern(r"([1-9][0-9]{0,6})\.([1-9][0-9]?)\.([1-9][0-9]?)", re.ASCII)
 _UNTYPABLE = {"Cc": "a control character", "Cs": "half a character", "Cn": "a character unknown to Unicode"}
-_HEX = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
-_PIN = re.compile(r".#[0-9a-f]{16}\Z", re.ASCII)
+_HEX = pattern(r"[0-9a-fA-F]{64}", re.ASCII)
+_PIN = pattern(r".#[0-9a-f]{16}\Z", re.ASCII)
 _SHORT = 31  # characters: fewer than 16 bytes take in hexadecimal
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_VARIABLE = pattern(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -14,12 +14,12 @@ from typing import Any, ClassVar, NoReturn, Self
 from typing_extensions import Buffer
 
 from streamxf import errors
-from streamxf.lazy import hashes, hkdf, keywrap
+from streamxf.lazy import hashes, hkdf, keywrap, pattern
 
 HYBRID = "hpke-mlkem768-x25519"
 X25519 = "hpke-x25519"
 
-_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
+_ID = pattern(r"[0-9a-f]{16}", re.ASCII)
 
 
 def derive(secret: bytes, info: bytes, length: int, salt: bytes | None = None) -> bytes:
@@ -138,7 +138,7 @@ def wrong_voucher(key: KeyProvider) -> errors.AuthenticationError:
 
 SECRET_BYTES = 32
 
-_TEXT = re.compile(rb"[A-Za-z0-9 _./+=:-]+|[a-z][a-z0-9-]*:[ -~]+")
+_TEXT = pattern(rb"[A-Za-z0-9 _./+=:-]+|[a-z][a-z0-9-]*:[ -~]+")
 
 
 class Uncopied:

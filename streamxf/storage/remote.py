@@ -17,6 +17,7 @@ from typing import IO, Any
 from urllib.parse import unquote
 
 from streamxf.errors import ParameterError, UnsupportedError, redacted
+from streamxf.lazy import pattern
 from streamxf.storage import fetch
 from streamxf.storage.abilities import REFUSED, Abilities, of_client
 from streamxf.storage.conditions import can_condition, put_over, stamp_of, tried
@@ -31,7 +32,7 @@ _CACHES = frozenset({"blockcache", "cached", "filecache", "simplecache"})
 
 _AZURE = frozenset({"az", "abfs", "abfss"})
 _WEBDAV = frozenset({"webdav", "dav"})
-_SCHEMES = re.compile(r"([a-z0-9+.-]+)://", re.ASCII)
+_SCHEMES = pattern(r"([a-z0-9+.-]+)://", re.ASCII)
 _KINDS: dict[str, Kind] = {"file": "file", "directory": "folder", "link": "link"}
 _WRITTEN = ("LastModified", "last_modified", "mtime", "updated", "modified")  # of S3, Azure, SFTP, Google, WebDAV
 _TAGS = ("ETag", "etag", "md5Hash")
@@ -42,8 +43,8 @@ _PASSING = {"InternalError", "SlowDown", "ServiceUnavailable"}
 Failed = dict[str, Exception]
 
 # Some clients take the end of a path for a version (`?versionId=`, `#`), and no store takes control characters.
-_NOT_LITERAL = re.compile(r"[\x00-\x1f\x7f-\x9f\\%?#\ud800-\udfff]")
-_NO_KEY = re.compile(r"[\x00-\x1f\x7f-\x9f\\\ud800-\udfff]|\?versionId=")
+_NOT_LITERAL = pattern(r"[\x00-\x1f\x7f-\x9f\\%?#\ud800-\udfff]")
+_NO_KEY = pattern(r"[\x00-\x1f\x7f-\x9f\\\ud800-\udfff]|\?versionId=")
 _KEYS = frozenset({"s3", "s3a", "memory"})  # whose clients take all else literally; to SeaweedFS a `\` is a `/`
 
 

@@ -31,6 +31,7 @@ from streamxf.errors import (
     redacted,
 )
 from streamxf.format.names import LOCK
+from streamxf.lazy import pattern
 from streamxf.storage.abilities import Abilities, AbilitiesLike
 from streamxf.storage.checked import checked
 from streamxf.storage.conditions import ABSENT
@@ -52,7 +53,7 @@ from streamxf.wording import OLD
 
 _NOTHING = Abilities()
 _log = logging.getLogger(__name__)
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*://", re.ASCII)
+_SCHEME = pattern(r"[A-Za-z][A-Za-z0-9+.:-]*://", re.ASCII)
 
 
 def is_url(path: object) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 from streamxf.format.items import DTYPES, ITEMSIZES, is_dtype_name
 from streamxf.format.limits import MAX_INT, MAX_NDIM
 from streamxf.lazy import numpy as np
-from streamxf.lazy import torch
+from streamxf.lazy import pattern, torch
 from streamxf.torchsave.archive import NotSavedByTorch
 from streamxf.torchsave.unpickler import Foreign, Name, Size, StandIn, Unpickler, may_have
 
@@ -243,7 +243,7 @@ def _size(_: Any, sizes: Any) -> Size | None:
 
 _LATIN = ("latin1", "latin-1")
 # bool, integers, floats and complex numbers, by their size in bytes; no objects, strings, dates or records
-_NUMERIC = re.compile(r"b1|[iu][1248]|f(?:2|4|8|12|16)|c(?:8|16|24|32)", re.ASCII)
+_NUMERIC = pattern(r"b1|[iu][1248]|f(?:2|4|8|12|16)|c(?:8|16|24|32)", re.ASCII)
 
 
 def _encode(_: Any, text: Any, encoding: Any) -> bytes | None:

@@ -24,6 +24,7 @@ from streamxf.buffers import collector_paused
 from streamxf.cached import cached_property
 from streamxf.errors import ParameterError
 from streamxf.lazy import numpy as np
+from streamxf.lazy import pattern
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 from streamxf.torchsave.calls import BYTES_IO, CALLS, KINDS, NUMPY, OUTLINED, find_storage, scalar
 from streamxf.torchsave.unpickler import ACTIONS, Actions, Foreign, Name, Unpickler
@@ -236,7 +237,7 @@ def lacks(value: Any, known: dict[int, bool]) -> bool:
 
 # Numbers, tuples and lists of them: opcodes that make one thing at most, and neither hash nor name anything. C's
 # unpickler lets nothing be appended to whatever there is.
-_NUMBERS = re.compile(rb"\x80\x02(?:[N)\]tea\x85-\x89]|\((?!e)|[Kq].|M..|J.{4}|G.{8}){,2048}\.", re.DOTALL)
+_NUMBERS = pattern(rb"\x80\x02(?:[N)\]tea\x85-\x89]|\((?!e)|[Kq].|M..|J.{4}|G.{8}){,2048}\.", re.DOTALL)
 
 
 def numbers_in(pickled: bytes) -> tuple[Any] | None:
@@ -262,7 +263,7 @@ def _import(name: str) -> Any:
         raise ImportError(f"{name}, which it needs, is not in the packages that are installed here") from error
 
 
-_DTYPE = re.compile("[biufcSUMmOV][0-9]{1,9}", re.ASCII)
+_DTYPE = pattern("[biufcSUMmOV][0-9]{1,9}", re.ASCII)
 MAX_LOOKED_AT = 2**20  # bytes of a pickle; the opcodes of a larger one would take a save noticeably longer
 
 

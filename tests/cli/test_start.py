@@ -97,6 +97,21 @@ def test_verifying_a_small_file_imports_little(tmp_path: Path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_first_save_makes_little_that_it_does_not_need(tmp_path: Path):
+    """All that is made here comes before the first byte of the first save of every process."""
+    done = python(
+        "import re, sys, torch, torch.distributed.checkpoint as dcp, streamxf.descriptor\n"
+        "made, real = [], re.compile\n"
+        "re.compile = lambda *given: made.append(given) or real(*given)\n"
+        "import streamxf; writer = streamxf.FileSystemWriter\n"
+        "assert not made, made\n"
+        f"dcp.save({{'w': torch.ones(100)}}, storage_writer=writer({str(tmp_path / 'saved')!r}))\n"
+        "needless = {'streamxf.stream.plain', 'streamxf.stream.container', 'fsspec'} & {*sys.modules}\n"
+        "assert not needless, needless\n"
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_list_of_commands(run: Run):
     done = run.exits(0, "--help")
     for name in NAMES:

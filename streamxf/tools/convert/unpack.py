@@ -31,7 +31,7 @@ from streamxf.reading import (
     StreamReader,
     TensorItem,
 )
-from streamxf.stream import open as open_plain
+from streamxf.stream.plain import open as open_plain
 from streamxf.tools.convert.conversion import Converted, refuse_same
 from streamxf.tools.convert.pack import copy
 from streamxf.tools.convert.packed import manifest_of
