@@ -88,7 +88,7 @@ class Note:
 
     def check(self, access: Access) -> None:
         """Check who vouches for it; raises as `read_metadata` does for a checkpoint with the same keys."""
-        check_vouchers(self.sections, self._lines, access, "the note", len(access.keys) > 0)
+        check_vouchers(self.sections, self._lines, access, "the note", bool(len(access.keys)) or not access.trust)
 
     def said(self, make: Callable[[Any], T], access: Access | None = None) -> T:
         """What it says; with keys, once these have shown who wrote it. Raises MetadataError, and as `check`."""

@@ -185,7 +185,7 @@ class Folder:
             said.append(self._metadata(file, access))
             return said[0]
 
-        doubt = self.authority.doubt(read, lambda trust: read().signed_by(trust))
+        doubt = self.authority.doubt(read, lambda trust: read().signed_by(trust) and bool(said[0].wrapped))
         return said[0] if said else self._metadata(file), doubt
 
     def _metadata(self, file: str, access: Access | None = None) -> Metadata:

@@ -92,7 +92,7 @@ def test_a_signature_of_other_contents_is_an_error() -> None:
 
 
 def test_a_job_that_encrypts_refuses_it_without_a_reading_key() -> None:
-    with pytest.raises(PolicyError, match="not authenticated"):
+    with pytest.raises(PolicyError, match="not encrypted"):
         Note.parse(Note.seal(RECORD)).check(Access(require="published"))
 
 

@@ -29,7 +29,7 @@ from streamxf.checkpoint.datafile import DataFile
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.saving import Save
 from streamxf.checkpoint.sources import Content
-from streamxf.errors import AbortedError, ChainError, MetadataError, ParameterError, StreamxfError, UnsupportedError
+from streamxf.errors import AbortedError, ChainError, MetadataError, ParameterError, PolicyError, StreamxfError, UnsupportedError
 from streamxf.format.header import Identity, Kind
 from streamxf.format.items import ObjectItem, TensorItem
 from streamxf.format.limits import TRAILER_BYTES, WRAPPED_KEY_BYTES
@@ -555,10 +555,18 @@ def test_recipients_and_a_signer(tmp_path: Path) -> None:
         assert checkpoint.authenticated
 
 
+def test_a_signer_alone(tmp_path: Path) -> None:
+    signer, stranger = (streamxf.SigningKey(bytes(range(first, first + 32))) for first in (7, 8))
+    written(tmp_path, {"w": np.ones(5)}, signer=signer)
+    with Checkpoint(tmp_path, trust=signer.verify_key) as checkpoint:
+        assert torch.equal(checkpoint["w"].read(), torch.ones(5, dtype=torch.float64))
+    with pytest.raises(PolicyError):
+        Checkpoint(tmp_path, trust=stranger.verify_key)
+
+
 @pytest.mark.parametrize(
     ("options", "kind"),
     [
-        ({"signer": streamxf.SigningKey(bytes(range(32)))}, ParameterError),
         ({"chain": "zstd", "recipients": KEY}, ParameterError),
         ({"chain": [FloatZip(), "x"]}, ChainError),
         ({"block_size": 1000}, ParameterError),

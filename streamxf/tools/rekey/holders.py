@@ -81,7 +81,7 @@ class MetadataFile:
                 "the pickle that torch's readers read lacks a wrapped data key: the file is damaged"
             )
         opened = tuple(data_keys[envelope.dek_id] for envelope in keys.envelopes)
-        return Opened(keys, opened, opener, index.digests is not None or not index.items, index.save_id)
+        return Opened(keys, opened, opener, index.digests is not None, index.save_id)
 
     def pack(self, keys: KeySet | None, sections: Any = None, metadata: Metadata | None = None) -> bytes:
         """The file with other keys, if any, and perhaps another index; MetadataError if readers would refuse it."""

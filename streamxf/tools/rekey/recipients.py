@@ -58,7 +58,7 @@ class Terms:
         if self.signer is not None and not opened.signable:
             raise UnsupportedError(
                 "this was saved without a signer, so it has no digests, which a signature has to cover; "
-                "save it again with a signer; for a checkpoint, `streamxf transcode` makes a signed copy"
+                "sign it first, as `streamxf sign` does with a checkpoint; save a file again with a signer"
             )
         return self.signer
 

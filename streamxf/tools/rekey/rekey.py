@@ -34,8 +34,8 @@ def recipients(
     """List who may read a checkpoint or a plain file. Nothing is unpickled, and no data file is touched.
 
     With `keys`, as in a reader, the list is authenticated; without them it is the storage's claim. A signature is only
-    a claim without the `VerifyKey` of its signer in `trust`. The other arguments and errors are as in `rekey`;
-    `expect_save_id` needs keys.
+    a claim without the `VerifyKey` of its signer in `trust`, which needs no keys. The other arguments and errors are as
+    in `rekey`; `expect_save_id` needs keys.
     """
     access = Access.of(**options)
     if not len(access.keys) and access.expected_saves is not None:
@@ -70,8 +70,8 @@ def rekey(
     recipients : KeyProvider, bytes or location, or several
         Who may read from now on, as in `Encrypt`.
     signer : SigningKey or location, optional
-        Signs the contents, in place of the previous signer. Without it, a signature stays as it is. A checkpoint saved
-        without a signer cannot be signed afterwards.
+        Signs the contents; signatures by others stay, too. What was saved without a signer has to be signed by `sign`
+        first.
     trust, require, codecs, max_expansion, storage_options
         As in `Checkpoint`.
     allow_unsigned : bool
@@ -198,7 +198,10 @@ def _listed(path: Location, storage_options: StorageOptions, access: Access) -> 
 
     def read(file: Holder) -> tuple[KeySet, Sequence[str], str]:
         if not authenticated:
-            return file.keys, (), ""
+            keys, trust = file.keys, access.keys.trust
+            if trust:
+                access.keys.check_signed(trust, keys.lines[1], keys.digest)
+            return keys, [key.id for key in trust if keys.vouchers.signed_by([key], keys.digest)], ""
         opened = file.open(access)
         return file.keys, opened.verified(access.keys.trust), opened.save_id
 

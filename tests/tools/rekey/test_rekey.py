@@ -188,13 +188,15 @@ def test_unsigned_on_request(saved: Path, state: dict[str, Any]) -> None:
 def test_what_was_saved_without_a_signer_cannot_be_signed(saved: Path, change: Any) -> None:
     """There are no hashes of blocks that a signature could cover."""
     for new in (PRIVATE.public, OTHER_KEY):
-        words = ("no digests", "`streamxf transcode` makes a signed copy")
+        words = ("no digests", "`streamxf sign`")
         kept(saved, UnsupportedError, *words, change=change, to=new, signer=SIGNER)
 
 
 def test_a_checkpoint_without_items_can_be_signed(checkpoint: Path) -> None:
     save({}, checkpoint, [Encrypt(KEY)])
-    streamxf.rekey(checkpoint, keys=KEY, recipients=PRIVATE.public, signer=SIGNER)
+    kept(checkpoint, UnsupportedError, "streamxf sign", keys=KEY, to=PRIVATE.public, signer=SIGNER)
+    streamxf.sign(checkpoint, keys=KEY, signer=SIGNER)
+    streamxf.rekey(checkpoint, keys=KEY, recipients=PRIVATE.public, trust=SIGNER.verify_key)
     assert load({}, checkpoint, KeyRing([PRIVATE], trust=SIGNER.verify_key)) == {}
 
 
@@ -440,7 +442,7 @@ def test_somebody_who_signs_and_adds_nobody(signed: Path) -> None:
     assert envelopes(signed) == before
     digest = sections_of(signed)[1].digest
     assert vouchers(signed).signed_by([STRANGER.verify_key], digest)
-    assert not vouchers(signed).signed_by([SIGNER.verify_key], digest)
+    assert vouchers(signed).signed_by([SIGNER.verify_key], digest), "signatures by others stay"
 
 
 def test_a_recipient_less(signed: Path, state: dict[str, Any]) -> None:
@@ -535,9 +537,11 @@ def test_a_list_needs_no_torch(signed: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_trust_needs_keys(signed: Path) -> None:
-    with refused(ParameterError, "keys"):
-        streamxf.recipients(signed, trust=SIGNER.verify_key)
+def test_trust_needs_no_keys(signed: Path) -> None:
+    found = streamxf.recipients(signed, trust=SIGNER.verify_key)
+    assert (found.verified, found.authenticated) == ((SIGNER.id,), False)
+    with refused(PolicyError, SIGNER.id):
+        streamxf.recipients(signed, trust=STRANGER.verify_key)
 
 
 # -- metadata of each rank -------------------------------------------------------------------------------

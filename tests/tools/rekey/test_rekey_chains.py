@@ -48,6 +48,7 @@ class Rotation(RuleBasedStateMachine):
         self.path = self.folder / "checkpoint"
         self.readers = set(group)
         self.signer = signer
+        self.signers = {signer.id if signer is not None else None}
         self.local = local
         recipients = [given_away(number) for number in group]
         self.state = save_as_ranks(
@@ -79,7 +80,7 @@ class Rotation(RuleBasedStateMachine):
         """Whether a signer may sign; what was saved without one never can be."""
         if signer is None or self.signer is not None:
             return True
-        with pytest.raises(UnsupportedError, match="no hashes"):
+        with pytest.raises(UnsupportedError, match="no digests"):
             change(signer=signer, vouch=True)
         return False
 
@@ -87,15 +88,21 @@ class Rotation(RuleBasedStateMachine):
     def rekey(self, choice: int, group: list[int], signer: SigningKey | None) -> None:
         self.change(streamxf.rekey, choice, group, signer)
         self.readers = set(group)
-        self.signer = self.signer and (signer or self.signer)
+        self.signed(signer)
 
     @rule(choice=members, group=groups, signer=signers)
     def add(self, choice: int, group: list[int], signer: SigningKey | None) -> None:
-        signs = self.signer is not None and signer not in (None, self.signer)
+        signs = self.signer is not None and signer is not None and signer.id not in self.signers
         written = self.change(streamxf.add_recipient, choice, group, signer)
         assert bool(written) == bool(set(group) - self.readers or signs)
         self.readers |= set(group)
-        self.signer = self.signer and (signer or self.signer)
+        self.signed(signer)
+
+    def signed(self, signer: SigningKey | None) -> None:
+        """Signatures by others stay."""
+        if self.signer is not None and signer is not None:
+            self.signer = signer
+            self.signers.add(signer.id)
 
     def change(self, function: Any, choice: int, group: list[int], signer: SigningKey | None) -> tuple[str, ...]:
         opener = self.opener(choice)
@@ -159,7 +166,7 @@ class Rotation(RuleBasedStateMachine):
         found = streamxf.recipients(self.path)
         assert set(found.whole) == {Recipient(POOL[number].kind, POOL[number].id) for number in self.readers}
         assert found.part == ()
-        assert found.signers == (self.signer.id if self.signer is not None else None,)
+        assert set(found.signers) == self.signers
 
 
 TestRotation = Rotation.TestCase
