@@ -45,7 +45,7 @@ def test_it_is_signed_and_no_data_changes(tmp_path: Path, state: dict[str, Any],
     assert {name for name in before if before[name] != after[name]} == {".metadata"}
     assert after.keys() == before.keys()
     for signer in (SIGNER, OTHER):
-        ring = KeyRing([keys] if keys is not None else [], trust=signer.verify_key)
+        ring = KeyRing(keys, trust=signer.verify_key)
         if signer is SIGNER:
             assert_same(load(state, path, ring), state)
         else:
@@ -53,16 +53,16 @@ def test_it_is_signed_and_no_data_changes(tmp_path: Path, state: dict[str, Any],
                 load(state, path, ring)
     streamxf.sign(path, keys=keys, trust=SIGNER.verify_key, signer=OTHER)
     for signer in (SIGNER, OTHER):
-        ring = KeyRing([keys] if keys is not None else [], trust=signer.verify_key)
+        ring = KeyRing(keys, trust=signer.verify_key)
         assert_same(load(state, path, ring), state)
 
 
 def test_both_halves_of_the_hybrid_kind_are_needed(tmp_path: Path, state: dict[str, Any]) -> None:
     save(state, tmp_path, [Checksum()])
     streamxf.sign(tmp_path, signer=HYBRID)
-    assert_same(load(state, tmp_path, KeyRing([], trust=HYBRID.verify_key)), state)
+    assert_same(load(state, tmp_path, KeyRing(None, trust=HYBRID.verify_key)), state)
     with refused(PolicyError, HYBRID.id):
-        load(state, tmp_path, KeyRing([], trust=SIGNER.verify_key))
+        load(state, tmp_path, KeyRing(None, trust=SIGNER.verify_key))
 
 
 def test_four_sign_and_not_five(tmp_path: Path, state: dict[str, Any]) -> None:
@@ -74,7 +74,7 @@ def test_four_sign_and_not_five(tmp_path: Path, state: dict[str, Any]) -> None:
         streamxf.sign(tmp_path, signer=SigningKey.generate())
     assert contents(tmp_path) == before
     for signer in (SIGNER, OTHER, STRANGER, HYBRID):
-        assert_same(load(state, tmp_path, KeyRing([], trust=signer.verify_key)), state)
+        assert_same(load(state, tmp_path, KeyRing(None, trust=signer.verify_key)), state)
 
 
 @pytest.mark.parametrize("chain", CHAINS)
@@ -108,7 +108,7 @@ def test_metadata_of_each_rank_is_signed(tmp_path: Path) -> None:
     written = streamxf.sign(tmp_path / "c", signer=SIGNER)
     assert sorted(written) == [f"__{rank}.metadata" for rank in range(3)]
     own = {name: value for name, value in saved.items() if name.startswith("rank.0")}
-    assert_same(load(own, tmp_path / "c", KeyRing([], trust=SIGNER.verify_key)), own)
+    assert_same(load(own, tmp_path / "c", KeyRing(None, trust=SIGNER.verify_key)), own)
 
 
 def test_tools_keep_who_signed_or_refuse(tmp_path: Path, state: dict[str, Any]) -> None:
@@ -117,8 +117,8 @@ def test_tools_keep_who_signed_or_refuse(tmp_path: Path, state: dict[str, Any]) 
     streamxf.sign(path, signer=SIGNER)
     shutil.copytree(path, tmp_path / "d")
     streamxf.rename(tmp_path / "d", {"step": "steps"}, trust=SIGNER.verify_key, signer=OTHER)
-    trust = KeyRing([], trust=OTHER.verify_key)
+    trust = KeyRing(None, trust=OTHER.verify_key)
     with streamxf.Checkpoint(tmp_path / "d", keys=trust) as found:
         assert "steps" in found
     with pytest.raises(PolicyError):
-        streamxf.Checkpoint(tmp_path / "d", keys=KeyRing([], trust=SIGNER.verify_key))
+        streamxf.Checkpoint(tmp_path / "d", keys=KeyRing(None, trust=SIGNER.verify_key))
