@@ -29,7 +29,15 @@ from streamxf.checkpoint.datafile import DataFile
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.saving import Save
 from streamxf.checkpoint.sources import Content
-from streamxf.errors import AbortedError, ChainError, MetadataError, ParameterError, PolicyError, StreamxfError, UnsupportedError
+from streamxf.errors import (
+    AbortedError,
+    ChainError,
+    MetadataError,
+    ParameterError,
+    PolicyError,
+    StreamxfError,
+    UnsupportedError,
+)
 from streamxf.format.header import Identity, Kind
 from streamxf.format.items import ObjectItem, TensorItem
 from streamxf.format.limits import TRAILER_BYTES, WRAPPED_KEY_BYTES
