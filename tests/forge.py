@@ -47,6 +47,7 @@ class Parts:
     chain: bytes = b""
     identity: bytes = b""
     salt: bytes = bytes(16)
+    base: bytes = b""
     seal: bytes = b""
     blocks: tuple[tuple[bool, bytes], ...] = ((True, b""),)
     raw_size: int = 0
@@ -65,7 +66,7 @@ class Parts:
         """The header before the seal."""
         format_bytes = self.version, self.suite, self.flags, self.informative
         sizes = self.block_log2, len(self.chain), len(self.identity)
-        return _FIXED.pack(CONTAINER_MAGIC, *format_bytes, *sizes, self.salt) + self.chain + self.identity
+        return _FIXED.pack(CONTAINER_MAGIC, *format_bytes, *sizes, self.salt) + self.chain + self.identity + self.base
 
     @property
     def digest(self) -> bytes:
@@ -127,7 +128,7 @@ def take_container_apart(data: bytes) -> Parts:
         size = word & ~LAST
         blocks.append((bool(word & LAST), data[at + 8 : at + 8 + size]))
         at += 8 + size
-    return Parts(*format_bytes, block_log2, chain, identity, salt, seal, tuple(blocks), raw_size)
+    return Parts(*format_bytes, block_log2, chain, identity, salt, b"", seal, tuple(blocks), raw_size)
 
 
 def _count(raw_size: int, block_log2: int) -> int:

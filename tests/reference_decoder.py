@@ -24,7 +24,8 @@ from tests.reference_codecs import Block, Fields, check, crc, decode, parse_desc
 from tests.reference_keys import Reader, check_signatures, check_vouchers, hkdf, parse_vouchers, parse_wrapped, unwrap
 from tests.reference_values import parse_value
 
-KEYED, BOUND, PUBLISHED = 1, 2, 4
+KEYED, BOUND, PUBLISHED, BASED = 1, 2, 4, 8
+INCREMENT = 1
 OBJECT, TENSOR, FRAMED, VALUE = 1, 2, 3, 4
 DTYPES = {
     1: "bool uint8 int8 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2",
@@ -48,7 +49,7 @@ def check_format(format_bytes: bytes, known: int, where: str) -> None:
 # -- Containers
 
 Identity = namedtuple("Identity", "writer number kind dtype offset shard tensor name")
-Header = namedtuple("Header", "size block_size flags salt chain codecs identity hash seal")
+Header = namedtuple("Header", "size block_size flags salt chain codecs identity hash seal base")
 Table = namedtuple("Table", "raw_size ends edges")  # these are the first digest
 
 
@@ -57,10 +58,12 @@ def parse_header(data: bytes) -> Header:
     magic, format_bytes, log2, chain_len, ident_len, salt = f.unpack("8s4sB2H16s")
     flags = format_bytes[2]
     check(magic == bytes.fromhex("D35358460D0A1A0A"), "header: magic")
-    check_format(format_bytes, KEYED | BOUND | PUBLISHED, "header")
+    check_format(format_bytes, KEYED | BOUND | PUBLISHED | BASED, "header")
     check(16 <= log2 <= 24, "header: block_log2")
     check(chain_len <= 1024 and ident_len <= 4096, "header: lengths")
-    chain_data, identity_data, digest = f.take(chain_len), f.take(ident_len), sha256(data[: f.at]).digest()
+    chain_data, identity_data, base = f.take(chain_len), f.take(ident_len), f.take(32 if flags & BASED else 0)
+    digest = sha256(data[: f.at]).digest()
+    check(not base or flags & PUBLISHED, "C2: based, and not published")
     seal = f.take(32 if flags & KEYED else 0)
     check(crc(data[: f.at]) == f.take(4), "header: crc32c")
     with refusing("C1", UnicodeDecodeError):
@@ -76,7 +79,7 @@ def parse_header(data: bytes) -> Header:
     if identity and identity.kind in (TENSOR, VALUE):
         rule = "C5" if identity.kind == TENSOR else "C15"
         check(flags & PUBLISHED and not any(marked), f"{rule}: published, and without transforms")
-    return Header(f.at, 1 << log2, flags, salt, chain, codecs, identity, digest, seal)
+    return Header(f.at, 1 << log2, flags, salt, chain, codecs, identity, digest, seal, base)
 
 
 def parse_identity(data: bytes) -> Identity:
@@ -148,6 +151,7 @@ def parse_table(data: bytes, header: Header) -> Table:
 def decode_blocks(data: bytes, header: Header, table: Table, stream_key: bytes, digests: Sequence[bytes] = ()) -> bytes:
     """The stream. All blocks are decoded before any is handed out (C14)."""
     check(not digests or digests[0] == table.edges, "C13: the first digest")
+    check(not header.base, "C17: a difference")
     stream, begin, n, b = bytearray(), header.size, len(table.ends), header.block_size
     for i, end in enumerate(table.ends):
         stored, begin, last = data[begin:end], end, i == n - 1
@@ -208,7 +212,7 @@ def read_plain(file: bytes, reader: Reader) -> bytes:
 # -- The index
 
 # A chunk of a tensor, or an object: where it is, and what its container says of it; the columns of its file.
-Part = namedtuple("Part", "at size first crcs span file identity chain")
+Part = namedtuple("Part", "at size first crcs span file identity chain lower")
 File = namedtuple("File", "path size writer key")
 # The parts of each item; dtype and shape of each tensor; the first wrapped data key; all digests, None if unsigned.
 Index = namedtuple("Index", "transforms parts shapes wrapped run digests")
@@ -301,13 +305,13 @@ def check_run(run: Any, rank: int | None) -> None:
 Sections = namedtuple("Sections", "head_digest head parts format_bytes packed lines")
 
 
-def split_metadata(data: bytes) -> Sections:
+def split_metadata(data: bytes, known: int = 0) -> Sections:
     """R1."""
     check(data[-8:] == bytes.fromhex("0A1A0D0A4D5853D3"), "trailer: magic")
     trailer = Fields(data[-104:], "trailer").unpack("QQII4sI32s32s8x")
     head_len, parts_len, root_len, keys_len, format_bytes, zeros, head_digest, digest = trailer
     check(1 <= root_len <= 1 << 26 and keys_len <= 2 * 65536 + 1, "trailer: lengths")
-    check_format(format_bytes, 0, "trailer")
+    check_format(format_bytes, known, "trailer")
     check(zeros == 0, "trailer: zeros")
     check(head_len + parts_len + root_len + keys_len + 104 == len(data), "trailer: the lengths are not the file's")
     f = Fields(data, "trailer")
@@ -361,14 +365,19 @@ def count_marks(text: bytes) -> int:
 
 def read_index(data: bytes, rank: int | None, reader: Reader) -> Index:
     """R1 to R3, for all items."""
-    found = split_metadata(data)
+    found = split_metadata(data, INCREMENT)
     vouchers = check_keys(found, b"streamxf/1 index", reader)
     root = parse_json(unzstd_root(found.packed, "index"))
     return parse_root(root, rank, found, signed=bool(vouchers and vouchers.signatures))
 
 
 def parse_root(root: Any, rank: int | None, found: Sections, signed: bool) -> Index:
-    conform(root, ROOT, "the root")
+    increment = found.format_bytes[2:3] == b"\1"
+    conform(root, ROOT | ({"bases": [{"save_id": HEX32, "folder": str}]} if increment else {}), "the root")
+    folders = {base["folder"] for base in root.get("bases", ())}
+    for folder in folders:
+        check_file_path(folder)
+        check("/" not in folder, "M20: a folder")
     conform([*root["packages"].values()], [str], "packages")
     check_depth(root["extra"], 128, "M1")
     if "run" in root:
@@ -396,8 +405,8 @@ def parse_root(root: Any, rank: int | None, found: Sections, signed: bool) -> In
     entries += root.get("digests", [])
     total, raw = (sum(entry[side] for entry in entries) for side in ("bytes", "raw"))
     check(raw <= 256 * total + (1 << 23), "index: the sizes of all parts")
-    files = read_files(root["files"], f, keyed)
-    items = [item for band in root["items"] for item in read_band(band, f, [*map(bool, chains)], signed)]
+    files = read_files(root["files"], f, keyed, folders)
+    items = [item for band in root["items"] for item in read_band(band, f, [*map(bool, chains)], signed, increment)]
     digests = read_digests(root["digests"], f) if signed else None
     check(not f.rest(), "index: bytes that belong to no part")
     names = [item["name"] for item in items]
@@ -463,7 +472,7 @@ def strings(ends: tuple[int, bytes], texts: tuple[int, bytes], count: int) -> li
     return [texts[1][begin:end] for begin, end in zip([0, *stops], stops, strict=False)]
 
 
-def read_files(entries: Any, f: Fields, keyed: bool) -> list[File]:
+def read_files(entries: Any, f: Fields, keyed: bool, folders: set[str]) -> list[File]:
     files: list[File] = []
     for entry in entries:
         rows, chunks, columns = read_part(entry, f, {32, 33, 34, 35, *[36] * keyed})
@@ -474,7 +483,7 @@ def read_files(entries: Any, f: Fields, keyed: bool) -> list[File]:
             paths = [path.decode() for path in strings(columns[32], columns[33], rows)]
         files += map(File, paths, sizes, writers, keys)
         for path in paths:
-            check_file_path(path)
+            check_file_path(path, folders)
     paths = [file.path.encode() for file in files]
     check(paths == sorted(set(paths)), "M16: the paths of files do not rise")
     check(len({(file.writer, file.key) for file in files}) == len({file.writer for file in files}), "M9: two keys")
@@ -490,20 +499,23 @@ def read_digests(entries: Any, f: Fields) -> list[bytes]:
     return digests
 
 
-def check_file_path(path: str) -> None:
+def check_file_path(path: str, folders: set[str] = frozenset()) -> None:  # type: ignore[assignment]
     steps = path.split("/")
+    if len(steps) == 3 and steps[0] == ".." and steps[1] in folders:  # M20
+        steps = steps[2:]
     check(1 <= len(path.encode("utf-8", "replace")) <= 4096, "M4: the length")
     check(not re.search(r"[\x00-\x1f\x7f-\x9f\\%?#\ud800-\udfff]", path), "M4: a character")
     check(not {"", ".", ".."} & set(steps) and ":" not in steps[0], "M4: a part of the path")
 
 
-def read_band(band: Any, f: Fields, coded: list[bool], signed: bool) -> list[Any]:
+def read_band(band: Any, f: Fields, coded: list[bool], signed: bool, increment: bool) -> list[Any]:
     """The items of a band, with all their chunks."""
     items: list[Any] = []
     begins = [entry["from"] for entry in band["parts"]]
     check(begins and begins[0] == 0 and begins == sorted(set(begins)), "index: where the parts of a band begin")
     for begin, end, entry in zip(begins, [*begins[1:], 1 << 53], band["parts"], strict=True):
         needed = {1, 2, *range(5, 17), 18, 19, 20, *[3, 4] * (begin == 0), *[17] * signed}
+        needed |= {21, 22} if increment else set()
         rows, count, columns = read_part(entry, f, needed)
         names = strings(columns[1], columns[2], rows)
         more = strings(columns[3], columns[4], rows) if not begin else [b""] * rows
@@ -526,7 +538,12 @@ def read_band(band: Any, f: Fields, coded: list[bool], signed: bool) -> list[Any
         inside = [own and kind == VALUE for own, kind in zip(boxed, rest[0], strict=True)]
         ends = [iter(integers(columns[number], sum(inside))) for number in (19, 20)]
         rest.append([tuple(map(next, ends)) if is_value else None for is_value in inside])
-        chunks = zip(*rest, integers(columns[17], count) if signed else [None] * count, strict=True)
+        rest.append(integers(columns[17], count) if signed else [None] * count)
+        beneath = integers(columns[21], count) if increment else [0] * count
+        check(max(beneath, default=0) <= 16, "M20: too many beneath")
+        lower = iter(integers(columns[22], 3 * sum(beneath)) if increment else ())
+        rest.append([[(next(lower), next(lower), next(lower)) for _ in range(n)] for n in beneath])
+        chunks = zip(*rest, strict=True)
         made = []
         rows_of = zip(names, more, dtypes, ndims, shapes, counts, chains, here, strict=True)
         for name, text, dtype, ndim, shape, n, chain, own in rows_of:
@@ -560,7 +577,7 @@ def parse_item(item: Any, root: dict[str, Any], chain: list[Any], files: list[Fi
     check(item["dtype"] <= len(root["dtypes"]), "M16: no such dtype")
     check(tensor or (not shape and item["count"] == 1), "M16: an object has no dimensions, and one chunk")
     dtype = root["dtypes"][item["dtype"] - 1] if tensor else ""
-    for offset, shard, kind, file, at, size, number, crcs, span, first in item["chunks"]:
+    for offset, shard, kind, file, at, size, number, crcs, span, first, lower in item["chunks"]:
         check(kind in ((TENSOR, FRAMED) if tensor else (OBJECT, VALUE)), "M16: a kind")
         check(kind not in (TENSOR, VALUE) or not root["transforms"], "M6")
         if kind == VALUE:
@@ -572,7 +589,10 @@ def parse_item(item: Any, root: dict[str, Any], chain: list[Any], files: list[Fi
         check(not raw or size == prod(shard) * element_size(dtype), "B1: the size of a raw tensor")
         box = (offset, shard, shape) if tensor else ((), (), ())
         identity = Identity(files[file].writer, number, kind, dtype, *box, "" if kind == VALUE else name)
-        parts.append(Part(at, size, first, crcs, span, files[file], identity, chain))
+        parts.append(Part(at, size, first, crcs, span, files[file], identity, chain, lower))
+        check(not lower or (kind == TENSOR and chain), "M20: a difference that cannot be one")
+        for place, begin, length in lower:
+            check(place < len(files) and begin + length <= files[place].size, "M20: beneath")
     if tensor:
         offsets = [part.identity.offset for part in parts]
         check_chunks(shape, [(part.identity.offset, part.identity.shard) for part in parts], root["rank"] is None)
@@ -621,6 +641,7 @@ def load(folder: Path, reader: Reader, rank: int | None = None) -> dict[str, byt
 
 def read_stream(folder: Path, part: Part, index: Index, reader: Reader) -> bytes:
     """R4 and R5."""
+    check(not part.lower, "C17: a difference")
     file = (folder / part.file.path).read_bytes()
     check(len(file) == part.file.size, "M3: the size of a file")
     stream = file[part.at : part.at + part.size]

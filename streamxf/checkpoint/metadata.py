@@ -175,7 +175,7 @@ class Metadata:
         with suppress(errors.StreamxfError):
             if trailer := Trailer.parse(remains[-TRAILER_BYTES:], len(remains)):
                 parts = trailer.split(remains[-trailer.size :], read=slices(remains), intact=False)
-                index = Index.parse(parts.root, parts.parts, parts.parts_size)
+                index = Index.parse(parts.root, parts.parts, parts.parts_size, increment=parts.increment)
                 return index.files if index.rank is None else ()
         return ()
 
@@ -187,7 +187,8 @@ class Metadata:
         wrapped, vouchers = lines or ("", "")
         opened = not wrapped or bool(len(access.keys)) or not listing
         check_vouchers(sections, lines, access, "the checkpoint", opened)
-        index = Index.parse(sections.root, sections.parts, sections.parts_size, lazy=listing == "root")
+        how = {"lazy": listing == "root", "increment": sections.increment}
+        index = Index.parse(sections.root, sections.parts, sections.parts_size, **how)
         if index.keyed != bool(wrapped):
             raise errors.MetadataError("the metadata has keys exactly if its chain encrypts, and this contradicts that")
         if (index.digests is not None) != bool(keys is not None and keys.signers):

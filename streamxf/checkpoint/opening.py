@@ -186,6 +186,11 @@ class ItemOpener:
     def _find(self, source: FileSlice, wanted: ItemPart) -> StoredStream:
         """The stream of an item, whose header was compared with what the metadata says."""
         place, index = wanted.place, self.metadata.index
+        if place.beneath:
+            raise errors.UnsupportedError(
+                "the item is stored as a difference to another save, which this version of streamxf does not read: "
+                "upgrade it"
+            )
         stream, header = StoredStream(source, None, self._expected(place)), None
         if index is not None and place.number is not None:
             identity = wanted.identity(index.files[place.file].writer)

@@ -85,6 +85,9 @@ FIRST_DIGEST = Column(17, 0, _chunks)
 CRCS = Column(18, CRC_BYTES, lambda part: part.crcs_at[-1])
 BEGIN = Column(19, 0, lambda part: part.values_at[-1])
 END = Column(20, 0, lambda part: part.values_at[-1])
+BENEATH = Column(21, 0, _chunks)
+LOWER = Column(22, 0, lambda part: 3 * int(part[BENEATH].sum(dtype="i8")))  # file, at and bytes of each
+INCREMENT_COLUMNS = BENEATH, LOWER
 ITEM_COLUMNS = (
     *(NAME_ENDS, NAMES, MORE_ENDS, MORE, DTYPE, NDIM, SHAPE, COUNT, CHAIN),
     *(OFFSET, SIZES, KIND, FILE, AT, BYTES, NUMBER, FIRST_DIGEST, CRCS, BEGIN, END),
@@ -296,6 +299,7 @@ class ItemRules:
     signed: bool
     dtypes: tuple[str, ...]
     sizes: Any
+    increment: bool = False
 
     def __post_init__(self) -> None:
         self.sizes, self.coded = numpy.array(self.sizes, "i8"), numpy.array(self.coded, bool)
@@ -321,6 +325,14 @@ class ItemRules:
         if last >= self.sizes.size or not kinds.min() == kinds.max() == Kind.TENSOR:
             return False
         return bool(int(part[AT].max()) + int(part[BYTES].max()) <= self.sizes[first : int(last) + 1].min())
+
+    def check_lower(self, part: IndexPart) -> None:
+        """Check what lies beneath differences, which are tensors in containers."""
+        wrong = (part[BENEATH] > 0) & ~(part.coded & (part[KIND] == Kind.TENSOR))
+        _refuse_chunk(part, wrong, "a chunk is a difference that cannot be one")
+        files, at, sizes = part[LOWER].astype("i8").reshape(-1, 3).T
+        if (files >= self.sizes.size).any() or (at + sizes > self.sizes.take(files)).any():
+            bad("a container beneath a difference is in no file, or reaches beyond its end")
 
     def check_chunks(self, part: IndexPart) -> None:
         if self._is_usual(part):
@@ -384,6 +396,8 @@ def _column(column: Column, width: int, data: memoryview) -> Array:
         bad("the ends of names fall")
     if column is NDIM and values.size and values.max() > limits.MAX_NDIM:
         bad("there are too many dimensions")
+    if column is BENEATH and values.size and values.max() > limits.MAX_BENEATH:
+        bad("a difference has too many containers beneath")
     return values
 
 

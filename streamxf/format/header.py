@@ -18,7 +18,7 @@ from streamxf.errors import ContainerError, DescriptorError, shorten
 from streamxf.format import limits
 from streamxf.format.items import coded_dtype, elements_size, known_dtype, stored_width
 
-KEYED, BOUND, PUBLISHED = 1, 2, 4
+KEYED, BOUND, PUBLISHED, BASED = 1, 2, 4, 8
 
 _FIXED = struct.Struct("<8s4sBHH16s")
 _IDENTITY = struct.Struct("<16sQBBBB")
@@ -148,6 +148,7 @@ class Header:
     - `chain`: descriptors in save order, without fragments; stream transforms, which come first, begin with ``!``.
     - `published`: whether streamxf's own DCP writer made it as part of a checkpoint; then it is bound, too.
     - `informative`: flags that readers ignore.
+    - `base`: H of the container beneath, 32 bytes, in one that holds a difference.
     - `seal`: 32 bytes, in a keyed stream, that is one whose chain encrypts.
     - `keyed`, `size`, `body`, `digest`: whether its chain encrypts, its bytes, those before the seal, the format's H.
     """
@@ -159,6 +160,7 @@ class Header:
     published: bool = False
     informative: int = 0
     seal: bytes | None = None
+    base: bytes = b""
     keyed: bool = field(init=False, repr=False, compare=False)
     size: int = field(init=False, repr=False, compare=False)
     body: bytes = field(init=False, repr=False, compare=False)
@@ -178,10 +180,10 @@ class Header:
                 "only a published container without stream transforms holds a tensor's elements, or values"
             )
         identity = self.identity.pack() if self.identity is not None else b""
-        flags = KEYED * self.keyed | BOUND * bool(identity) | PUBLISHED * self.published
+        flags = KEYED * self.keyed | BOUND * bool(identity) | PUBLISHED * self.published | BASED * bool(self.base)
         format_bytes = bytes((limits.VERSION, limits.SUITE, flags, self.informative))
         fields = format_bytes, self.block_log2, len(text), len(identity), self.salt
-        self.body = _FIXED.pack(limits.CONTAINER_MAGIC, *fields) + text + identity
+        self.body = _FIXED.pack(limits.CONTAINER_MAGIC, *fields) + text + identity + self.base
         self.size = len(self.body) + limits.SEAL_BYTES * self.keyed + _CRC.size
         self.digest = hashlib.sha256(self.body).digest()
 
@@ -231,7 +233,9 @@ class Header:
             raise ContainerError("the header's chain is not ASCII") from None
         chain = tuple(text.split("\n")) if text else ()
         identity = Identity.parse(data[identity_at : identity_at + ident_len]) if ident_len else None
-        header = cls(block_log2, chain, salt, identity, bool(flags & PUBLISHED), informative, _seal_in(data, flags))
+        based = data[identity_at + ident_len :][: limits.DIGEST_BYTES] if flags & BASED else b""
+        about = identity, bool(flags & PUBLISHED), informative, _seal_in(data, flags), based
+        header = cls(block_log2, chain, salt, *about)
         if header.keyed != bool(flags & KEYED):
             raise ContainerError("the header's flag for encryption contradicts its chain")
         return header
@@ -275,14 +279,15 @@ def header_size(start: bytes) -> int:
     magic, format_bytes, _, chain_len, ident_len, _ = _FIXED.unpack_from(start)
     if magic != limits.CONTAINER_MAGIC:
         raise ContainerError("this is not a streamxf container: it begins with other bytes")
-    if fault := format_fault(format_bytes, KEYED | BOUND | PUBLISHED):
+    if fault := format_fault(format_bytes, KEYED | BOUND | PUBLISHED | BASED):
         raise ContainerError(f"the container {fault}")
     flags = format_bytes[2]
     contradicts = bool(flags & BOUND) != bool(ident_len) or (flags & PUBLISHED and not ident_len)
+    contradicts |= bool(flags & BASED) > bool(flags & PUBLISHED)
     if chain_len > limits.MAX_CHAIN or ident_len > limits.MAX_IDENTITY or contradicts:
         raise ContainerError("the header is malformed: lengths and flags contradict each other or the format's limits")
-    seal_len = limits.SEAL_BYTES if flags & KEYED else 0
-    return int(limits.HEADER_FIXED_BYTES + chain_len + ident_len + seal_len + _CRC.size)
+    more = limits.SEAL_BYTES * bool(flags & KEYED) + limits.DIGEST_BYTES * bool(flags & BASED)
+    return int(limits.HEADER_FIXED_BYTES + chain_len + ident_len + more + _CRC.size)
 
 
 def _seal_in(data: bytes, flags: int) -> bytes | None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from streamxf.buffers import collector_paused
 from streamxf.descriptor import ENCRYPT, Descriptor
-from streamxf.errors import DescriptorError, MetadataError
+from streamxf.errors import DescriptorError, MetadataError, UnsupportedError
 from streamxf.format import columns as col
 from streamxf.format import fields, limits
 from streamxf.format.columns import Array, Column, IndexPart, ItemRules, PartEntry, TooLarge, pack_part
@@ -68,6 +68,7 @@ class Index:
     - `packages`: versions of the packages that wrote the checkpoint.
     - `extra`: values that planners added to DCP's metadata, as `to_json` writes them.
     - `run`: the facts about its run; None if it belongs to no run.
+    - `bases`: of an increment, ids and folders of the saves that have its other files.
     - `group`, `ranks`: of rank-local metadata what all ranks of its save have alike, 32 hexadecimal digits, and how
       many there are; None where that is not known.
     """
@@ -85,10 +86,15 @@ class Index:
     run: RunFacts | None = None
     group: str | None = None
     ranks: int | None = None
+    bases: tuple[tuple[str, str], ...] | None = None
 
     @collector_paused()
     def pack(self) -> tuple[bytes, bytes]:
         """Root and parts as they are stored. Raises MetadataError if readers would refuse them."""
+        if self.bases is not None:
+            raise UnsupportedError(
+                "its index is that of an increment, which this version cannot write: upgrade streamxf"
+            )
         files = dict(sorted(self.files.items()))
         numbers = {path: number for number, path in enumerate(files)}
         dtypes = sorted({item.dtype for item in self.items.values() if isinstance(item, TensorItem)})
@@ -134,12 +140,12 @@ class Index:
             yield entry
 
     @classmethod
-    def parse(cls, root: memoryview, read: Read, size: int, *, lazy: bool = False) -> Index:
+    def parse(cls, root: memoryview, read: Read, size: int, *, lazy: bool = False, increment: bool = False) -> Index:
         """Read an index whose parts `read` gives, `size` bytes together; `lazy` says that `items` shall be an
         `ItemTable` even of a small one, of whose parts only the digests are compared at once.
         """
         with collector_paused():
-            return _Root(fields.parse_json(root, "the index"), read, size).index(lazy)
+            return _Root(fields.parse_json(root, "the index"), read, size, increment).index(lazy)
 
     @property
     def keyed(self) -> bool:
@@ -153,10 +159,12 @@ class Index:
 
 
 class _Root:
-    def __init__(self, content: Any, read: Read, size: int) -> None:
+    def __init__(self, content: Any, read: Read, size: int, increment: bool) -> None:
         self._read = read
         self._size = size
-        self._content = fields.exact(content, _MEMBERS, frozenset({"run", "digests", "group", "ranks"}), "it")
+        needed = {*_MEMBERS, "bases"} if increment else _MEMBERS
+        self._content = fields.exact(content, needed, frozenset({"run", "digests", "group", "ranks"}), "it")
+        self._bases = tuple(map(_base, fields.array(content["bases"], "bases"))) if increment else None
         self._at = 0  # where the next part begins
 
     def index(self, lazy: bool) -> Index:
@@ -204,14 +212,27 @@ class _Root:
             fields.bad("bands of items do not rise")
         digests = None if signed is None else Digests(signed, self._read)
         about = bool(transforms), digests is not None, tuple(dtypes), [file.size for file in files.values()]
-        rules = ItemRules(rank, tuple(recorded), [*map(bool, chains)], *about)
+        rules = ItemRules(rank, tuple(recorded), [*map(bool, chains)], *about, self._bases is not None)
         table = ItemTable(ItemParts(rules, bands, files, self._read))
         small = sum(part.raw for part in parts) <= _SMALL
         for part in parts if lazy and small else ():
             part.check(self._read(part.at, part.size))
         items: Mapping[str, Item] = table.whole() if small and not lazy else table
         return Index(
-            save_id, rank, transforms, chains, files, items, digests, modules, packages, extra, run, group, ranks
+            save_id,
+            rank,
+            transforms,
+            chains,
+            files,
+            items,
+            digests,
+            modules,
+            packages,
+            extra,
+            run,
+            group,
+            ranks,
+            self._bases,
         )
 
     def _read_descriptors(self, texts: Any, member: str) -> tuple[str, ...]:
@@ -261,8 +282,20 @@ class _Root:
                 key = part.value(col.KEY, row) if self._keyed else None
                 if known.setdefault(writer, key) != key:
                     fields.bad("a writer has two data keys")
-                files[Place.check_path(path)] = File(size, writer, key)
+                folder, _, name = path.removeprefix("../").partition("/")
+                beside = path.startswith("../") and "/" not in name and folder in dict(self._bases or ()).values()
+                Place.check_path(name if beside else path)
+                files[path] = File(size, writer, key)
         return files
+
+
+def _base(entry: Any) -> tuple[str, str]:
+    """The id and the folder of a save whose files an increment has."""
+    fields.exact(entry, {"save_id", "folder"}, _NONE, "a base")
+    folder = fields.string(entry["folder"], "a base")
+    if "/" in Place.check_path(folder):
+        fields.bad("a base's folder is not beside this one")
+    return fields.digits(entry["save_id"], 32, "a base"), folder
 
 
 @dataclass(frozen=True, eq=False)
@@ -426,7 +459,7 @@ def _of_chunks(found: list[tuple[Sequence[Chunk], bool]], files: _Files) -> dict
 
 def _of_objects(chunks: list[Chunk], tensors: list[bool], files: _Files) -> dict[Column, Any]:
     offsets, shapes, places, framed = zip(*chunks, strict=True) if chunks else ((),) * 4
-    paths, at, sizes, _, digests, numbers, crcs, spans = zip(*places, strict=True) if places else ((),) * 8
+    paths, at, sizes, _, digests, numbers, crcs, spans, _ = zip(*places, strict=True) if places else ((),) * 9
     of_tensors = [Kind.FRAMED if frame else Kind.TENSOR for frame in framed]
     kinds_of = zip([Kind.OBJECT if span is None else Kind.VALUE for span in spans], of_tensors, strict=True)
     inside = [span for span, number in zip(spans, numbers, strict=True) if span is not None and number is not None]

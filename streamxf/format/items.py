@@ -119,6 +119,7 @@ class Place(NamedTuple):
     - `digest`: the ordinal of its first digest, where an index is signed.
     - `number`: that of the container, among those of its writer, where an index says it.
     - `crcs`: where an index says that there is no container, the CRC-32C of each MiB, as four bytes, little-endian.
+    - `beneath`: of a difference, how many containers lie beneath; 0 of all else.
     - `span`: of a value, where it begins and ends in the stream, which other values may share; None of all else.
     """
 
@@ -130,6 +131,7 @@ class Place(NamedTuple):
     number: int | None = None
     crcs: bytes | None = None
     span: tuple[int, int] | None = None
+    beneath: int = 0
 
     @staticmethod
     def check_path(path: object) -> str:

@@ -29,7 +29,7 @@ DIGEST_BYTES = 32
 BLOCK_HEAD_BYTES = 8
 FOOTER_BYTES = 20
 HEADER_FIXED_BYTES = 33
-MAX_HEADER = HEADER_FIXED_BYTES + MAX_CHAIN + MAX_IDENTITY + SEAL_BYTES + 4
+MAX_HEADER = HEADER_FIXED_BYTES + MAX_CHAIN + MAX_IDENTITY + DIGEST_BYTES + SEAL_BYTES + 4
 
 MAX_ROOT = 2**26
 FREE_ROOT, ROOT_EXPANSION = 2**20, 16  # bytes that any root may decompress to, and those for each that is stored
@@ -38,6 +38,7 @@ FREE_PARTS, PARTS_EXPANSION = 2**23, 256  # the same of all parts together
 FREE_MARKS, MARK_BYTES = 2**16, 3  # commas and opening brackets of any JSON, and what each further one takes, stored
 FILE_BYTES, ITEM_BYTES, CHUNK_BYTES = 16, 2, 4  # of a part, as it is stored, for each that it has
 MAX_DTYPES = MAX_CHAINS = 256
+MAX_BENEATH = 16
 MAX_RANK = 2**31 - 2
 NO_RANK = MAX_RANK + 1
 MAX_DEPTH = 128

@@ -70,7 +70,8 @@ class ItemParts:
         self._owners: dict[tuple[bytes, int | None], tuple[Any, ...]] = {}  # the chunks that were given away
         self.tiled: set[tuple[int, int]] = set()  # band and row of items whose chunks were checked as a whole
         self._lately = 0.0  # how far behind the begin of its band the last part that was asked for is
-        self._first = [column for column in col.ITEM_COLUMNS if rules.signed or column is not col.FIRST_DIGEST]
+        columns = col.ITEM_COLUMNS + col.INCREMENT_COLUMNS * rules.increment
+        self._first = [column for column in columns if rules.signed or column is not col.FIRST_DIGEST]
         self._further = [column for column in self._first if column not in (col.MORE_ENDS, col.MORE)]
 
     def __deepcopy__(self, memo: Any) -> Self:
@@ -156,6 +157,8 @@ class ItemParts:
                 fields.bad("a band has other items than the root says")
             self.rules.check_items(part)
         self.rules.check_chunks(part)
+        if col.BENEATH.id in part.columns:
+            self.rules.check_lower(part)
         if head is None and len(band.parts) > 1:
             made = IndexPart(part.rows, 0, columns={c.id: part[c].copy() for c in col.SAME_IN_BAND})
             _check_same_items(self._heads.setdefault(number, made), part)  # another thread's may have come first
@@ -198,6 +201,7 @@ class ItemParts:
             numbers,
             crcs,
             part.spans_of_values(begin, end),
+            part[col.BENEATH][begin:end].tolist() if self.rules.increment else repeat(0),
             strict=False,
         )
         framed = (part[col.KIND][begin:end] == Kind.FRAMED).tolist()

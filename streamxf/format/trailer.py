@@ -14,6 +14,7 @@ from streamxf.format.header import format_fault
 
 _LENGTHS = struct.Struct("<QQII4s4x")
 _TRAILER = struct.Struct("<QQII4sI32s32s8x")
+INCREMENT = 1  # a critical flag: the index names files of other saves
 INDEX_LABEL, NOTE_LABEL = b"streamxf/1 index", b"streamxf/1 note"
 _NO_PICKLE_DIGEST = hashlib.sha256(limits.NO_PICKLE).digest()
 _SIGNED_BYTES = _LENGTHS.size + limits.DIGEST_BYTES  # of the trailer, covered by its second digest
@@ -58,7 +59,7 @@ class Trailer:
             raise MetadataError("the metadata is truncated: only a part of its trailer is there")
         *sizes, format_bytes, zeros, head_digest, digest = _TRAILER.unpack(end[-limits.TRAILER_BYTES :])
         head_size, parts_size, root_size, keys_size = sizes
-        if zeros and not format_fault(format_bytes):
+        if zeros and not format_fault(format_bytes, INCREMENT):
             raise MetadataError("the metadata's trailer has a byte that is not zero where version 1 has zeros")
         trailer = cls(head_size, parts_size, root_size, keys_size, format_bytes, head_digest, digest)
         fits = 1 <= root_size <= limits.MAX_ROOT and keys_size <= limits.KEYS_BYTES
@@ -75,7 +76,7 @@ class Trailer:
         signed = view[: self.root_size + self.keys_size + _SIGNED_BYTES]
         if intact and not hmac.compare_digest(hashlib.sha256(signed).digest(), self.digest):
             raise MetadataError("the digest of the metadata does not match: the file is damaged")
-        if fault := format_fault(self.format_bytes):
+        if fault := format_fault(self.format_bytes, INCREMENT if label == INDEX_LABEL else 0):
             raise UnsupportedError(f"the metadata {fault}")
         keys = view[self.root_size : self.root_size + self.keys_size]
         about = self.head_digest != _NO_PICKLE_DIGEST, self.head_size, self.parts_size, self.head_digest
@@ -100,6 +101,10 @@ class Sections:
     parts_size: int = 0
     head_digest: bytes = field(default=b"", compare=False)
     read: Read = field(default=_NOTHING, compare=False)
+
+    @property
+    def increment(self) -> bool:
+        return bool(self.format_bytes[2] & INCREMENT)
 
     def parts(self, at: int, size: int) -> bytes:
         """Bytes of the parts."""

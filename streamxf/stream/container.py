@@ -15,7 +15,7 @@ from streamxf.chain import Chain, StreamCoder
 from streamxf.codec import Codec, StreamInfo
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.descriptor import ENCRYPT, Descriptor
-from streamxf.errors import CodecError, ContainerError, StreamxfError
+from streamxf.errors import CodecError, ContainerError, StreamxfError, UnsupportedError
 from streamxf.format.container import Footer, Table, check_stored, lone_block, tail_size
 from streamxf.format.digests import Expected, digest_of
 from streamxf.format.header import Header, Kind, header_size
@@ -216,6 +216,8 @@ class ChainOpener:
         AuthenticationError if it does not match, KeyMissingError, WrongKeyError, DescriptorError without a data key;
         what is returned, UnknownCodecError, DescriptorError, ChainError if the chain cannot be built.
         """
+        if header.base:
+            raise UnsupportedError("it holds a difference, which this version of streamxf does not read: upgrade it")
         info = stream_info(header)
         state = self._encryption.unseal(info, header.seal)
         return lambda: StreamCoder(self._chain, info, state, meter=meter)

@@ -81,7 +81,7 @@ def test_trailers_that_cannot_be(changes: dict[str, object], match: str) -> None
 
 
 @pytest.mark.parametrize("changes", [{}, {"reserved": b"1234"}])
-@pytest.mark.parametrize("format_bytes", [(2, 1, 0, 0), (3, 1, 0, 0), (1, 2, 0, 0), (1, 1, 1, 0)])
+@pytest.mark.parametrize("format_bytes", [(2, 1, 0, 0), (3, 1, 0, 0), (1, 2, 0, 0), (1, 1, 2, 0)])
 def test_another_version_is_no_damage(format_bytes: tuple[int, ...], changes: dict[str, Any]) -> None:
     parts = MetadataParts(b"head", b"root", b"keys", b"parts", format_bytes=bytes(format_bytes))
     version, suite, flags, _ = format_bytes

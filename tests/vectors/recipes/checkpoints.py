@@ -332,6 +332,22 @@ def parts() -> dict[str, Any]:
     return locals()
 
 
+def increments() -> dict[str, Any]:
+    """Indexes that name files of other saves, with nothing beneath, or containers of the same checkpoint."""
+
+    def of(beneath: list[int], lower: list[int], flags: int = 1, **more: Any) -> dict[str, bytes]:
+        bases = more.pop("bases", [{"save_id": "ab" * 16, "folder": "step-1"}])
+        return BASE.files(
+            more.pop("change", None),
+            bands=[Band(["step", "weight"], change=lambda found: found.update({21: beneath, 22: lower}))],
+            root=put("bases", value=bases),
+            around=lambda made: made.change(format_bytes=bytes([1, 1, flags, 0])),
+            **more,
+        )
+
+    return locals()
+
+
 def with_more(found: Columns) -> Columns:
     rest = dict(found)
     found.clear()

@@ -7,7 +7,7 @@
 const Reader = (() => {
   const Zip = typeof module === "undefined" ? Zstd : require("./zstd.js");
   const subtle = globalThis.crypto.subtle;
-  const [KEYED, BOUND, PUBLISHED] = [1, 2, 4];
+  const [KEYED, BOUND, PUBLISHED, BASED] = [1, 2, 4, 8];
   const [OBJECT, TENSOR, FRAMED, VALUE] = [1, 2, 3, 4];
   const [MAX_NUMBER, MIB, MAX_LINE] = [Number.MAX_SAFE_INTEGER, 2 ** 20, 65536];
   const ELEMENT_SIZE = new Map();
@@ -676,18 +676,20 @@ const Reader = (() => {
     return critical;
   }
 
-  const MAX_HEADER = 33 + 1024 + 4096 + 36;
+  const MAX_HEADER = 33 + 1024 + 4096 + 68;
 
   async function readHeader(source) {
     const data = await source.read(0, Math.min(source.size, MAX_HEADER));
     const f = new Fields(data, "header");
     check(equal(f.take(8), unhex("d35358460d0a1a0a")), "header: magic");
-    const flags = checkFormat(f, KEYED | BOUND | PUBLISHED, "header");
+    const flags = checkFormat(f, KEYED | BOUND | PUBLISHED | BASED, "header");
     const [log2, chainLength, identLength] = f.numbers(1, 2, 2);
     check(16 <= log2 && log2 <= 24, "header: block_log2");
     check(chainLength <= 1024 && identLength <= 4096, "header: lengths");
     const salt = f.take(16);
-    const [chainData, identity, hash] = [f.take(chainLength), f.take(identLength), await sha256(data.subarray(0, f.at))];
+    const [chainData, identity, base] = [f.take(chainLength), f.take(identLength), f.take(flags & BASED ? 32 : 0)];
+    const hash = await sha256(data.subarray(0, f.at));
+    check(!base.length || flags & PUBLISHED, "C2: based, and not published");
     const seal = f.take(flags & KEYED ? 32 : 0);
     const summed = data.subarray(0, f.at);
     check(crc32c(summed) === f.number(4), "header: crc32c");
@@ -767,6 +769,7 @@ const Reader = (() => {
 
   // The stream key, after the seal has shown that the data key made this header; null if nothing is encrypted.
   async function unseal(header, dataKey) {
+    check(!(header.flags & BASED), "C17: a difference, which a newer streamxf reads");
     if (!(header.flags & KEYED)) return null;
     check(dataKey, "K3: the container is encrypted, and no key was given");
     const both = await hkdf(dataKey, concat(ascii("streamxf/1 stream"), header.hash), 64, header.salt);
@@ -876,13 +879,13 @@ const Reader = (() => {
   // -- metadata and notes ----------------------------------------------------------------------------------------------------
 
   // R1: the sections of a metadata file or a note; head and parts are left where they are.
-  async function readSections(source) {
+  async function readSections(source, known = 0) {
     check(source.size >= 104, "trailer: it ends too early");
     const trailer = await source.read(source.size - 104, source.size);
     check(equal(trailer.subarray(96), unhex("0a1a0d0a4d5853d3")), "trailer: magic");
     const f = new Fields(trailer, "trailer");
     const [head, parts, root, keys] = f.numbers(8, 8, 4, 4);
-    checkFormat(f, 0, "trailer");
+    const increment = checkFormat(f, known, "trailer") > 0;
     check(f.number(4) === 0, "trailer: zeros");
     check(1 <= root && root <= 2 ** 26 && keys <= 2 * MAX_LINE + 1, "trailer: lengths");
     check(head <= MAX_NUMBER && parts <= MAX_NUMBER && head + parts + root + keys + 104 === source.size, "trailer: the lengths are not the file's");
@@ -891,7 +894,7 @@ const Reader = (() => {
     const [headDigest, digest] = [f.take(32), f.take(32)];
     check(equal(await sha256(packed, stored, trailer.subarray(0, 64)), digest), "trailer: the second digest");
     const lines = keys ? unascii(stored, "M12").split("\n") : [];
-    return { head, headDigest, parts: part(source, head, parts), format: trailer.subarray(24, 28), packed, lines };
+    return { increment, head, headDigest, parts: part(source, head, parts), format: trailer.subarray(24, 28), packed, lines };
   }
 
   // R2: wrapped keys and vouchers, null if there are none; and the data key, null without keys of the reader's.
@@ -1024,15 +1027,16 @@ const Reader = (() => {
 
   const bytesOf = (value) => new TextEncoder().encode(value);
 
-  function checkPath(path) {
-    const steps = path.split("/");
+  function checkPath(path, folders = []) {
+    let steps = path.split("/");
+    if (steps.length === 3 && steps[0] === ".." && folders.includes(steps[1])) steps = steps.slice(2); // M20
     check(1 <= path.length && bytesOf(path).length <= 4096 && !/[\x00-\x1f\x7f-\x9f\\%?#]/.test(path), "M4: a character");
     check(steps.every((step) => step !== "" && step !== "." && step !== "..") && !steps[0].includes(":"), "M4: a part of the path");
   }
 
   class Index {
     static async read(source, rank, access) {
-      const sections = await readSections(source);
+      const sections = await readSections(source, 1);
       const keys = await checkKeys(sections, "streamxf/1 index", access);
       const root = parseJson(unzstdRoot(sections.packed, "index"), "index", "M1");
       const index = new Index();
@@ -1040,8 +1044,14 @@ const Reader = (() => {
       return index;
     }
 
-    async fill(root, rank, { parts }, { wrapped, vouchers, dataKey }, trusted) {
-      conform(root, ROOT, "the root");
+    async fill(root, rank, { parts, increment }, { wrapped, vouchers, dataKey }, trusted) {
+      conform(root, increment ? { ...ROOT, bases: [{ save_id: HEX32, folder: text }] } : ROOT, "the root");
+      this.increment = increment;
+      this.folders = (increment ? root.get("bases") : []).map((base) => base.get("folder"));
+      for (const folder of this.folders) {
+        checkPath(folder);
+        check(!folder.includes("/"), "M20: a folder");
+      }
       conform([...root.get("packages").values()], [text], "packages");
       checkDepth(root.get("extra"), 128, "M1");
       check(rank === null || !root.has("run"), "M1: only .metadata has a run");
@@ -1101,7 +1111,7 @@ const Reader = (() => {
         const [sizes, writers, keys] = [numbers(34, rows), fixed(35, 16, rows), this.keyed ? fixed(36, 40, rows) : []];
         strings(32, 33, rows).forEach((bytes, i) => {
           const path = unutf8(bytes, "M16");
-          checkPath(path);
+          checkPath(path, this.folders);
           check(before === null || compare(before, bytes) < 0, "M16: the paths of files do not rise");
           before = bytes;
           const file = { path, size: sizes[i], writer: hex(writers[i]), key: keys[i] ?? null };
@@ -1129,7 +1139,7 @@ const Reader = (() => {
     }
 
     async readItems(entry, begin, end, parts, known) {
-      const needed = [1, 2, ...(begin ? [] : [3, 4]), 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, ...(this.signed ? [17] : []), 18, 19, 20];
+      const needed = [1, 2, ...(begin ? [] : [3, 4]), 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, ...(this.signed ? [17] : []), 18, 19, 20, ...(this.increment ? [21, 22] : [])];
       const { rows, chunks, sized, numbers, strings } = await this.next(parts, entry, needed);
       const names = strings(1, 2, rows);
       const more = begin ? [] : strings(3, 4, rows);
@@ -1144,6 +1154,9 @@ const Reader = (() => {
       const [offsets, lengths] = [numbers(10, dims), numbers(11, dims)];
       const [kinds, files, ats, sizes] = [12, 13, 14, 15].map((id) => numbers(id, chunks));
       const firsts = this.signed ? numbers(17, chunks) : null;
+      const beneath = this.increment ? [...numbers(21, chunks)] : Array(chunks).fill(0);
+      check(beneath.every((n) => n <= 16), "M20: too many beneath");
+      const lower = this.increment ? [...numbers(22, 3 * sum(beneath))] : [];
       const boxed = [...here].flatMap((n, i) => Array(n).fill(this.chains[chains[i]].codecs.length > 0));
       const idents = numbers(16, sum(boxed));
       const inside = boxed.map((own, i) => own && kinds[i] === VALUE);
@@ -1162,7 +1175,7 @@ const Reader = (() => {
           boxAt += ndims[i];
           const crcs = boxed[chunk] ? null : Array.from({ length: pieces[chunk] }, () => sums.number(4));
           const span = inside[chunk] ? [begins[valueAt], ends[valueAt++]] : null;
-          first.chunks.push({ span, offset, shape, kind: kinds[chunk], file: files[chunk], at: ats[chunk], bytes: sizes[chunk], number: boxed[chunk] ? idents[identAt++] : null, first: firsts?.[chunk] ?? null, crcs });
+          first.chunks.push({ span, offset, shape, kind: kinds[chunk], file: files[chunk], at: ats[chunk], bytes: sizes[chunk], number: boxed[chunk] ? idents[identAt++] : null, first: firsts?.[chunk] ?? null, crcs, lower: lower.splice(0, 3 * beneath[chunk]) });
         }
         return first;
       });
@@ -1187,6 +1200,9 @@ const Reader = (() => {
         check(kind !== VALUE || (begin < end && end - begin <= MIB && (!span || end <= 2 ** 24)), "M2: the size of a value");
         check(file < files.length, "M16: no such file");
         check(at + bytes <= files[file].size, "M2: not within the file");
+        check(!chunk.lower.length || (kind === TENSOR && chunk.number !== null), "M20: a difference that cannot be one");
+        for (let i = 0; i < chunk.lower.length; i += 3)
+          check(chunk.lower[i] < files.length && chunk.lower[i + 1] + chunk.lower[i + 2] <= files[chunk.lower[i]].size, "M20: beneath");
         return { ...chunk, file: files[file] };
       });
       if (tensor) checkChunks(shape, found, this.rank === null);
@@ -1326,6 +1342,7 @@ const Reader = (() => {
       const { identity } = header;
       check(identity.writer === file.writer && identity.number === chunk.number && identity.kind === chunk.kind && identity.dtype === item.storedDtype, "M8: this item");
       check(same(identity.offset, chunk.offset) && same(identity.shape, chunk.shape) && same(identity.whole, item.shape), "M8: this item");
+      check(!chunk.lower.length, "C17: a difference, which a newer streamxf reads");
       const key = await unseal(header, await index.dataKeyOf(file));
       const table = await readTable(stored, header);
       if (index.signed) {
