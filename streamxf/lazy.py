@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     import numpy
     import torch
+    import zstandard
     from cryptography import exceptions
     from cryptography.hazmat.primitives import hashes, hpke, keywrap
     from cryptography.hazmat.primitives.asymmetric import ed25519, mldsa, mlkem, x25519
@@ -40,7 +41,8 @@ else:
             return getattr(self._module, member)
 
     _PRIMITIVES = "cryptography.hazmat.primitives"
-    numpy, torch, exceptions = map(_Package, ("numpy", "torch", "cryptography.exceptions"))
+    numpy, torch, zstandard = map(_Package, ("numpy", "torch", "zstandard"))
+    exceptions = _Package("cryptography.exceptions")
     hashes, hpke, keywrap = (_Package(f"{_PRIMITIVES}.{name}") for name in ("hashes", "hpke", "keywrap"))
     aead, argon2, hkdf = (_Package(f"{_PRIMITIVES}.{name}") for name in ("ciphers.aead", "kdf.argon2", "kdf.hkdf"))
     ed25519, mldsa = (_Package(f"{_PRIMITIVES}.asymmetric.{name}") for name in ("ed25519", "mldsa"))

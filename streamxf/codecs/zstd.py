@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import zstandard
-
 from streamxf.buffers import borrowed
 from streamxf.codec import BlockInfo, Codec, Role
 from streamxf.errors import CodecError, ParameterError, is_exhausted
+from streamxf.lazy import zstandard
 
 MIN_LEVEL, MAX_LEVEL = -7, 22
 # Bytes; from here on a fresh result costs more, in page faults, than the detour through a stream into reused memory.
