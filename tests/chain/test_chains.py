@@ -214,7 +214,7 @@ def test_any_text_is_a_descriptor_or_a_descriptor_error(text):
         "a.b/1?k=a/b",
         "a.b/1?k=v#k=v#k=v",
         "a.b/1?k=" + "v" * (1024 - 7),
-        "a.b/1#k=" + "v" * (32768 - 1),
+        "a.b/1#k=" + "v" * (65536 - 1),
     ],
 )
 def test_descriptors_that_are_refused(text):

@@ -33,7 +33,7 @@ def three() -> dict[str, Any]:
 
 def alter_chain(path: Path, change: Callable[[list[str]], Any]) -> None:
     """Give the index another chain, for which a holder of the key vouches."""
-    helpers.rewrite_index(path, lambda index: index.update(chain=change(index["chain"])))
+    helpers.rewrite_index(path, lambda index: index.update(chains=[change(index["chains"][0])]))
 
 
 def orders(count: int) -> list[tuple[int, ...]]:
@@ -60,7 +60,7 @@ def test_every_subset_and_order_under_a_digest_that_anyone_can_make(row: Row, ch
     whole = file.read_bytes()
     parts = split_metadata(whole)
     for order in orders(3):
-        index = parts.index | {"chain": [parts.index["chain"][number] for number in order]}
+        index = parts.index | {"chains": [[parts.index["chains"][0][number] for number in order]]}
         open_index = index | {"files": [{n: v for n, v in file.items() if n != "key"} for file in index["files"]]}
         made = [
             parts.change(index=index),

@@ -95,12 +95,12 @@ def test_where_nothing_vouches_for_the_metadata(row: Row, tmp_path: Path, keyed:
 
 def test_in_an_index_that_is_vouched_for(row: Row, tmp_path: Path, keyed: bool) -> None:
     target = Checkpoint(tmp_path / "checkpoint", keyed=keyed)
-    honest = split_metadata(target.metadata).index["chain"]
+    honest = split_metadata(target.metadata).index["chains"][0]
     for text in row.share(islice(hostile(honest), COUNT)):
         for texts in replaced(honest, text):
-            rewrite_index(target.folder, lambda index, texts=texts: index.update(chain=texts))
+            rewrite_index(target.folder, lambda index, texts=texts: index.update(chains=[texts]))
             row.refuse_or_equal(texts, target.right, target.load_metadata)
-            rewrite_index(target.folder, lambda index, texts=texts: index.update(chain=honest, transforms=texts))
+            rewrite_index(target.folder, lambda index, texts=texts: index.update(chains=[honest], transforms=texts))
             row.refuse_or_equal(texts, target.right, target.load_metadata)
             target.restore()
 

@@ -64,7 +64,7 @@ LIMITS = {
     "chain_len": 1024,
     "ident_len": 4096,
     "ndim": 64,
-    "dtype_len": 32,
+    "dtype_len": 36,
     "raw_size": 2**48,
     "number": 2**53 - 1,
 }

@@ -28,7 +28,7 @@ UNKEYED = [Checksum()]
 
 
 def three() -> dict[str, Any]:
-    return {"a": torch.zeros(5), "b": torch.ones(5), "c": torch.full((5,), 2.0), "o": "one", "p": "two"}
+    return {"a": torch.zeros(5), "b": torch.ones(5), "c": torch.full((5,), 2.0), "o": {1}, "p": {2}}
 
 
 def swap(mine: dict[str, Any], theirs: dict[str, Any], *, exchange: bool = True) -> None:
