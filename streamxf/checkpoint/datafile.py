@@ -323,7 +323,7 @@ class DataFile:
         if self._order:  # which leave after all others, or when they come
             self._notes.sort(key=lambda note: self._order.get(note[0], -1))
         for name, offset, shape, framed, at, size, first, number, crcs, span in self._notes:
-            place = Place(path, at, size, recorded(name), first, number, crcs, span)
+            place = Place(path, at, size, recorded(name), first, number, crcs, span=span)
             made.append((name, Chunk(offset, shape, place, framed)))
         return made
 

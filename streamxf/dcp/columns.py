@@ -246,7 +246,7 @@ class StoredResults(LazyItems[WriteResult]):
         for (name, _, data, offset), (file, at, size, number, framed), (first, crcs) in columns:
             span = None if data else self.spans.get(name)
             number = number if crcs is None else None
-            place = Place(paths[file], at, size, recorded(name), first, number, crcs, span)
+            place = Place(paths[file], at, size, recorded(name), first, number, crcs, span=span)
             chunk = Chunk(tuple(offset), data[2] if data else (), place, bool(framed))
             yield (name, chunk.offset if data else None), chunk
 

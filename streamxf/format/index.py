@@ -459,7 +459,7 @@ def _of_chunks(found: list[tuple[Sequence[Chunk], bool]], files: _Files) -> dict
 
 def _of_objects(chunks: list[Chunk], tensors: list[bool], files: _Files) -> dict[Column, Any]:
     offsets, shapes, places, framed = zip(*chunks, strict=True) if chunks else ((),) * 4
-    paths, at, sizes, _, digests, numbers, crcs, spans, _ = zip(*places, strict=True) if places else ((),) * 9
+    paths, at, sizes, _, digests, numbers, crcs, _, spans = zip(*places, strict=True) if places else ((),) * 9
     of_tensors = [Kind.FRAMED if frame else Kind.TENSOR for frame in framed]
     kinds_of = zip([Kind.OBJECT if span is None else Kind.VALUE for span in spans], of_tensors, strict=True)
     inside = [span for span, number in zip(spans, numbers, strict=True) if span is not None and number is not None]

@@ -130,8 +130,8 @@ class Place(NamedTuple):
     digest: int | None = None
     number: int | None = None
     crcs: bytes | None = None
-    span: tuple[int, int] | None = None
     beneath: int = 0
+    span: tuple[int, int] | None = None
 
     @staticmethod
     def check_path(path: object) -> str:

@@ -200,8 +200,8 @@ class ItemParts:
             part[col.FIRST_DIGEST][begin:end].tolist() if self.rules.signed else repeat(None),
             numbers,
             crcs,
-            part.spans_of_values(begin, end),
             part[col.BENEATH][begin:end].tolist() if self.rules.increment else repeat(0),
+            part.spans_of_values(begin, end),
             strict=False,
         )
         framed = (part[col.KIND][begin:end] == Kind.FRAMED).tolist()

@@ -11,6 +11,7 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf.checkpoint.checkpoint import Checkpoint
+from streamxf.checkpoint.opening import ItemOpener
 from streamxf.errors import StreamxfError
 from tests.forge import split_metadata
 from tests.samples import KEY
@@ -90,6 +91,15 @@ def test_nothing_is_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(module, name, refuse)
     dcp.load(target, storage_reader=streamxf.FileSystemReader(path), no_dist=True)
     assert repr(target["schedule"]) == repr(STATE["schedule"])
+
+
+def test_the_values_of_a_container_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, decoded, whole = saved(tmp_path, "zstd", STATE), list[str](), ItemOpener._whole
+    monkeypatch.setattr(ItemOpener, "_whole", lambda *args: (decoded.append(args[2].item.name), whole(*args))[1])
+    dcp.load(dict.fromkeys(STATE), storage_reader=streamxf.FileSystemReader(path), no_dist=True)
+    with Checkpoint(path) as checkpoint:
+        assert shown({name: checkpoint[name].read() for name in STATE}) == shown(STATE)
+    assert len(decoded) == 2
 
 
 def test_saves_in_the_background_and_copies_have_values_too(tmp_path: Path) -> None:

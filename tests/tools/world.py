@@ -28,7 +28,8 @@ class World:
         self.run, self.older, self.folder = run, run / "step-1", run / "step-2"
         self.keys = helpers.KEY if chain in ("full", "sealed") else None
         generator = torch.Generator().manual_seed(3)
-        self.state = {name: torch.randn(60, 1000, generator=generator) for name in "ab"} | {"o": ["an object"] * 9}
+        tensors = {name: torch.randn(60, 1000, generator=generator) for name in "ab"}
+        self.state = tensors | {"o": {"an object"}}  # not a value
         if not run.exists():
             for folder in (self.older, self.folder):
                 helpers.save(self.state, folder, CHAINS[chain](), block_size=BLOCK)

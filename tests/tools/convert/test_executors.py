@@ -19,6 +19,7 @@ from torch.distributed.checkpoint import save as dcp_save
 import streamxf
 from streamxf.chain import Chains
 from streamxf.checkpoint.publish import assemble
+from streamxf.checkpoint.saving import Extensions
 from streamxf.errors import BlockError, KeyMissingError, ParameterError, PolicyError
 from streamxf.keys import Key, KeyRing, PrivateKey, SigningKey
 from streamxf.keys.location import format_key
@@ -331,7 +332,7 @@ def test_slips_of_who_has_no_key_are_of_no_use(tmp_path: Path, source: Path, mon
     class Plain(Elsewhere):
         def made(self, call: Callable[..., Any], args: Any) -> Any:
             there, (*first, inner) = args
-            clear = partial(Chains.chosen, "zstd")
+            clear = partial(Extensions, (), Chains.chosen("zstd"))
             plain = [clear if "zstd+encrypt" in getattr(each, "args", ()) else each for each in inner]
             return super().made(call, (there, (*first, tuple(plain))))
 
