@@ -19,6 +19,7 @@ from benchmarks.costs import Costs, cells, measured
 from benchmarks.harness import MIB, Settings
 from benchmarks.result import Row, Spread, goal_row
 from benchmarks.simulated import names_of
+from streamxf.format.digests import Digests
 from streamxf.format.header import Kind
 from streamxf.format.index import ChunkColumns, File, Index
 from streamxf.format.items import Chunk, Item, TensorItem
@@ -29,6 +30,7 @@ ITEMS, SMOKE_ITEMS = 1000, 20
 MAX_ROUNDS = 3
 ROWS, COLUMNS, STEP = 4, 1024, 8192
 CHAIN = "streamxf.floatzip/1"
+DIGESTS = 2  # of a container of one block
 MESHES: dict[tuple[int, int, bool], dict[str, float]] = {
     (1024, 1, False): {"find": 0.02, "rank": 0.05, "all": 0.1, "MiB": 40, "MB": 7},
     (1024, 1, True): {"all": 0.2},
@@ -106,7 +108,7 @@ def operation(path: Path, mesh: list[int], signed: bool, name: str, rounds: int)
             assert trailer is not None
             tail = end if trailer.size <= len(end) else read(size - trailer.size, trailer.size)
             sections = trailer.split(tail[-trailer.size :], read=read)
-            index = Index.parse(sections.root, sections.parts, sections.parts_size, hashed=signed)
+            index = Index.parse(sections.root, sections.parts, sections.parts_size)
             _use(index, name, tall, wide)
 
     return measured(lambda: act, rounds), requests
@@ -143,9 +145,11 @@ def make(path: Path, mesh: list[int], items: int, signed: bool) -> None:
         ends = ends + sizes
         chunks: Sequence[Chunk] = ChunkColumns(boxes, places, paths, (CHAIN,), Kind.TENSOR)
         if signed:
-            hashes = (each.place._replace(sha256=draw.randbytes(32)) for each in chunks)
-            chunks = tuple(each._replace(place=place) for each, place in zip(chunks, hashes, strict=True))
+            firsts = range(number * DIGESTS, items * ranks * DIGESTS, items * DIGESTS)  # a file's follow each other
+            named = (each.place._replace(digest=first) for each, first in zip(chunks, firsts, strict=True))
+            chunks = tuple(each._replace(place=place) for each, place in zip(chunks, named, strict=True))
         content[name] = TensorItem(name, "bfloat16", (ROWS * tall, COLUMNS * wide), chunks)
     files = {path: File(size, draw.randbytes(16)) for path, size in zip(paths, ends.tolist(), strict=True)}
-    root, parts = Index("0" * 32, None, (), (CHAIN,), files, content, signed).pack()
+    digests = Digests.of(draw.randbytes(32 * DIGESTS * ranks * items)) if signed else None
+    root, parts = Index("0" * 32, None, (), ((CHAIN,),), files, content, digests).pack()
     path.write_bytes(pack(b"", parts, root, b""))

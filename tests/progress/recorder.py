@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from streamxf.format.values import pack_name, pack_value
 from streamxf.torchsave.writing import saved
 
 
@@ -73,7 +74,7 @@ def stop() -> None:
 
 
 def make_state() -> dict[str, Any]:
-    """A tensor of many blocks, some of one, one of nothing, a transposed one, and objects."""
+    """A tensor of many blocks, some of one, one of nothing, a transposed one, values, and an object."""
     generator = torch.Generator().manual_seed(1)
     return {
         "large": torch.randn(1_500_000, generator=generator),
@@ -82,17 +83,21 @@ def make_state() -> dict[str, Any]:
         "turned": torch.randn(300, 200, generator=generator).t(),
         "number": 5,
         "list": ["an object"] * 9,
+        "set": {"an object"},
     }
 
 
-def raw_size(state: dict[str, Any]) -> int:
-    """Bytes of its tensors' elements, and of its objects as files of ``torch.save``."""
+def raw_size(state: dict[str, Any], *, values: bool = True, prefix: str = "") -> int:
+    """Bytes of its tensors' elements, and of its objects: `values` among them as their stream has them, with names, all
+    others as files of ``torch.save``.
+    """
     total = 0
-    for value in state.values():
+    for key, value in state.items():
         if isinstance(value, dict):
-            total += raw_size(value)
+            total += raw_size(value, values=values, prefix=f"{prefix}{key}.")
         elif isinstance(value, torch.Tensor):
             total += value.nbytes
         else:
-            total += len(saved(value))
+            packed = pack_value(value) if values else None
+            total += len(saved(value)) if packed is None else len(pack_name(prefix + key)) + len(packed)
     return total

@@ -47,9 +47,10 @@ def stored_size(folder: Path) -> int:
 
 
 def loaded_size(folder: Path, keys: Any = None) -> int:
-    """DCP asks for nothing of a tensor that is empty."""
-    places = streamxf.FileSystemReader(folder, keys=keys).read_metadata().storage_data
-    return sum(place.length for index, place in places.items() if index.fqn != "empty")
+    """DCP asks for nothing of a tensor that is empty; of the container that values share each counts its own bytes."""
+    with streamxf.Checkpoint(folder, keys=keys) as checkpoint:
+        places = [place for name, item in checkpoint.stored.items() if name != "empty" for place in item.places]
+    return sum(place.size if place.span is None else place.span[1] - place.span[0] for place in places)
 
 
 def registry() -> streamxf.Registry:
@@ -248,7 +249,8 @@ def test_salvage_of_a_last_item_that_cannot_be_begun(tmp_path: Path, recorder: R
     with streamxf.Checkpoint(tmp_path) as checkpoint:
         last = max(item.places[0].at for item in checkpoint.stored.values())
     flip(*data_files(tmp_path), last)
-    assert len(streamxf.load_intact(tmp_path, progress=recorder).damaged) == 1
+    damaged = streamxf.load_intact(tmp_path, progress=recorder).damaged
+    assert {each.item for each in damaged} == {"number", "list"}  # values, in one container
     assert recorder.done == recorder.expected == stored_size(tmp_path)
 
 
@@ -285,7 +287,8 @@ SAVED_THROUGH = CHAINS | OWN
 def test_all_of_it_is_told(tmp_path: Path, chain: str, options: dict[str, Any], recorder: Recorder) -> None:
     writer = streamxf.FileSystemWriter(tmp_path, _extensions=SAVED_THROUGH[chain](), progress=recorder, **options)
     dcp.save(make_state(), storage_writer=writer)
-    assert recorder.done == recorder.expected == raw_size(make_state())
+    has_values = chain in ("default", "full")  # all else is pickled: for torch's own readers, or for transforms
+    assert recorder.done == recorder.expected == raw_size(make_state(), values=has_values)
 
 
 @pytest.mark.parametrize("chain", SAVED_THROUGH)
@@ -327,7 +330,9 @@ def test_a_save_that_fails_is_not_complete(tmp_path: Path, chain: str, recorder:
     writer = streamxf.FileSystemWriter(tmp_path, _extensions=SAVED_THROUGH[chain](), progress=recorder)
     with FaultyFiles("write", 2).patched():
         assert isinstance(error_of(lambda: dcp.save(make_state(), storage_writer=writer)), OSError)
-    assert recorder.done < recorder.expected == raw_size(make_state())
+    later = ("number", "list") if chain == "default" else ("set",)  # values come last, and bare objects one by one
+    begun = {name: value for name, value in make_state().items() if name not in later}
+    assert recorder.done < recorder.expected == raw_size(begun, values=chain == "default")
 
 
 @pytest.mark.parametrize("chain", SAVED_THROUGH)
