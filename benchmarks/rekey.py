@@ -124,9 +124,10 @@ def make_up(path: Path, ranks: int, items: int, gib: int) -> int:
             stream.truncate(record.size)
         records.append(record)
     content: dict[str, Item] = {}
+    recorded = chains[0].recorded_for("")
     for number in range(tensors):
         name = f"model.layers.{number // 8}.block.{number % 8}.weight"
-        places = [Place(record.path, number * stored, stored, chains[0].recorded, None, number) for record in records]
+        places = [Place(record.path, number * stored, stored, recorded, None, number) for record in records]
         chunks = [Chunk((rank * rows, 0), (rows, 4096), place, False) for rank, place in enumerate(places)]
         content[name] = TensorItem(name, "bfloat16", (ranks * rows, 4096), tuple(chunks))
     _, data = assemble(content, records, chains[0], "0" * 32, str(path))
