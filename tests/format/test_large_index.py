@@ -22,6 +22,7 @@ import zstandard
 import streamxf
 from streamxf.errors import MetadataError
 from streamxf.format import table as module
+from streamxf.format.header import Kind
 from streamxf.format.index import File, Index
 from streamxf.format.items import Chunk, Item, Place, TensorItem
 from streamxf.format.table import ItemTable
@@ -241,6 +242,8 @@ def test_one_chunk_among_usual_ones_is_wrong(place: int, column: module.col.Colu
     own = columns[column.id]
     assert isinstance(own, list)
     columns[column.id] = [*own[:place], value, *own[place + 1 :]]
+    if value == Kind.VALUE:  # which has a place in its container's stream, too
+        columns |= {module.col.BEGIN.id: [0], module.col.END.id: [1]}
     table = read(*parts.with_part(2, pack_columns(columns, 1, 8)).stored())
     with pytest.raises(MetadataError, match=what):
         table.parts.part(0, 1)
