@@ -145,12 +145,13 @@ def test_what_only_a_private_key_opens_must_be_signed(checkpoint: Path, reader: 
         if accepted:
             assert_same(load_with(STATE, made), STATE)
         else:
-            cure = "(allow_unsigned)" if by is None else "pass the signer's public key (trust)"
+            unsigned = "have it saved with a signer" if options else "(allow_unsigned)"
+            cure = unsigned if by is None else "pass the signer's public key (trust)"
             with refused(PolicyError, cure, "A KeyRing holds"):
                 load_with(STATE, made)
 
 
-def test_signers_need_keys(checkpoint: Path) -> None:
-    for options in ({"trust": SigningKey.generate().verify_key}, {"allow_unsigned": True}):
-        with pytest.raises(ParameterError, match="pass keys"):
-            streamxf.FileSystemReader(checkpoint, **options)
+def test_accepting_what_is_unsigned_needs_keys_and_no_signers(checkpoint: Path) -> None:
+    for trust, why in ((None, "without keys nothing"), (SigningKey.generate().verify_key, "trust= names who")):
+        with pytest.raises(ParameterError, match=why):
+            streamxf.FileSystemReader(checkpoint, trust=trust, allow_unsigned=True)
