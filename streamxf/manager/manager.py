@@ -48,7 +48,7 @@ from streamxf.manager.retention import Retention
 from streamxf.manager.schedule import Interval, SaveTimer, Schedule
 from streamxf.manager.signals import StopSignals, deaf_from_the_start, is_dead
 from streamxf.places import AbilitiesLike, Location, Storage, is_url, open_storage
-from streamxf.reading import Access, ChainsLike, KeysLike
+from streamxf.reading import Access, ChainsLike, KeysLike, Note
 from streamxf.writing import RunFacts
 
 T = TypeVar("T")
@@ -768,9 +768,9 @@ def _floats(metrics: Mapping[str, float] | None) -> dict[str, float]:
 def _check_recorded(argument: str, rules: dict[str, Any], metrics: dict[str, float]) -> None:
     """Raise ParameterError for what no checkpoint could say of its run."""
     try:
-        RunFacts("0" * 32, "-", 0, 0.0, rules, metrics).to_json()
+        Note.seal(RunFacts("0" * 32, "-", 0, 0.0, rules, metrics).to_json())  # which has room for less than an index
     except MetadataError as error:
-        limits = "text is UTF-8 without control characters, whole numbers are below 2**53, and 64 KiB is the most"
+        limits = "text is UTF-8 without control characters, whole numbers are below 2**53, and 8 MiB is the most"
         text = f"{argument}= cannot be recorded ({error.message}): {rules | metrics!r:.200}; {limits}"
         raise ParameterError(text) from None
 
