@@ -65,3 +65,9 @@ def test_sizes_and_places() -> None:
     assert tensor.places == (PLACE, PLACE._replace(at=10))
     assert TensorItem("q", "quint4x2", (5,), ()).size == 0
     assert ObjectItem("o", PLACE).places == (PLACE,)
+
+
+def test_values_of_one_container_are_known_by_it():
+    """Or its stream would be decoded for each of them."""
+    one, two = (Place("file", 0, 9, (), number=3, span=span) for span in ((0, 2), (2, 5)))
+    assert one.container == two.container != one._replace(number=4).container

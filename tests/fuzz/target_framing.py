@@ -8,7 +8,7 @@ from streamxf import ZStandard
 from streamxf.chain import Chain, StreamCoder
 from streamxf.format.container import NEED_DATA, Block, ContainerParser, End
 from streamxf.format.header import Header, Kind
-from streamxf.format.items import elements_size
+from streamxf.format.items import coded_dtype, elements_size
 from streamxf.format.limits import HEADER_FIXED_BYTES
 from streamxf.storage.reading import FileSlice
 from streamxf.stream.container import BlockReader, read_header, stream_info
@@ -52,7 +52,7 @@ def _told(header: Header) -> object:
     found = header.identity
     if found is None:
         return None
-    facts = found.dtype, found.offset, found.shape, found.tensor_shape, found.name
+    facts = coded_dtype(found.dtype), found.offset, found.shape, found.tensor_shape, found.name
     return found.writer_id, found.number, int(found.kind), *facts
 
 

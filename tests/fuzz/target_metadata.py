@@ -7,12 +7,12 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import Metadata
 from streamxf.errors import MetadataError
 from streamxf.format.header import Kind
-from streamxf.format.items import ObjectItem
+from streamxf.format.items import ObjectItem, coded_dtype
 from streamxf.format.trailer import Trailer
 from tests.fuzz import held, metadata_files, second
 from tests.fuzz.oracle import attempt
 from tests.fuzz.target import Target
-from tests.reference_decoder import OBJECT, Index, read_index
+from tests.reference_decoder import VALUE, Index, read_index
 from tests.samples import KEY
 
 _RANKS = {None: ".metadata", 0: "__0.metadata"}
@@ -43,14 +43,16 @@ def _facts(metadata: Metadata) -> dict[str, Any]:
     for name, item in metadata.items.items():
         if isinstance(item, ObjectItem):
             place = item.place
-            found[name] = None, [(place.file, place.at, place.size, place.digest, Kind.OBJECT, (), ())]
+            kind = Kind.OBJECT if place.span is None else Kind.VALUE
+            found[name] = None, [(place.file, place.at, place.size, place.digest, kind, place.span, (), ())]
             continue
         places = []
         for chunk in item.chunks:
             kind = Kind.FRAMED if chunk.framed else Kind.TENSOR
             stored = chunk.place
-            places.append((stored.file, stored.at, stored.size, stored.digest, kind, chunk.offset, chunk.shape))
-        found[name] = (item.dtype, item.shape), places
+            box = chunk.offset, chunk.shape
+            places.append((stored.file, stored.at, stored.size, stored.digest, kind, None, *box))
+        found[name] = (coded_dtype(item.dtype), item.shape), places
     return found
 
 
@@ -58,9 +60,10 @@ def _facts_of_reference(index: Index) -> dict[str, Any]:
     found: dict[str, Any] = {"": index.run and index.run | {"time": 0}}
     for name, parts in index.parts.items():
         places = []
-        for at, size, sha256, _, file, identity in parts:
-            box = ((), ()) if identity.kind == OBJECT else (identity.offset, identity.shard)
-            places.append((file.path, at, size, sha256, identity.kind, *box))
+        for part in parts:
+            kind, box = part.identity.kind, (part.identity.offset, part.identity.shard)
+            span = part.span or (0, part.size) if kind == VALUE else None
+            places.append((part.file.path, part.at, part.size, part.first, kind, span, *box))
         found[name] = index.shapes.get(name), places
     return found
 
