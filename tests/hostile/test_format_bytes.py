@@ -12,7 +12,7 @@ import pytest
 from streamxf import Checksum, Encrypt, PrivateKey, SigningKey, ZStandard
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.notes import Note
-from streamxf.errors import AuthenticationError, UnsupportedError
+from streamxf.errors import AuthenticationError, MetadataError, UnsupportedError
 from streamxf.format.limits import NO_PICKLE
 from streamxf.keys import KeyRing
 from tests.altered import bit_flips
@@ -59,9 +59,12 @@ def judge(row: Row, place: int, keyed: bool, right: Any, refusal: type[Exception
         assert isinstance(row.refuse(place, load, data), (kind, AuthenticationError))
 
 
-def judge_trailer(row: Row, parts: MetadataParts, keyed: bool, right: Any, load: Any) -> None:
+def judge_trailer(
+    row: Row, parts: MetadataParts, keyed: bool, right: Any, load: Any, increment: type[Exception] = UnsupportedError
+) -> None:
     for place, changed in flips(parts.format_bytes):
-        judge(row, place, keyed, right, UnsupportedError, load, parts.change(format_bytes=changed).pack())
+        refusal = increment if changed[2] == 1 else UnsupportedError
+        judge(row, place, keyed, right, refusal, load, parts.change(format_bytes=changed).pack())
     for place, changed in flips(parts.reserved):
         row.refuse(place, load, parts.change(reserved=changed).pack())
 
@@ -118,7 +121,8 @@ def test_metadata(row: Row, checkpoint: Path, chain: str, pickled: bool) -> None
     if not pickled:
         parts = parts.change(pickled=NO_PICKLE)
     assert target.with_metadata(parts.pack()) == target.right
-    judge_trailer(row, parts, keyed, target.right, target.with_metadata)
+    # readers know increments, and what these have in their roots
+    judge_trailer(row, parts, keyed, target.right, target.with_metadata, MetadataError)
     for place, changed in flips(parts.format_bytes):
         target.metadata_file.write_bytes(parts.change(format_bytes=changed).pack())
         if keyed or place != INFORMATIVE:
