@@ -147,7 +147,7 @@ class Place(NamedTuple):
     @property
     def container(self) -> tuple[Any, ...]:
         """What is the same for values of one container."""
-        return self._replace(span=None)
+        return self[:-1]
 
     @property
     def share(self) -> int:

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.metadata import Metadata, TensorProperties, TensorStorageMetadata
 
 from streamxf import budget, diff, pack
-from streamxf.budget import Steps, TooMuch
+from streamxf.budget import FREE_STEPS, Steps, TooMuch
 from streamxf.errors import MetadataError, PolicyError
 from streamxf.format.extra import from_json
 from streamxf.format.items import Chunk, Place, TensorItem
@@ -329,7 +329,7 @@ def test_chunks_that_no_dimension_parts_draw_from_one_budget() -> None:
         side, low, high = 2 * (rings - ring), ring, 2 * rings - ring
         boxes += [((low, low), (1, side)), ((low, high), (side, 1))]
         boxes += [((high, low + 1), (1, side)), ((low + 1, low), (side, 1))]
-    work = work_for(0)
+    work = Steps(10 * 4 * len(boxes) - FREE_STEPS)  # ten times their corners
     with pytest.raises(MetadataError, match="as no writer cuts a tensor"):
         for _ in range(20):
             check_tiles((2001, 2001), boxes, work)
