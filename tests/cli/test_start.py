@@ -190,7 +190,7 @@ COMPLETED = {
     'streamxf pack a b --chain ""': ["checksum", "encrypt", "floatzip", "lz4", "zstd"],
     "streamxf transcode a b --chain zst": ["zstd"],
     "streamxf pack a b --chain floatzip+ch": ["floatzip+checksum"],
-    'streamxf keygen new.key --kind ""': ["symmetric", "hybrid", "x25519", "signing"],
+    'streamxf keygen new.key --kind ""': ["symmetric", "hybrid", "x25519", "signing", "hybrid-signing"],
 }
 
 
