@@ -108,7 +108,7 @@ def test_what_readers_take_too_long_to_compare_is_not_published(
     """Boxes that no dimension parts, as hardly any tensor is cut."""
     save(OLD, checkpoint)
     before = set(checkpoint.iterdir())
-    monkeypatch.setattr(tiling, "MAX_GROUP", 4)
+    monkeypatch.setattr(tiling, "MAX_CORNERS", 19)
     wheel = [((0, 0), (1, 2)), ((0, 2), (2, 1)), ((2, 1), (1, 2)), ((1, 0), (2, 1)), ((1, 1), (1, 1))]
     states = [{"t": Shard(torch.ones(shape), offset, (3, 3))} for offset, shape in wheel]
     with pytest.raises(UnsupportedError, match="its 5 chunks are cut as no writer cuts a tensor"):
@@ -119,8 +119,9 @@ def test_what_readers_take_too_long_to_compare_is_not_published(
 
 
 def test_a_cut_that_readers_may_refuse_is_refused_before_anything_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More shards than any reader has to take, which are no grid. Those without elements do not count."""
+    """More corners than any reader has to count, and no grid. Shards without elements do not count."""
     monkeypatch.setattr(plans, "MAX_GROUP", 4)
+    monkeypatch.setattr(plans, "MAX_CORNERS", 16)
 
     def check(*boxes: tuple[tuple[int, int], tuple[int, int]]) -> None:
         states = [{"t": Shard(torch.ones(shape), offset, (3, 2))} for offset, shape in boxes]
