@@ -73,7 +73,12 @@ def test_every_field_is_used_and_every_name_is_a_field():
         *("forget run --keep last=1 --yes", "pack model.safetensors new"),
         *("pack model.safetensors new --recipient file:team.pub --signer file:sign.key", "unpack plain new.pt"),
         *("unpack plain new --format dcp", "transcode plain new --chain zstd", "keygen new.key"),
-        *("keygen new.key --kind hybrid", "rename plain layer.*=block.*"),
+        *(
+            "keygen new.key --kind hybrid",
+            "viewer new.html",
+            "sign plain --signer file:sign.key",
+            "rename plain layer.*=block.*",
+        ),
         "rekey encrypted --key file:test.key --recipient file:team.pub --allow-unsigned",
         *("rekey file.sxf --key file:test.key --recipient file:test.key", "recipients encrypted"),
         *("recipients file.sxf --key file:test.key", "check run", "codecs"),

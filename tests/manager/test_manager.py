@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from unittest.mock import patch
 
 import pytest
+import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -69,7 +70,8 @@ def test_the_schedule_is_asked_once_a_step(tmp_path: Path) -> None:
 
 def test_names_and_chains_and_writers_arguments_are_used(tmp_path: Path, key: streamxf.Key) -> None:
     writer = {"thread_count": 2, "single_file_per_rank": False}
-    saved_run(tmp_path, 5, name="checkpoint-{}", chain="zstd+encrypt", keys=key, writer=writer)
+    with CheckpointManager(tmp_path, name="checkpoint-{}", chain="zstd+encrypt", keys=key, writer=writer) as manager:
+        manager.save(5, state_at(5) | {"bias": torch.zeros(10)})  # numbers and texts have no file of their own
     checkpoint = tmp_path / "checkpoint-5"
     assert len(list(checkpoint.glob("*.distcp"))) > 1
     assert stored_chain(checkpoint, key) == "zstd+encrypt"
