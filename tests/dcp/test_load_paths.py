@@ -365,7 +365,7 @@ def test_damage_among_tensors_of_few_blocks_names_its_place(checkpoint: Path, co
 
 
 def test_a_report_after_each_load_and_none_after_a_failure(checkpoint: Path) -> None:
-    state = {"a": torch.randn(600_000), "b": torch.randn(10), "object": [1, 2]}
+    state = {"a": torch.randn(600_000), "b": torch.randn(10), "object": {1, 2}}  # a value has no container of its own
     save(state, checkpoint)
     reader = streamxf.FileSystemReader(checkpoint, keys=KEY)
     assert reader.report is None
