@@ -64,6 +64,7 @@ class PlainParts:
     def stream_in(whole: FileSlice) -> StoredStream:
         """The container alone, whatever is wrong with what is around it."""
         start = plain.prefix_size(whole.read_at(0, min(plain.PREFIX_START_BYTES, whole.length)))
+        start = min(start, whole.length)
         return StoredStream(container := whole.slice(start, whole.length), read_header(container))
 
     def digest(self) -> bytes:

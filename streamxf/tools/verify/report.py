@@ -157,7 +157,7 @@ class Notes:
     item: str | None = None
     offset: tuple[int, ...] | None = None
     damaged: bool = False
-    _latest: int | None = None
+    _latest: Damage | None = None
 
     def outcome(self, block: int, error: Exception | None) -> None:
         """Note what came of a block, in the thread that collects."""
@@ -179,11 +179,12 @@ class Notes:
             self.findings.refused.append(error)
         self.damaged = True
         found, known = Damage.of(error, self.item, self.findings.file, self.offset, block=block), self.findings.damaged
-        last = known[self._latest] if self._latest is not None else None
+        last, self._latest = self._latest, found
         if last is not None and block is not None and (last.last_block, last.error) == (block - 1, found.error):
-            known[self._latest or 0] = replace(last, last_block=block)
+            self._latest = replace(last, last_block=block)
+            if known and known[-1] is last:  # else it is one of those that are not listed
+                known[-1] = self._latest
         elif len(known) < MAX_DAMAGED:
-            self._latest = len(known)
             known.append(found)
         else:
             self.findings.unlisted += 1
