@@ -227,9 +227,9 @@ def test_its_pickle_is_that_of_a_save(tmp_path: Path, state: dict[str, Any]) -> 
     assert first.state_dict_metadata == second.state_dict_metadata
     assert first.planner_data == second.planner_data
     assert first.storage_data.keys() == second.storage_data.keys()
-    assert [each.transform_descriptors for each in first.storage_data.values()] == [
-        each.transform_descriptors for each in second.storage_data.values()
-    ]
+    assert {index: each.transform_descriptors for index, each in first.storage_data.items()} == {
+        index: each.transform_descriptors for index, each in second.storage_data.items()
+    }
 
 
 def test_rekey_leaves_the_head_as_it_is(checkpoint: Path, state: dict[str, Any]) -> None:

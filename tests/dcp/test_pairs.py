@@ -60,9 +60,9 @@ def stock_reader(path: Path, chain: Sequence[Any]) -> dcp.FileSystemReader:
 
 
 def recorded_descriptors(path: Path) -> list[str]:
-    """The names of the descriptors as DCP stores them, by torch's own reader."""
+    """The names of the codecs' descriptors as DCP stores them, by torch's own reader."""
     (descriptors,) = {
-        tuple(text.partition("/")[0] for text in info.transform_descriptors)
+        tuple(name for text in info.transform_descriptors if (name := text.partition("/")[0]) != "streamxf.value")
         for info in dcp.FileSystemReader(path).read_metadata().storage_data.values()
     }
     return list(descriptors)

@@ -157,7 +157,7 @@ def test_what_was_encrypted_is_not_written_in_the_clear_by_default(tmp_path, sou
         ({"chain": "zstd+encrypt"}, errors.KeyMissingError),
         ({"chain": "zstd", "recipients": KEY}, errors.ParameterError),
         ({"chain": [streamxf.ZStandard()], "recipients": KEY}, errors.ParameterError),
-        ({"signer": "file:nowhere"}, errors.ParameterError),
+        ({"signer": "file:nowhere"}, errors.KeyFileError),
         ({"in_place": True}, errors.ParameterError),
         ({"target": None}, errors.ParameterError),
         ({"file_size": 0}, errors.ParameterError),
