@@ -80,7 +80,9 @@ def sharded(folder: Path) -> Any:
 def refused(folder: Path) -> Any:
     """Loads that end in an error on all ranks."""
     rank, state = dist.get_rank(), values()
-    path = saved(folder, "refused", state | {f"of {rank}": torch.full((1000,), rank), f"object of {rank}": rank, "set": {rank}})
+    path = saved(
+        folder, "refused", state | {f"of {rank}": torch.full((1000,), rank), f"object of {rank}": rank, "set": {rank}}
+    )
     found: dict[str, Any] = {}
     some, none = keys_of((1, 2)), keys_of((0, 1, 2, 3))
     found["its own tensor"] = refusal(path, blank(state) | {f"of {rank}": torch.zeros(1000)}, keys=some)
