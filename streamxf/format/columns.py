@@ -432,7 +432,7 @@ def pack_part(
 ) -> tuple[bytes, dict[str, Any]]:
     """A part as it is stored, and what the root says of it. Raises MetadataError if it would be too large."""
     directory, stored = [], []
-    for column, values in columns.items():
+    for column, values in sorted(columns.items(), key=lambda each: each[0].id):
         packed, width = (bytes(values), column.width) if column.width else _packed(values)
         directory.append(_ENTRY.pack(column.id, width, 0, len(packed) // width))
         stored.append(packed + bytes(-len(packed) % 8))
