@@ -345,7 +345,7 @@ def test_objects_that_are_removed_while_they_are_read(tmp_path: Path, published:
                     self.write(name, data)
             return super().read(path, start, stop)
 
-    store, state = Removing(), small_state()
+    store, state = Removing(), small_state() | {"large": torch.randn(2**18)}  # not read at once
     for name in ("old", "new"):
         dcp.save(state, storage_writer=streamxf.FileSystemWriter(tmp_path / name, chain="zstd"), no_dist=True)
     new = {file.name: file.read_bytes() for file in (tmp_path / "new").iterdir()}
