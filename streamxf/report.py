@@ -26,6 +26,9 @@ class Cell:
     peak_blocks: int = 0  # the most that were in flight at a time
     busy: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # seconds, by the codec's name
     patterns: Counter[str] = field(default_factory=Counter)  # of items, by the pattern whose chain they passed
+    unchanged: int = 0  # shards that an earlier save has
+    unchanged_bytes: int = 0
+    whole: Counter[str] = field(default_factory=Counter)  # other shards, by the reason
 
 
 class Meter:
@@ -70,6 +73,9 @@ class Meter:
             for name, seconds in list(cell.busy.items()):
                 total.busy[name] += seconds
             total.patterns.update(cell.patterns)
+            total.unchanged += cell.unchanged
+            total.unchanged_bytes += cell.unchanged_bytes
+            total.whole.update(cell.whole)
         return total
 
 
@@ -163,21 +169,32 @@ class SaveReport(Report):
     - `patterns`: if there is a chain for each of several patterns of names, how many items of this process each had.
     - `compared`: whether what ranks have under the same names was compared, in the process that published; None if it
       saved alone. Plans that come from a cache, and planners with methods of their own, give nothing to compare.
+    - `unchanged`, `unchanged_bytes`: how many shards of tensors were as in the base of an incremental save, and so not
+      stored again, and their bytes before the chain; they count in `items` and `raw_bytes`, too.
+    - `whole`: how many others there were, by the reason for which they were stored.
     """
 
     stock: bool | None = None
     compared: bool | None = None
     patterns: Mapping[str, int] = field(default_factory=dict)
+    unchanged: int = 0
+    unchanged_bytes: int = 0
+    whole: Mapping[str, int] = field(default_factory=dict)
 
     what: ClassVar[str] = "Save"
 
     @classmethod
     def of(cls, meter: Meter, wall_seconds: float) -> Self:
-        patterns = meter.total().patterns
-        return replace(super().of(meter, wall_seconds), patterns=dict(patterns) if len(patterns) > 1 else {})
+        total = meter.total()
+        made = replace(super().of(meter, wall_seconds), unchanged=total.unchanged, whole=dict(total.whole))
+        patterns = dict(total.patterns) if len(total.patterns) > 1 else {}
+        return replace(made, unchanged_bytes=total.unchanged_bytes, patterns=patterns)
 
     def _more_rows(self) -> list[tuple[str, str, str]]:
         rows = [(f"items by chain of {escaped(pattern)}", f"{count:,}", "") for pattern, count in self.patterns.items()]
+        if self.unchanged or self.whole:
+            rows.append(("as in the base", f"{self.unchanged:,}", size_text(self.unchanged_bytes)))
+        rows += [("stored whole", f"{count:,}", reason) for reason, count in self.whole.items()]
         rows += [("torch's own readers", "no", "`streamxf stock` lets them")] if self.stock is False else []
         return [*rows, ("ranks' values", "", "not compared")] if self.compared is False else rows
 

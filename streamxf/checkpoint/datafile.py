@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 from types import MappingProxyType
@@ -50,6 +50,7 @@ class FileRecord:
     - `chain`: all extensions and the ids of the keys, for people; all ranks must have the same.
     - `place`: where the process found the checkpoint's folder, if that is a local or mounted one.
     - `digests`: of what was written, in its order, where the save is signed.
+    - `saved`: the id of the save that wrote it, and the name of its folder, where that is known.
     """
 
     path: str
@@ -61,13 +62,18 @@ class FileRecord:
     place: Mount | None
     data_key: bytes = field(default=b"", repr=False)
     digests: bytes = field(default=b"", repr=False)
+    saved: tuple[str, str] | None = None
 
 
 class SavedFile(NamedTuple):
-    """A data file that is finished, and in its order what was written: names, with a shard or a whole object each."""
+    """A data file that is finished, and in its order what was to be written: names, each with a shard or an object.
+
+    - `kept`: the files of earlier saves that have some of it.
+    """
 
     record: FileRecord
     written: list[tuple[str, Chunk]]
+    kept: Sequence[FileRecord] = ()
 
 
 # Of an item: name, offset, shape, whether it is framed, and its place. Python's garbage collector need not look into
@@ -112,7 +118,8 @@ class DataFile:
         self._values: dict[Any, tuple[Chain, list[_Packed]]] = {}  # which leave together, by the descriptors of chains
         self._shared: deque[list[_Packed]] = deque()  # those that are leaving
         self._room = limits.MAX_VALUES
-        self._order: dict[str, int] = {}  # of values, as they came
+        self._order: dict[Any, int] = {}  # of values, and of all else where some is kept, by name and offset
+        self._kept: list[tuple[str, Chunk]] = []  # what an earlier save has
 
     def add(self, part: Identity, take: Callable[[], Content]) -> None:
         """Write an item, or a shard of one, that `take` gives; the writer's id and a number are added. Raises whatever
@@ -125,6 +132,8 @@ class DataFile:
                 self.add_value(part.name, bytes(content.source.load(0, content.source.size).take(_memory)))
                 return
             extensions, chain = self._save.extensions, self._chain_of(part.name)
+            if self._is_kept(part, content, chain):
+                return
             part = Identity(self._save.writer_id, content.kind, *part[2:7], next(self._save.numbers))
             if content.kind is Kind.OBJECT and isinstance(content.source, MemorySource):
                 self._save.note_needs(part.name, content.source.data)
@@ -133,9 +142,25 @@ class DataFile:
             else:  # data has to be a stream
                 self._add_framed(part, content, chain)
 
+    def _is_kept(self, part: Identity, content: Content, chain: Chain) -> bool:
+        """Whether an earlier save has a shard, so that it is not written."""
+        if (increment := self._save.increment) is None:
+            return False
+        self._order[part.name, part.offset] = len(self._order)
+        if content.kind is not Kind.TENSOR or not len(chain) or self._save.extensions.foreign:
+            return False
+        if (found := increment.unchanged(part, content.source)) is None:
+            return False
+        self._kept.append((part.name, found))
+        self._save.meter.item(content.source.size, 0)
+        if (share := self._share_of(part, content.source.size)) is not None:
+            share.advance(content.source.size)
+            share.finish()
+        return True
+
     def add_value(self, name: str, packed: bytes) -> None:
         """Write a value: with others of its chain at the end, by itself, or as an object; raises as `add`."""
-        chain, self._order[name] = self._chain_of(name), len(self._order)
+        chain, self._order[name, ()] = self._chain_of(name), len(self._order)
         holds = self._save.extensions.hold_value(name)
         if holds and len(chain) and self._takes(name, packed, chain):
             return
@@ -172,7 +197,12 @@ class DataFile:
         wrapped = encryption.wrapped if encryption is not None else ""
         secret = encryption.data_key.secret if encryption is not None else b""
         about = save.modules, save.extensions.summary(), save.place, secret, bytes(self._digests or b"")
-        return SavedFile(FileRecord(self.path, self.size, save.writer_id, wrapped, *about), self._written())
+        record = FileRecord(self.path, self.size, save.writer_id, wrapped, *about)
+        if (increment := save.increment) is None:
+            return SavedFile(record, self._written())
+        paths = dict.fromkeys(chunk.place.file for _, chunk in self._kept)
+        kept = [increment.record(path) for path in paths]
+        return SavedFile(replace(record, saved=increment.owner), self._written(), kept)
 
     @property
     def failure(self) -> BaseException | None:
@@ -213,7 +243,10 @@ class DataFile:
 
     def _add_blocks(self, part: Identity, content: Content, chain: Chain, place: located) -> None:
         save = self._save
-        encoder = save.extensions.encoder(part, chain, published=True, block_log2=save.block_log2, meter=save.meter)
+        how: dict[str, Any] = {"published": True, "block_log2": save.block_log2, "meter": save.meter}
+        if save.increment is not None and part.kind is Kind.TENSOR:
+            how["mark"] = save.increment.memory.tag
+        encoder = save.extensions.encoder(part, chain, **how)
         leaving = _InFlight(encoder, part, place, self._share_of(part, content.source.size))
         for job, size in encoder.jobs(content.source):
             self._leaving.append((leaving, size))
@@ -313,6 +346,8 @@ class DataFile:
                 self._save.meter.item(len(packed), left)
                 at, left = at + len(packed), 0
             return
+        if self._save.increment is not None and isinstance(made, ContainerEncoder) and part.kind is Kind.TENSOR:
+            self._save.increment.note(part, bytes(made.tags))
         span = (0, size) if part.kind is Kind.VALUE else None
         self._notes.append((part.name, part.offset, part.shape, part.kind is Kind.FRAMED, *place, span))
         self._save.meter.item(raw_size, size)
@@ -320,11 +355,12 @@ class DataFile:
     @collector_paused()
     def _written(self) -> list[tuple[str, Chunk]]:
         made, path, recorded = list[tuple[str, Chunk]](), self.path, self._save.extensions.recorded_for
-        if self._order:  # which leave after all others, or when they come
-            self._notes.sort(key=lambda note: self._order.get(note[0], -1))
         for name, offset, shape, framed, at, size, first, number, crcs, span in self._notes:
             place = Place(path, at, size, recorded(name), first, number, crcs, span=span)
             made.append((name, Chunk(offset, shape, place, framed)))
+        made += self._kept
+        if self._order:  # values leave after all others, or when they come
+            made.sort(key=lambda pair: self._order.get((pair[0], pair[1].offset), -1))
         return made
 
 

@@ -21,12 +21,12 @@ from streamxf.errors import AbortedError, ChainError, ContainerError, ReplacedMe
 from streamxf.format.digests import Digests
 from streamxf.format.index import File, Index
 from streamxf.format.items import Chunk, Item, ObjectItem
-from streamxf.format.limits import DIGEST_BYTES, NO_PICKLE, WRAPPED_KEY_BYTES
+from streamxf.format.limits import DIGEST_BYTES, FORMAT, NO_PICKLE, WRAPPED_KEY_BYTES
 from streamxf.format.names import DRAFT, GLOBAL, OWN_FILE, made_by_saves, metadata_name, rank_of
 from streamxf.format.run import RunFacts
 from streamxf.format.table import ItemTable
 from streamxf.format.tiling import NotTiled
-from streamxf.format.trailer import Sections, pack, slices
+from streamxf.format.trailer import INCREMENTAL, Sections, pack, slices
 from streamxf.keys.envelope import DataKey
 from streamxf.storage.lock import locked
 from streamxf.storage.storage import Storage
@@ -75,6 +75,8 @@ def assemble(
     for record in records:
         bases[record.path] = len(digests) // DIGEST_BYTES
         digests += record.digests
+    saves = {record.saved for record in records if record.saved is not None}
+    others = tuple(sorted(saved for saved in saves if saved[0] != save_id)) or None
     torch: Any = sys.modules.get("torch")
     index = Index(
         save_id,
@@ -90,13 +92,15 @@ def assemble(
         run,
         group,
         ranks,
+        others,
     )
     root, parts = index.pack()
     _check_readable(index, root, parts)
-    keys = extensions.key_lines(Sections(memoryview(root), memoryview(b"")).digest)
+    format_bytes = FORMAT if others is None else INCREMENTAL
+    keys = extensions.key_lines(Sections(memoryview(root), memoryview(b""), format_bytes=format_bytes).digest)
     wrapped = {record.writer_id: record.wrapped for record in records}
     head = pickled(index, wrapped, checkpoint_id) if checkpoint_id is not None else NO_PICKLE
-    return index, pack(head, parts, root, keys)
+    return index, pack(head, parts, root, keys, format_bytes)
 
 
 def _files(records: Iterable[FileRecord], own: DataKey | None) -> dict[str, File]:
@@ -113,7 +117,8 @@ def _files(records: Iterable[FileRecord], own: DataKey | None) -> dict[str, File
 def _check_readable(index: Index, root: bytes, parts: bytes) -> None:
     """Refuse to publish what readers refuse, above all incomplete tensors: a load would leave old values there."""
     try:
-        read = Index.parse(memoryview(root), slices(parts), len(parts), lazy=True)
+        how = {"lazy": True, "increment": index.bases is not None}
+        read = Index.parse(memoryview(root), slices(parts), len(parts), **how)
         assert isinstance(read.items, ItemTable)
         read.items.check()
     except NotTiled as error:

@@ -131,6 +131,12 @@ class Extensions:
         return self.chains.encryption
 
     @property
+    def readers(self) -> frozenset[tuple[str, str]]:
+        """The kinds and ids of the keys that open what is saved."""
+        encryption = self.encryption
+        return frozenset((key.kind, key.id) for key in encryption.recipients) if encryption is not None else frozenset()
+
+    @property
     def may_shrink(self) -> bool:
         """Whether data may take fewer bytes than it has, as it does not by checksums and encryption."""
         roles = {codec.role for chain in self.chains for codec in chain}
@@ -160,6 +166,7 @@ class Extensions:
         published: bool,
         block_log2: int = DEFAULT_BLOCK_LOG2,
         meter: Meter | None = None,
+        mark: Callable[[memoryview], bytes] | None = None,
     ) -> ContainerEncoder:
         """The container of one item."""
         return ContainerEncoder(
@@ -168,6 +175,7 @@ class Extensions:
             identity=identity,
             published=published,
             signed=self.signer is not None,
+            mark=mark,
             block_log2=block_log2,
             meter=meter,
         )
@@ -202,6 +210,7 @@ class Save:
     - `meter`: what all threads of the save count in.
     - `sizes`: about how many bytes its files will have, where that is known.
     - `failures`: of its files; after the first the others stop.
+    - `increment`: an `Increment`, where what is saved is compared with an earlier save, or taken note of.
     """
 
     BLOCK_SIZE: ClassVar[int] = 1 << DEFAULT_BLOCK_LOG2  # bytes, by default
@@ -226,6 +235,7 @@ class Save:
         self.sizes: dict[str, int] = {}
         self._needs: dict[str, tuple[tuple[str, ...], str]] = {}
         self.failures: list[BaseException] = []
+        self.increment: Any = None
         self._locking = threading.Lock()
         self._locked = False
         self._let_go: Callable[[], object] | None = None
@@ -356,7 +366,7 @@ class Save:
         """Remove files of a save that `error` ended; its notes say what is left, and what to do. Whether all were."""
         if type(error) is OSError and (advice := _ADVICE.get(error.errno)):  # NoSpaceError says so itself
             add_note(error, escaped(advice.format(self.storage.label())))
-        left = self.storage.remove(files)
+        left = self.storage.remove([*files, *(self.increment.linked if self.increment is not None else ())])
         for name, reason in left.items() if getattr(error, "errno", None) != errno.EROFS else ():
             text = f"{name} of the failed save could not be removed: {type(reason).__name__}: {reason}"
             add_note(error, escaped(text))

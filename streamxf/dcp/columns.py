@@ -218,14 +218,16 @@ class StoredResults(LazyItems[WriteResult]):
     @collector_paused()
     def of(cls, items: Sequence[WriteItem], files: Sequence[SavedFile]) -> Self:
         """What `files` have, of which these are the items, in their order."""
-        found = [(number, *chunk[2:]) for number, file in enumerate(files) for _, chunk in file.written]
+        records = {record.path: record for file in files for record in (file.record, *file.kept)}
+        numbers = {path: number for number, path in enumerate(records)}
+        found = [(numbers[chunk.place.file], *chunk[2:]) for file in files for _, chunk in file.written]
         places = [(file, place.at, place.size, place.number or 0, framed) for file, place, framed in found]
         beside = [(place.digest, place.crcs) for _, place, _ in found]
-        columns, records = np.array(places, "i8").reshape(-1, 5).T, [file.record for file in files]
+        columns = np.array(places, "i8").reshape(-1, 5).T
         beside = beside if {*beside} - {(None, None)} else []
         written = ((name, chunk.place.span) for file in files for name, chunk in file.written)
         spans = {name: span for name, span in written if span is not None}
-        return cls(PlannedItems.of(items), packed(columns.tobytes()), records, beside, spans)
+        return cls(PlannedItems.of(items), packed(columns.tobytes()), [*records.values()], beside, spans)
 
     def places(self, files: Sequence[int]) -> Array:
         """With a column for each item, and for their files these ordinals."""

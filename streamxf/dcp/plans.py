@@ -166,6 +166,8 @@ class RoomNote:
     - `nesting`: what names and paths do not say of the rank's state dict.
     - `seen`: whether a coordinator has read it, as torch's own writers do not.
     - `values`: what it has, for the coordinator to compare; None if no other rank saves.
+    - `held`: the ids of the saves that its process knows, the newest last.
+    - `save_id`, `base`: what the coordinator says of the save: its id, and that of its base; "" without one.
     """
 
     save: bytes
@@ -175,19 +177,24 @@ class RoomNote:
     nesting: Mapping[str, list[Any]] = field(default_factory=dict)
     seen: bool = False
     values: Values | None = None
+    held: tuple[str, ...] = ()
+    save_id: str = ""
+    base: str = ""
 
 
 _ENDLESS = Volume((), sys.maxsize, plain=False)  # for all that cannot tell its room
 
 
-def note_room(plan: SavePlan, folder: Storage, save: bytes, nesting: Any = None) -> SavePlan:
+def note_room(
+    plan: SavePlan, folder: Storage, save: bytes, nesting: Any = None, held: tuple[str, ...] = ()
+) -> SavePlan:
     """Put a note into a rank's plan, if the plan has nothing there."""
     if plan.storage_data is not None:
         return plan
     values, planner = None, planner_of_the_save()
     if ranks_here() > 1 and is_usable(plan):
         values = Values.of(plan, planner if gives_data_again(planner) else None)
-    note = RoomNote(save, folder.volume() or _ENDLESS, nesting=nesting or {}, values=values)
+    note = RoomNote(save, folder.volume() or _ENDLESS, nesting=nesting or {}, values=values, held=held)
     return replace(plan, storage_data=note)
 
 
@@ -229,7 +236,7 @@ def compare_ranks(notes: Sequence[RoomNote | None]) -> tuple[bool, str]:
     return len(known) == len(notes), warning if names else ""
 
 
-def share_room(plans: list[SavePlan]) -> list[SavePlan]:
+def share_room(plans: list[SavePlan], save_id: str = "", base: str = "") -> list[SavePlan]:
     """Complete the notes of all ranks' plans."""
     noted = [(plan.storage_data, plan) for plan in plans if isinstance(plan.storage_data, RoomNote)]
     ranks = Counter(note.volume.name for note, _ in noted)
@@ -241,7 +248,8 @@ def share_room(plans: list[SavePlan]) -> list[SavePlan]:
         if not isinstance(note, RoomNote):
             return note
         about = ranks[note.volume.name], planned[note.volume.name]
-        return RoomNote(note.save, note.volume, *about, note.nesting, seen=True)  # values are for nobody else
+        made = RoomNote(note.save, note.volume, *about, note.nesting, seen=True)  # values are for nobody else
+        return replace(made, save_id=save_id, base=base)
 
     return [replace(plan, storage_data=complete(plan.storage_data)) for plan in plans]
 

@@ -25,6 +25,7 @@ from torch.futures import Future
 from streamxf import torch_private
 from streamxf.chain import Chain, Chains, ChainsLike
 from streamxf.checkpoint.datafile import write_files
+from streamxf.checkpoint.increments import SMALL, Increment, SaveMemory, saves_in
 from streamxf.checkpoint.publish import check_free, publish, remove_unpublished
 from streamxf.checkpoint.saving import Extensions, Save, Stock, check_stock
 from streamxf.checkpoint.sources import Staging
@@ -42,7 +43,7 @@ from streamxf.format.names import GLOBAL, metadata_name
 from streamxf.format.run import RunFacts
 from streamxf.keys import KeyRing, KeysLike, SignerLike
 from streamxf.report import SaveReport
-from streamxf.storage.opening import Location
+from streamxf.storage.opening import Location, open_storage
 from streamxf.stream.encoder import block_log2_of
 
 _log = logging.getLogger(__name__)
@@ -58,6 +59,8 @@ class _RankSave(Save):
     - `nesting`, `names`: what it adds to the index's `extra`; names of items in their order.
     - `compared`: as in its report.
     - `unpublished`: where the save is to be published, removes what all ranks wrote if this object goes before.
+    - `others`: ids, in hexadecimal, of the writers of files that may then be there, besides those of the ranks.
+    - `agreed`: the id of the save, and that of its base or "", where ranks save without collectives.
     """
 
     report: SaveReport | None = None
@@ -67,6 +70,8 @@ class _RankSave(Save):
     names: list[str] = field(default_factory=list)
     compared: bool | None = None
     unpublished: finalize[..., Save] | None = None
+    others: set[str] = field(default_factory=set)
+    agreed: tuple[str, str] = ("", "")
 
 
 class ChainWriterMixin(StorageMixin):
@@ -87,6 +92,9 @@ class ChainWriterMixin(StorageMixin):
     run_facts: RunFacts | None
     #: Signals by which the process does not end that saves in the background.
     deaf: Collection[int] = ()
+    #: The folder of an earlier save, whose files the next one may share, and what this process knows of its saves.
+    base: Location | None
+    memory: SaveMemory | None
     #: What torch has started here to save in the background; None before the first such save.
     process_that_saves = staticmethod(torch_private.process_that_saves)
     cache_staged_state_dict: bool
@@ -111,6 +119,8 @@ class ChainWriterMixin(StorageMixin):
         stock: Stock = "auto",
         group: str | None = None,
         block_size: int = 1 << DEFAULT_BLOCK_LOG2,
+        base: Location | None = None,
+        memory: SaveMemory | None = None,
         progress: ProgressLike = False,
         **kwargs: Any,
     ) -> None:
@@ -141,6 +151,7 @@ class ChainWriterMixin(StorageMixin):
         self.run_facts = None
         self._coming = None
         self._background = None
+        self.base, self.memory = base, SaveMemory() if memory is None and base is not None else memory
         self._storage.check_fresh()
 
     # -- what DCP calls, in this order -------------------------------------------------------------
@@ -205,7 +216,8 @@ class ChainWriterMixin(StorageMixin):
         for text in planning.texts_about(state, self._for_torch and rank_here() == 0):
             self._warn(text)
         if self.use_collectives:
-            return planning.note_room(plan, storage, save.writer_id, nesting)
+            return planning.note_room(plan, storage, save.writer_id, nesting, self._held)
+        save.agreed = self._coming_id(), self._find_base(metadata_name(self.rank), [self._held])
         save.nesting = Nesting.merged([nesting]).extra
         if storage.exists(GLOBAL):
             check_free(self.path, [GLOBAL], metadata_name(self.rank), self.overwrite)
@@ -219,18 +231,22 @@ class ChainWriterMixin(StorageMixin):
         """
         save = self._under_way
         planning.check_all_noted(plans, save.writer_id)
-        others = {note.save.hex() for plan in plans if isinstance(note := plan.storage_data, planning.RoomNote)}
+        notes = [note for plan in plans if isinstance(note := plan.storage_data, planning.RoomNote)]
+        save.others |= {note.save.hex() for note in notes}
         save.alone = len(plans) == 1
         if self.use_collectives:
+            held = [note.held for note in notes]
+            save.agreed = self._coming_id(), self._find_base(GLOBAL, held if len(held) == len(plans) else [()])
             kept = planning.all_notes(plans)
             save.nesting = Nesting.merged(note.nesting for note in kept if note is not None).extra
             if not save.alone:
                 save.compared, text = planning.compare_ranks(kept)
                 self._warn(text)
         save.names = planning.check_index(plans, save.extensions.chains)
-        given = save.storage, save.writer_id.hex(), others, None if self.use_collectives else self.rank, os.getpid()
+        rank = None if self.use_collectives else self.rank
+        given = save.storage, save.writer_id.hex(), save.others, rank, os.getpid()
         save.unpublished = finalize(save, finalize_apart, remove_unpublished, *given)
-        return planning.share_room(plans)
+        return planning.share_room(plans, *save.agreed)
 
     @errors_reach_all_ranks
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[Any]:
@@ -260,6 +276,7 @@ class ChainWriterMixin(StorageMixin):
         versions, begin = planning.tensor_versions({item.index.fqn for item in items}, planner), perf_counter()
         try:
             planning.check_seen(plan, storage, planner)
+            self._begin_increment(save, plan)
             save.place = storage.mount()
             planning.check_room(save, plan, planner)
             with progress_on(self._progress, "Saving") as save.progress:
@@ -275,6 +292,8 @@ class ChainWriterMixin(StorageMixin):
             self._warn(text, needed, stacklevel=3)
             if text := planning.changed_text(versions, planning.tensor_versions(versions, planner)):
                 warnings.warn(text, stacklevel=2)
+            if save.increment is not None:
+                save.increment.remember(stored)
         except BaseException as error:
             gone = save.discard(files, error)  # those that were finished, too
             if gone and save.alone and save.unpublished is not None:  # nothing is left to remove later
@@ -319,9 +338,29 @@ class ChainWriterMixin(StorageMixin):
         self.report = save.report and replace(save.report, stock=save.stock is True, compared=save.compared)
         complete(metadata, index, self._storage)
 
-    def _turn(self, item: Any) -> tuple[bool, bool]:
-        """In which order items are written: objects first, and bare ones before others, which wait for those."""
-        return len(self._extensions.chains.for_item(item.index.fqn)) > 0, item.type != WriteItemType.BYTE_IO
+    def _find_base(self, name: str, held: Sequence[Collection[str]]) -> str:
+        """The id of the newest save, of which files lie in the base's folder, that all processes know; or ""."""
+        if self.memory is None or self.base is None:
+            return ""
+        ids, writers = saves_in(open_storage(self.base, self._options or None), name)
+        self._under_way.others |= {writer.hex() for writer in writers}
+        return next((save_id for save_id in ids if all(save_id in each for each in held)), "")
+
+    def _begin_increment(self, save: _RankSave, plan: SavePlan) -> None:
+        """Have what is saved compared with the base that the coordinator has chosen, and noted."""
+        note, (save_id, base) = plan.storage_data, save.agreed
+        if isinstance(note, planning.RoomNote) and note.save == save.writer_id:  # and not that of an earlier save
+            save_id, base = note.save_id, note.base
+        if self.memory is not None and save_id:
+            folder = None if self.base is None else open_storage(self.base, self._options or None)
+            save.increment = Increment(self.memory, save, save_id, base, folder)
+
+    def _turn(self, item: Any) -> tuple[bool, bool, bool]:
+        """In which order items are written: objects first, and bare ones before others, which wait for those. For small
+        ones no file is linked, but many are in one that a large one is in.
+        """
+        is_small = self.base is not None and planning.planned_bytes([item]) < SMALL
+        return len(self._extensions.chains.for_item(item.index.fqn)) > 0, item.type != WriteItemType.BYTE_IO, is_small
 
     def _warn(self, text: str, matter: object = None, stacklevel: int = 5) -> None:
         """Warn of a matter, by default of the text, once."""
@@ -368,6 +407,11 @@ class ChainWriterMixin(StorageMixin):
         if earlier is not None and earlier is not torch_private.future_of_the_save_in_this_thread():
             futures.wait([earlier])
         self._note_background()
+
+    @property
+    def _held(self) -> tuple[str, ...]:
+        """The ids of the saves that this process knows, the newest last."""
+        return () if self.memory is None else self.memory.held
 
     @property
     def _under_way(self) -> _RankSave:
@@ -425,6 +469,11 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
     group : str, optional
         Without collectives, 32 hexadecimal digits that all ranks have alike and no other save has: by these readers
         know the metadata of single ranks that are of one save.
+    base : path, URL or Storage, optional
+        The folder of an earlier save. Tensors that have not changed since are not stored again, where `memory` knows
+        that save: the files that have them are linked into this checkpoint's folder.
+    memory : SaveMemory, optional
+        What this process knows of its saves: give the same one to each writer, also to that of the base.
     progress : bool or Progress
         True shows a bar while data is written, on rank 0 and where stderr is a terminal; it needs the extra ``cli``. A
         `Progress` receives the bytes of this process's tensors and objects, from any thread; its exceptions fail the

@@ -91,10 +91,6 @@ class Index:
     @collector_paused()
     def pack(self) -> tuple[bytes, bytes]:
         """Root and parts as they are stored. Raises MetadataError if readers would refuse them."""
-        if self.bases is not None:
-            raise UnsupportedError(
-                "its index is that of an increment, which this version cannot write: upgrade streamxf"
-            )
         files = dict(sorted(self.files.items()))
         numbers = {path: number for number, path in enumerate(files)}
         dtypes = sorted({item.dtype for item in self.items.values() if isinstance(item, TensorItem)})
@@ -106,7 +102,7 @@ class Index:
             "chains": self.chains,
             "dtypes": [*map(coded_dtype, dtypes)],
             "files": [*self._packed_files(files, parts)],
-            "items": [*packed_bands(self.items, numbers, dtypes, self._recorded, self.digests, parts)],
+            "items": [*packed_bands(self.items, numbers, dtypes, self._recorded, self._left_out, self.digests, parts)],
             "modules": self.modules,
             "packages": self.packages,
             "extra": self.extra,
@@ -114,6 +110,8 @@ class Index:
         content |= {name: each for name in ("group", "ranks") if (each := getattr(self, name)) is not None}
         if self.digests is not None:
             content["digests"] = [*self.digests.packed(parts)]
+        if self.bases is not None:
+            content["bases"] = [{"save_id": save_id, "folder": folder} for save_id, folder in self.bases]
         if len(dtypes) > limits.MAX_DTYPES:
             raise MetadataError(f"there are {len(dtypes)} dtypes, {limits.MAX_DTYPES} are allowed")
         if self.run is not None:
@@ -150,6 +148,12 @@ class Index:
     @property
     def keyed(self) -> bool:
         return any(text.partition("/")[0] == ENCRYPT for chain in self.chains for text in chain)
+
+    @property
+    def _left_out(self) -> set[Column]:
+        """The columns that its parts have not."""
+        signed = [] if self.digests is not None else [col.FIRST_DIGEST]
+        return {*signed, *(col.INCREMENT_COLUMNS if self.bases is None else ())}
 
     @property
     def _recorded(self) -> dict[tuple[str, ...], int]:
@@ -328,7 +332,8 @@ class ChunkColumns(Sequence[Chunk]):
     def columns(self) -> dict[Column, Any]:
         """As a part has them."""
         kinds = numpy.where(self.places[4], Kind.FRAMED, self.kind)
-        return dict(zip(_NUMBERS, (*(side.ravel() for side in self.boxes), kinds, *self.places[:4]), strict=True))
+        made = dict(zip(_NUMBERS, (*(side.ravel() for side in self.boxes), kinds, *self.places[:4]), strict=True))
+        return {**made, col.BENEATH: numpy.zeros(len(self), "u1")}
 
 
 _Files = Mapping[str, tuple[int, int]]  # their ordinals, and those of their first digests
@@ -340,12 +345,12 @@ def packed_bands(
     files: Mapping[str, int],
     dtypes: list[str],
     chains: Mapping[tuple[str, ...], int],
+    left_out: set[Column],
     digests: Digests | None,
     parts: list[bytes],
 ) -> Iterator[dict[str, Any]]:
     """What the root says of bands; their parts are added to `parts`. `files` and `chains` are ordinals."""
     kinds = {dtype: number for number, dtype in enumerate(dtypes, 1)}
-    left_out = {*([col.FIRST_DIGEST] if digests is None else [])}
     places = {path: (number, digests.bases.get(path, 0) if digests else 0) for path, number in files.items()}
     for band in _bands(map(items.__getitem__, sorted(items))):
         about = _about(band, kinds, chains)
@@ -441,7 +446,7 @@ def _parts(
 
 _FIRST = {col.MORE_ENDS, col.MORE}
 _NUMBERS = (col.OFFSET, col.SIZES, col.KIND, col.FILE, col.AT, col.BYTES, col.NUMBER)
-_ALL_NUMBERS = *_NUMBERS, col.BEGIN, col.END
+_ALL_NUMBERS = *_NUMBERS, col.BEGIN, col.END, col.BENEATH
 
 
 def _of_chunks(found: list[tuple[Sequence[Chunk], bool]], files: _Files) -> dict[Column, Any]:
@@ -452,14 +457,16 @@ def _of_chunks(found: list[tuple[Sequence[Chunk], bool]], files: _Files) -> dict
             for some, tensor in found
         ]
         made = {c: numpy.concatenate([numpy.asarray(own.get(c, ()), "i8") for own in each]) for c in _ALL_NUMBERS}
-        return {**made, col.CRCS: b""}
+        return {**made, col.CRCS: b"", col.LOWER: []}
     chunks, tensors = [chunk for some, _ in found for chunk in some], [tensor for some, tensor in found for _ in some]
     return _of_objects(chunks, tensors, files)
 
 
 def _of_objects(chunks: list[Chunk], tensors: list[bool], files: _Files) -> dict[Column, Any]:
     offsets, shapes, places, framed = zip(*chunks, strict=True) if chunks else ((),) * 4
-    paths, at, sizes, _, digests, numbers, crcs, _, spans = zip(*places, strict=True) if places else ((),) * 9
+    paths, at, sizes, _, digests, numbers, crcs, beneath, spans = zip(*places, strict=True) if places else ((),) * 9
+    if any(beneath):
+        raise UnsupportedError("it has differences to other saves, which this version cannot write: upgrade streamxf")
     of_tensors = [Kind.FRAMED if frame else Kind.TENSOR for frame in framed]
     kinds_of = zip([Kind.OBJECT if span is None else Kind.VALUE for span in spans], of_tensors, strict=True)
     inside = [span for span, number in zip(spans, numbers, strict=True) if span is not None and number is not None]
@@ -475,4 +482,6 @@ def _of_objects(chunks: list[Chunk], tensors: list[bool], files: _Files) -> dict
         col.CRCS: b"".join(each or b"" for each in crcs),
         col.BEGIN: [begin for begin, _ in inside],
         col.END: [end for _, end in inside],
+        col.BENEATH: beneath,
+        col.LOWER: [],
     }

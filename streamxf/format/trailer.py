@@ -15,6 +15,7 @@ from streamxf.format.header import format_fault
 _LENGTHS = struct.Struct("<QQII4s4x")
 _TRAILER = struct.Struct("<QQII4sI32s32s8x")
 INCREMENT = 1  # a critical flag: the index names files of other saves
+INCREMENTAL = bytes([limits.VERSION, limits.SUITE, INCREMENT, 0])  # format bytes of such metadata
 INDEX_LABEL, NOTE_LABEL = b"streamxf/1 index", b"streamxf/1 note"
 _NO_PICKLE_DIGEST = hashlib.sha256(limits.NO_PICKLE).digest()
 _SIGNED_BYTES = _LENGTHS.size + limits.DIGEST_BYTES  # of the trailer, covered by its second digest

@@ -271,6 +271,11 @@ class LocalStorage(Storage, raises_only_known=True):
             yield cast("IO[bytes]", file)
             file.flush()
 
+    def link(self, name: str, folder: Storage) -> None:
+        if not (folder.near and self.abilities.links):
+            super().link(name, folder)
+        os.link(folder.path_of(name), self._target(name), dst_dir_fd=self.folder, follow_symlinks=False)
+
     def replacing(self) -> AbstractContextManager[IO[bytes]]:
         return cast("AbstractContextManager[IO[bytes]]", files.replacing(self.path))
 

@@ -235,6 +235,12 @@ class Storage(ABC):
         """
         raise self._read_only()
 
+    def link(self, name: str, folder: Storage) -> None:
+        """Give the file of that name in another folder the same name here, too, without a copy. Raises OSError if that
+        cannot be done; UnsupportedError where files have one name each.
+        """
+        raise UnsupportedError("files have one name each here", file=self.label())
+
     def synced(self, stream: Any) -> SyncedFile:
         """What to write to in place of a `stream` of `create`'s whose `sync` is called at the end."""
         return SyncedFile(stream, flushes=self.near and self.abilities.locks == "hosts")

@@ -79,6 +79,7 @@ class Encoded:
     payload: memoryview
     digest: bytes | None
     scratch: Scratch | None
+    tag: bytes = b""
 
     def release(self) -> None:
         if self.scratch is not None:
@@ -91,6 +92,7 @@ class ContainerEncoder:
     - `chain`: renewed already, where it should be.
     - `transforms`: descriptors of stream transforms that the data passed before it came here.
     - `signed`: whether to take the SHA-256 of each block, which a signature needs.
+    - `mark`: gives a tag of each block before it is coded, which `tags` then has, in order.
     - `raw_size`, `stored_size`: bytes of the blocks that were handed out so far, and bytes that were framed so far.
     """
 
@@ -102,6 +104,7 @@ class ContainerEncoder:
         identity: Identity | None = None,
         published: bool = False,
         signed: bool = False,
+        mark: Callable[[memoryview], bytes] | None = None,
         block_log2: int = DEFAULT_BLOCK_LOG2,
         meter: Meter | None = None,
     ) -> None:
@@ -113,7 +116,8 @@ class ContainerEncoder:
         self._coder = StreamCoder(chain, info, meter=meter)
         self._header = header
         self._lengths: list[int] = []
-        self._signed = signed
+        self._signed, self._mark = signed, mark
+        self.tags = bytearray()
         self._digests: list[bytes] = []
         self._tail = b""
         self.raw_size = 0
@@ -136,7 +140,7 @@ class ContainerEncoder:
         if self.raw_size + size > MAX_RAW_SIZE:
             raise ContainerError("the stream has more bytes than a container may hold")
         self.raw_size += size
-        return partial(_encode, self._coder, load, index, last, self._signed)
+        return partial(_encode, self._coder, load, index, last, self._signed, self._mark)
 
     def framed(self, block: Encoded) -> list[bytes | memoryview]:
         """The bytes that have to be written for a block; called in the order of the blocks."""
@@ -145,6 +149,7 @@ class ContainerEncoder:
         self._lengths.append(len(block.payload))
         if block.digest is not None:
             self._digests.append(block.digest)
+        self.tags += block.tag
         parts: list[bytes | memoryview] = [start, block.payload]
         if block.last:
             self._tail = pack_tail(self._header.digest, self._lengths, self.raw_size)
@@ -154,10 +159,16 @@ class ContainerEncoder:
 
 
 # No method: a job must not hold its encoder, or one that is dropped would not go before its blocks are encoded.
-def _encode(coder: StreamCoder, load: Load, index: int, last: bool, signed: bool) -> Encoded:
+def _encode(coder: StreamCoder, load: Load, index: int, last: bool, signed: bool, mark: Any) -> Encoded:
     scratch = scratches.take()
     try:
-        data = load.take(partial(scratch.take, _INPUT))
+        data, tag = load.take(partial(scratch.take, _INPUT)), b""
+        if mark is not None:
+            if load.release is None:  # the caller's memory: what has the tag is what is coded, whoever writes there
+                own = scratch.take(_INPUT, len(data))
+                own[:] = data
+                data = own
+            tag = mark(data)
         payload = coder.encode(data, index, last, scratch)
         if not (payload or (last and not index)):
             raise CodecError("the chain makes no bytes of a block, and a stored block has at least one", block=index)
@@ -166,12 +177,12 @@ def _encode(coder: StreamCoder, load: Load, index: int, last: bool, signed: bool
         if len(payload) < _SMALL:
             payload = memoryview(bytes(payload))
             scratches.give(scratch)
-            return Encoded(index, last, head, payload, digest, None)
+            return Encoded(index, last, head, payload, digest, None, tag)
         if load.release is not None and _share(payload, data):
             out = scratch.take(_INPUT, len(payload))
             out[:] = payload
             payload = out
-        return Encoded(index, last, head, payload, digest, scratch)
+        return Encoded(index, last, head, payload, digest, scratch, tag)
     finally:
         if load.release is not None:
             load.release()

@@ -7,6 +7,7 @@ import pytest
 import streamxf
 from streamxf.errors import UnsupportedError
 from streamxf.format.index import Index
+from streamxf.format.trailer import slices
 from tests.vectors.described import unpack, vectors
 
 
@@ -18,8 +19,8 @@ def test_the_index_of_an_increment_is_read(tmp_path: Path) -> None:
         assert isinstance(index, Index)
         assert index.bases == (("ab" * 16, "step-1"),)
         assert checkpoint["weight"].read().shape == (4, 3)
-        with pytest.raises(UnsupportedError, match="upgrade"):
-            index.pack()
+        root, parts = index.pack()
+    assert Index.parse(memoryview(root), slices(parts), len(parts), increment=True) == index
 
 
 def test_a_difference_asks_for_an_upgrade_and_spoils_nothing_else(tmp_path: Path) -> None:
@@ -29,3 +30,5 @@ def test_a_difference_asks_for_an_upgrade_and_spoils_nothing_else(tmp_path: Path
         with pytest.raises(UnsupportedError, match=r"difference to another save.*upgrade"):
             checkpoint["weight"].read()
         assert checkpoint["weight"][2:].shape == (2, 3)
+        with pytest.raises(UnsupportedError, match=r"differences.*upgrade"):
+            checkpoint.metadata[0].index.pack()  # type: ignore[union-attr]

@@ -317,7 +317,8 @@ class FileCheck(AnyCheck):
 
     def _in_place(self, items: Sequence[ItemPart], run: ItemRun, file: StoredFile) -> Iterator[list[ItemPart]]:
         """Those of the items that can be checked, values of one container together; what lies between is noted."""
-        at, size, is_stock = run.at, file.size, self._opener.metadata.index is None
+        at, size, index = run.at, file.size, self._opener.metadata.index
+        is_stock, is_shared = index is None, index is not None and index.bases is not None  # with what an index has not
         for _, group in groupby(items, _container_of):
             each = [*group]
             wanted, place = each[0], each[0].place
@@ -327,7 +328,7 @@ class FileCheck(AnyCheck):
                 continue
             if is_stock and wanted.kind is Kind.TENSOR and place.at - at >= 8:  # the length and header of safetensors
                 at = min(place.at, at + 8 + int.from_bytes(file.read(at, 8), "little"))
-            if place.at - at >= wanted.alignment:
+            if place.at - at >= wanted.alignment and not is_shared:
                 self.findings.damage(
                     errors.ContainerError(f"nothing accounts for the {place.at - at} bytes from {at} on")
                 )
@@ -338,7 +339,7 @@ class FileCheck(AnyCheck):
             self.findings.items += len(each)
             self.findings.bytes_read += min(place.size, size - place.at)
             yield each
-        if run.last and at < size:
+        if run.last and at < size and not is_shared:
             text = f"{size - at} bytes follow the last item, and nothing accounts for them: they were appended"
             self.findings.damage(errors.ContainerError(text))
 
