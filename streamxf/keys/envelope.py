@@ -254,12 +254,12 @@ class Vouchers:
         return made.with_signature(digest, signer) if signer is not None else made._checked()
 
     def with_signature(self, digest: bytes, signer: SigningKey) -> Self:
-        """The same with a signature by `signer`, in place of an older one of that key; ParameterError if there are
-        four by others.
+        """The same with a signature by `signer`, where an older one of that key stood; ParameterError if there are four
+        by others.
         """
-        others = tuple(each for each in self.signatures if each.key != (signer.kind, signer.id))
         own = Entry(signer.kind, signer.id, signer.sign(signer.statement(digest)))
-        return replace(self, signatures=(*others, own))._checked()
+        signatures = {each.key: each for each in self.signatures} | {own.key: own}
+        return replace(self, signatures=tuple(signatures.values()))._checked()
 
     def _checked(self) -> Self:
         if len(self.signatures) > MAX_SIGNATURES:

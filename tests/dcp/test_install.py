@@ -584,7 +584,6 @@ def test_after_an_interrupt_the_next_attempt_does_the_rest(tmp_path: Path, monke
         ({"writer": {"_extensions": []}}, ParameterError),
         ({"reader": {"keys": KEY}}, ParameterError),
         ({"reader": {"require": "bound"}}, ParameterError),
-        ({"reader": {"trust": SIGNER.verify_key}}, ParameterError),
         (
             {
                 "chain": [Encrypt(KEY)],
@@ -598,8 +597,8 @@ def test_after_an_interrupt_the_next_attempt_does_the_rest(tmp_path: Path, monke
 )
 def test_wrong_arguments_change_nothing(arguments: dict[str, Any], kind: type[Exception]) -> None:
     before = as_found()
-    with pytest.raises(kind):
-        streamxf.install(**arguments)
+    with pytest.raises(kind), streamxf.install(**arguments):
+        pass
     assert as_found() == before
 
 
