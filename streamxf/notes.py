@@ -62,11 +62,9 @@ class Commit:
         files = {}
         for each in content["files"]:
             check_members(each, {"path", "size"}, {"sha256", "checksum"})
-            digest, checksum = each.get("sha256"), each.get("checksum")
-            path = Note.check_path(each["path"])
-            files[path] = CommittedFile(
-                natural(each["size"]), digest and digits(digest, 64), checksum and str(checksum)
-            )
+            sha256 = digits(each["sha256"], 64) if "sha256" in each else None
+            checksum = text(each["checksum"]) if "checksum" in each else None
+            files[Note.check_path(each["path"])] = CommittedFile(natural(each["size"]), sha256, checksum)
         return cls(digits(content["save_id"], 32), RunFacts.of_json(content["run"]), files)
 
 
@@ -111,9 +109,11 @@ class Saving:
     @classmethod
     def of_json(cls, content: Any) -> Self:
         check_members(content, {"run", "name", "time", "session", "before", "framework"})
-        before = {Note.check_path(path): str(mark) for path, mark in content["before"].items()}
+        before = {Note.check_path(path): text(mark) for path, mark in content["before"].items()}
         run, session = digits(content["run"], 32), digits(content["session"], 32)
-        return cls(run, str(content["name"]), natural(content["time"]), session, before, content["framework"] is True)
+        if not isinstance(content["framework"], bool):
+            raise ValueError("this is no truth value")
+        return cls(run, text(content["name"]), natural(content["time"]), session, before, content["framework"])
 
 
 # -- what a note's content has to be, which is JSON of numbers from 0 to 2**53 - 1 ----------------------
@@ -128,6 +128,12 @@ def check_members(value: Any, required: Collection[str], optional: Collection[st
 def natural(value: Any) -> int:
     if type(value) is not int:
         raise ValueError("this is not a number")
+    return value
+
+
+def text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("this is not text")
     return value
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap
 
-from tests.reference_codecs import Block, Fields, check, crc, decode, parse_descriptor, refusing, undo, unzstd
+from tests.reference_codecs import Block, Fields, Refused, check, crc, decode, parse_descriptor, refusing, undo, unzstd
 from tests.reference_keys import Reader, check_signatures, check_vouchers, hkdf, parse_vouchers, parse_wrapped, unwrap
 from tests.reference_values import parse_value
 
@@ -221,13 +221,20 @@ Index = namedtuple("Index", "transforms parts shapes wrapped run digests")
 HASH, HEX32 = "[0-9a-f]{64}", "[0-9a-f]{32}"
 ENTRY = {"from": int, "bytes": int, "raw": int, "sha256": HASH}
 MORE = {"properties?": dict, "path?": list}
+FILE = {"path": str, "size": int}
+RUN = {"run": HEX32, "name": str, "step": int, "time": int, "rules": dict, "metrics": dict}
+RUN |= {"continues?": {"step": int, "save_id": HEX32}, "line?": [int]}
 ROOT = {
     **{"save_id": HEX32, "rank": (int, None), "transforms": [str], "chains": [[str]], "dtypes": [str]},
     **{"files": [ENTRY], "items": [{"first": str, "last": str, "items": int, "parts": [ENTRY]}]},
     **{"modules": [str], "packages": dict, "extra": dict, "digests?": [ENTRY]},
     **{"group?": HEX32, "ranks?": int},
-    "run?": {"run": HEX32, "name": str, "step": int, "time": int, "rules": dict, "metrics": dict}
-    | {"continues?": {"step": int, "save_id": HEX32}, "line?": [int]},
+    "run?": RUN,
+}
+FORMS = {
+    "commit": {"save_id": HEX32, "run": RUN, "files": [{**FILE, "sha256?": HASH, "checksum?": str}]},
+    "note": {"save_id": HEX32, "time": int, "metrics": dict, "sha256": dict},
+    "saving": {"run": HEX32, "name": str, "time": int, "session": HEX32, "before": dict, "framework": bool},
 }
 
 
@@ -339,8 +346,8 @@ def check_keys(found: Sections, label: bytes, reader: Reader) -> Any:
     return vouchers
 
 
-def read_note(data: bytes, reader: Reader) -> Any:
-    """The content of a note, which a reader without keys reads, too."""
+def read_note(data: bytes, reader: Reader, form: str | None = None) -> Any:
+    """The content of a note, which a reader without keys reads, too; of one of `FORMS`."""
     check(len(data) <= 1 << 23, "N1: its size")
     found = split_metadata(data)
     check(found.head + found.parts == b"" and found.head_digest == sha256(b"").digest(), "N1: a head, or parts")
@@ -350,6 +357,16 @@ def read_note(data: bytes, reader: Reader) -> Any:
     check(count_marks(text) <= 1 << 19, "N1: commas and brackets")
     content = parse_json(text, "N2", "N2")
     check_depth(content, 128, "N2")
+    if form is not None:
+        with refusing("N7", Refused):
+            conform(content, FORMS[form], "the note")
+            for name, schema in (("metrics", "[0-9a-f]{16}"), ("sha256", HASH), ("before", str)):
+                conform([*content.get(name, {}).values()], [schema], name)
+            check_run(content["run"], None) if form == "commit" else None
+        paths = [file["path"] for file in content.get("files", ())]
+        for path in (*paths, *content.get("sha256", ()), *content.get("before", ())):
+            check(1 <= len(path.encode()) <= 4096 and "\0" not in path, "N5")
+            check(not {"", ".", ".."} & {*path.split("/")}, "N5")
     return content
 
 

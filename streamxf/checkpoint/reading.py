@@ -54,7 +54,7 @@ class Box(NamedTuple):
 
     def as_torch(self, array: Array) -> torch.Tensor:
         """The memory of a contiguous array that has its elements, as a tensor."""
-        wanted = dtype_of(self.item.dtype)
+        wanted = dtype_of(self.item.dtype, self.item.name, bare=True)
         flat = array.reshape(-1).view("u1")
         if not flat.size:
             return torch.empty(array.shape, dtype=wanted, device="cpu")
@@ -107,12 +107,13 @@ class BoxReader(abc.ABC):
 
     def is_plain(self, box: Box) -> bool:
         """Whether elements are stored; a frame's ends tell if only torch can make its tensor. Raises StreamxfError."""
-        for chunk in (each for each in box.item.chunks if each.framed and box.shared(each)):
+        framed = [each for each in box.item.chunks if each.framed]
+        for chunk in filter(box.shared, framed):
             try:
                 self.elements(box.item, chunk)
             except UnsupportedError:
                 return False
-        return element_size(box.item.dtype) > 0
+        return not framed or element_size(box.item.dtype) > 0
 
     def read_boxes(self, boxes: Iterable[Box]) -> Generator[Array, None, None]:
         """Read boxes, in their order. Raises StreamxfError, with file, item and block.

@@ -314,7 +314,7 @@ class Loader:
             commit()
             return
         check_size(tensor, request.lengths)
-        check_dtype(tensor, dtype)
+        check_dtype(tensor, dtype_of(item.dtype, bare=True))
         self.meter.item(tensor.numel() * dtype.itemsize, stored_bytes(request, wanted))
         offset, filling = tuple(request.storage_offsets), partial(_Filling, file, item.name, target)
         memory = target.memory(dtype, self._staging)

@@ -252,10 +252,10 @@ class TensorItem:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element; raises UnsupportedError for a dtype whose elements only torch can read."""
-        if not element_size(self.dtype):
-            raise UnsupportedError(f"elements of {self.dtype} can be loaded with torch only", item=self.name)
-        return element_size(self.dtype)
+        """Bytes of an element; raises UnsupportedError if only torch can read them, in the frame of ``torch.save``."""
+        if (size := element_size(self.dtype)) or not any(chunk.framed for chunk in self.chunks):
+            return size or stored_width(self.dtype)
+        raise UnsupportedError(f"elements of {self.dtype} can be loaded with torch only", item=self.name)
 
     @property
     def fits_numpy(self) -> bool:

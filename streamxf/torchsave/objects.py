@@ -18,7 +18,7 @@ from typing import Any
 from streamxf import errors
 from streamxf.budget import MAX_EXPANSION, Budget, check_expansion, most
 from streamxf.buffers import flat_view
-from streamxf.format.items import Chunk, Place, TensorItem
+from streamxf.format.items import WITHOUT_ELEMENTS, Chunk, Place, TensorItem
 from streamxf.format.limits import MAX_NDIM
 from streamxf.format.values import parse_value
 from streamxf.lazy import torch
@@ -195,9 +195,12 @@ class Objects:
             raise making.refusal(error) from error
 
 
-def dtype_of(name: str, item: str | None = None) -> torch.dtype:
-    """torch's dtype of a stored tensor. Raises UnsupportedError if this torch has none of that name."""
+def dtype_of(name: str, item: str | None = None, *, bare: bool = False) -> torch.dtype:
+    """torch's dtype of a stored tensor, or of `bare` elements. Raises UnsupportedError if this torch has none such."""
     plain, _, bits = name.partition(":")
+    if bare and plain in WITHOUT_ELEMENTS:
+        text = f"only elements are stored, of which torch makes no tensor of {plain}: read their bytes, or numbers"
+        raise errors.UnsupportedError(text, item=item)
     found = getattr(torch, plain, None)
     if not isinstance(found, torch.dtype) or (bits and found.itemsize * 8 != int(bits)):
         raise errors.UnsupportedError(lacking_text(name), item=item)

@@ -23,6 +23,7 @@ from streamxf.format.items import ObjectItem, TensorItem
 from streamxf.format.values import pack_value
 from streamxf.keys import Key, KeyRing, PrivateKey, VerifyKey
 from streamxf.keys.envelope import DataKey
+from streamxf.notes import Commit, Saving, Supplement
 from streamxf.registry import CodecRegistry
 from streamxf.storage.reading import FileSlice
 from streamxf.stream.container import ChainOpener, StoredStream, read_header
@@ -208,7 +209,14 @@ def value_by_reference(entry: Entry, data: bytes) -> str:
 
 def note_by_reference(entry: Entry, data: bytes) -> Any:
     """The content of a note."""
-    return read_note(data, reader_of(entry))
+    return read_note(data, reader_of(entry), entry.get("form"))
+
+
+FORMS: dict[str, Callable[[Any], Any]] = {
+    "commit": Commit.of_json,
+    "note": Supplement.of_json,
+    "saving": Saving.of_json,
+}
 
 
 def note_by_streamxf(entry: Entry, data: bytes) -> Any:
@@ -216,7 +224,7 @@ def note_by_streamxf(entry: Entry, data: bytes) -> Any:
     note, access = Note.parse(data), Access.of(keyring_of(entry))
     if len(access.keys) or access.trust or not note.keyed:
         note.check(access)
-    return note.content
+    return note.content if "form" not in entry else note.said(FORMS[entry["form"]]).to_json()
 
 
 def plain_by_reference(entry: Entry, data: bytes) -> bytes:

@@ -13,6 +13,15 @@ from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 from tests.reference_codecs import Refused, check, matched, refusing, unbase64
 from tests.reference_keys import B64, KEY_ID, aes_key, hkdf, hpke_key, public_id
 
+# Of Ed25519 and of X25519; 0, 1 and -1 are such coordinates in both, and nobody draws one of the others by chance.
+LOW_ORDER = {
+    *(0, 1, 2**255 - 20),
+    0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826,
+    0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7,
+    0x00B8495F16056286FDB1329CEB8D09DA6AC49FF1FAE35616AEB8413B7C7AEBE0,
+    0x57119FD0DD4E22D8868E1C58C45C44045BEF839C55B1D0B1248C50A3BC959C5F,
+}
+
 
 def read_key_file(data: bytes, passphrase: str | None = None) -> tuple[str, str, bytes]:
     """Whether the key is `secret` or `public`, its kind, and its bytes."""
@@ -35,6 +44,8 @@ def read_key_file(data: bytes, passphrase: str | None = None) -> tuple[str, str,
     check(len(key) == sizes.get(kind, 32) and (what != "public" or kind in sizes), "key file: kind or size")
     if what == "public":
         found = public_id(kind, key)
+        curve = int.from_bytes(key[-32:] if kind not in signers else key[:32], "little") % 2**255 % (2**255 - 19)
+        check(curve not in LOW_ORDER, "K9: a point of low order")
     elif kind in signers:
         seeds = hkdf(key, b"streamxf/1 " + kind.encode(), 64) if signers[kind] > 32 else key
         halves = [Ed25519PrivateKey.from_private_bytes(seeds[:32])]

@@ -37,7 +37,8 @@ def not_here(entry: Entry) -> bool:
     stock = is_stock(bytes_of(entry.get("files", {}).get(".metadata", {"base64": ""})))
     passphrase = "passphrase" in entry or entry.get("text", "").startswith("streamxf-protected:")
     hybrid = any(len(key) > 64 for key in entry.get("trust", ())) or "-secret:ed25519+" in entry.get("text", "")
-    return bool(kinds - {"aeskw", "hpke-x25519"}) or stock or passphrase or hybrid or bool(entry.get("elements"))
+    more = "elements" in entry or "form" in entry
+    return bool(kinds - {"aeskw", "hpke-x25519"}) or stock or passphrase or hybrid or more
 
 
 def packed(found: dict[str, list[Entry]]) -> str:

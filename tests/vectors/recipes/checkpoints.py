@@ -131,6 +131,8 @@ def odd() -> dict[str, Any]:
         Piece("ragged", TENSOR, bytes(2), "uint8", (0, 2), (2, 1), (4, 3)),
         Piece("ragged", TENSOR, bytes(6), "uint8", (2, 0), (2, 3), (4, 3)),
     ]
+    texts = f"{CHECKSUM}?algorithm=crc32c", f"{CHECKSUM}?algorithm=sha1", "streamxf.lz4/1#level=-65", "acme.delta/1"
+    strange = [[text] for text in (*texts, "streamxf.nothing/1", "streamxf.zstd/2", "streamxf.floatzip/1?x=1")]
     names = [replace(STEP, name=name) for name in ("größe", "a/b", "../a", " ", "a\nb", "x" * 4000)]
     return locals()
 

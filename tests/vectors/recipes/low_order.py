@@ -47,7 +47,7 @@ def _expand(suite: bytes, secret: bytes, label: bytes, info: bytes, size: int) -
     return HKDFExpand(SHA256(), size, size.to_bytes(2, "big") + b"HPKE-v1" + suite + label + info).derive(secret)
 
 
-# -- Ed25519 by hand: a signature that the equation with the cofactor verifies, and that without does not ------------
+# -- Ed25519 by hand: signatures that some verify, and that the page does not take -----------------------------------
 
 _PRIME = 2**255 - 19
 _ORDER = 2**252 + 27742317777372353535851937790883648493
@@ -58,15 +58,21 @@ _TORSION = bytes.fromhex("c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd
 Point = tuple[int, int]
 
 
-def sign_twisted(seed: bytes, message: bytes) -> bytes:
-    """As Ed25519 signs, but with a point of order 8 added to R."""
+def sign_twisted(seed: bytes, message: bytes, point: bytes = b"", more: int = 0) -> bytes:
+    """As Ed25519 signs, but with a point of order 8 added to R, or with this `point`, of order 1, for R; and with a
+    multiple of the order added to S.
+    """
     digest = hashlib.sha512(seed).digest()
     secret = int.from_bytes(digest[:32], "little") & (2**254 - 8) | 2**254
-    nonce = int.from_bytes(hashlib.sha512(digest[32:] + message).digest(), "little") % _ORDER
+    drawn = int.from_bytes(hashlib.sha512(digest[32:] + message).digest(), "little") % _ORDER
+    nonce = 0 if point else drawn
     public = _encode(_times(secret, _decode(_BASE)))
-    point = _encode(_add(_times(nonce, _decode(_BASE)), _decode(_TORSION)))
+    point = point or _encode(_add(_times(nonce, _decode(_BASE)), _decode(_TORSION)))
     challenge = int.from_bytes(hashlib.sha512(point + public + message).digest(), "little")
-    return point + ((nonce + challenge * secret) % _ORDER).to_bytes(32, "little")
+    return point + ((nonce + challenge * secret) % _ORDER + more * _ORDER).to_bytes(32, "little")
+
+
+ONE, ONE_ABOVE = (number.to_bytes(32, "little") for number in (1, 1 + _PRIME))  # both are the point of order 1
 
 
 def _add(one: Point, other: Point) -> Point:

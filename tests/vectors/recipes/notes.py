@@ -80,3 +80,19 @@ def keys() -> dict[str, Any]:
 
     of_index = Vouching().vouchers(index_digest(frame))
     return locals()
+
+
+def forms() -> dict[str, Any]:
+    """What each of the notes of a run says."""
+    save, digest = RECORD["save_id"], secret("file").hex()
+    note = {"save_id": save, "time": 7, "metrics": {"loss": "3ff0000000000000"}, "sha256": {"a/b": digest}}
+    saving = {"run": save, "name": "step-7", "time": 7, "session": save, "before": {"a/b": "7 x"}, "framework": True}
+    file = RECORD["files"][0]
+
+    def of(record: dict[str, Any], **changes: Any) -> bytes:
+        return parts({name: each for name, each in {**record, **changes}.items() if each != "left out"}).pack()
+
+    def of_file(**changes: Any) -> bytes:
+        return of(RECORD, files=[{**file, **changes}])
+
+    return locals()

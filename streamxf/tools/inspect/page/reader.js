@@ -637,6 +637,16 @@ const Reader = (() => {
   };
 
   // The one key in the text of a key file: `what` it is, its `kind` and its bytes.
+  // Coordinates of points of low order, of Ed25519 and of X25519, in which 0, 1 and PRIME - 1 are some, too.
+  const PRIME = 2n ** 255n - 19n;
+  const LOW_ORDER = [
+    0n, 1n, PRIME - 1n,
+    0x05fc536d880238b13933c6d305acdfd5f098eff289f4c345b027b2c28f95e826n,
+    0x7a03ac9277fdc74ec6cc392cfa53202a0f67100d760b3cba4fd84d3d706a17c7n,
+    0x00b8495f16056286fdb1329ceb8d09da6ac49ff1fae35616aeb8413b7c7aebe0n,
+    0x57119fd0dd4e22d8868e1c58c45c44045bef839c55b1d0b1248c50a3bc959c5fn,
+  ];
+
   async function parseKey(whole) {
     check(!/[\ud800-\udfff]/u.test(whole) && new TextEncoder().encode(whole).length <= 65536, "key file: its size, or not UTF-8");
     const lines = whole.split("\n").map((line) => line.replace(/^[ \t\r]+|[ \t\r]+$/g, "")).filter((line) => line && !line.startsWith("#"));
@@ -657,6 +667,9 @@ const Reader = (() => {
     const key = unbase64(spelled, "key file");
     check(key.length === ((what === "public" && { "hpke-mlkem768-x25519": 1216, "ed25519+mldsa65": 1984 }[kind]) || 32), "key file: the size of the key");
     check((await idOf(what, kind, key)) === id, "K9: key_id");
+    const curve = [...(kind.startsWith("hpke-") ? key.slice(-32) : key.slice(0, 32))].reverse();
+    const low = BigInt(`0x${hex(Uint8Array.from(curve))}`) % 2n ** 255n % PRIME;
+    check(what === "secret" || !LOW_ORDER.includes(low), "K9: a point of low order");
     return { what, kind, key };
   }
 
