@@ -52,11 +52,12 @@ class Meter:
     def io(self, seconds: float) -> None:
         self.cell.io_seconds += seconds
 
-    def item(self, raw_bytes: int, stored_bytes: int) -> None:
+    def item(self, raw_bytes: int, stored_bytes: int, pattern: str = "") -> None:
         cell = self.cell
         cell.items += 1
         cell.raw_bytes += raw_bytes
         cell.stored_bytes += stored_bytes
+        cell.patterns[pattern] += 1
 
     def blocks(self, in_flight: int) -> None:
         self.cell.peak_blocks = max(self.cell.peak_blocks, in_flight)

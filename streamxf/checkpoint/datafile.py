@@ -107,6 +107,7 @@ class DataFile:
         self._raw = raw
         self._synced = save.storage.synced(raw) if save.sync else None
         self._save = save
+        self._chains = save.extensions.chains
         self._pipeline = SinkPipeline(self._leave, waits=not save.storage.near)
         self._leaving: deque[tuple[_InFlight, int]] = deque()  # of each block in the pipeline, and the block's bytes
         self._done: deque[tuple[Share, int, bool]] = deque()  # of blocks that have left, for the progress
@@ -131,7 +132,7 @@ class DataFile:
             if content.kind is Kind.VALUE:
                 self.add_value(part.name, bytes(content.source.load(0, content.source.size).take(_memory)))
                 return
-            extensions, chain = self._save.extensions, self._chain_of(part.name)
+            extensions, chain = self._save.extensions, self._chains.for_item(part.name)
             if self._is_kept(part, content, chain):
                 return
             part = Identity(self._save.writer_id, content.kind, *part[2:7], next(self._save.numbers))
@@ -146,13 +147,13 @@ class DataFile:
         """Whether an earlier save has a shard, so that it is not written."""
         if (increment := self._save.increment) is None:
             return False
-        self._order[part.name, part.offset] = len(self._order)
+        self._order.setdefault((part.name, part.offset), len(self._order))
         if content.kind is not Kind.TENSOR or not len(chain) or self._save.extensions.foreign:
             return False
         if (found := increment.unchanged(part, content.source)) is None:
             return False
         self._kept.append((part.name, found))
-        self._save.meter.item(content.source.size, 0)
+        self._save.meter.item(content.source.size, 0, self._chains.pattern_for(part.name))
         if (share := self._share_of(part, content.source.size)) is not None:
             share.advance(content.source.size)
             share.finish()
@@ -160,7 +161,10 @@ class DataFile:
 
     def add_value(self, name: str, packed: bytes) -> None:
         """Write a value: with others of its chain at the end, by itself, or as an object; raises as `add`."""
-        chain, self._order[name, ()] = self._chain_of(name), len(self._order)
+        chain, self._order[name, ()] = (
+            self._chains.for_item(name),
+            limits.MAX_NUMBER + len(self._order),
+        )  # behind others
         holds = self._save.extensions.hold_value(name)
         if holds and len(chain) and self._takes(name, packed, chain):
             return
@@ -168,15 +172,8 @@ class DataFile:
         if holds and not len(chain):
             self._add_framed(part, Content(MemorySource(memoryview(packed)), Kind.VALUE), chain)
             return
-        self._save.meter.cell.patterns[self._save.extensions.chains.pattern_for(name)] -= 1  # it counts again
         content = Content(MemorySource(memoryview(saved(parse_value(packed)[0]))), Kind.OBJECT)
         self.add(part._replace(kind=Kind.OBJECT), lambda: content)
-
-    def _chain_of(self, name: str) -> Chain:
-        chains = self._save.extensions.chains
-        pattern = chains.pattern_for(name)
-        self._save.meter.cell.patterns[pattern] += 1
-        return chains.by_pattern[pattern]
 
     def settle(self) -> None:
         """Wait until no memory that was handed over is in use any more; raises as `add`."""
@@ -230,6 +227,8 @@ class DataFile:
         if self._room >= 0:
             known = self._values.setdefault(self._save.extensions.recorded(chain), (chain, []))
             known[1].append((name, before, packed))
+            if self._save.progress is not None:  # now, so that a save that fails has told of it
+                self._save.progress.expect(len(before) + len(packed))
         return self._room >= 0
 
     def _add_values(self) -> None:
@@ -327,7 +326,7 @@ class DataFile:
         progress = self._save.progress
         if progress is None:
             return None
-        if not (planned := part.size):
+        if not (planned := part.size) and part.name:
             progress.expect(size)
         return Share(progress, planned or size)
 
@@ -343,14 +342,14 @@ class DataFile:
             for name, before, packed in self._shared.popleft():
                 at += len(before)
                 self._notes.append((name, (), (), False, *place, (at, at + len(packed))))
-                self._save.meter.item(len(packed), left)
+                self._save.meter.item(len(packed), left, self._chains.pattern_for(name))
                 at, left = at + len(packed), 0
             return
         if self._save.increment is not None and isinstance(made, ContainerEncoder) and part.kind is Kind.TENSOR:
             self._save.increment.note(part, bytes(made.tags))
         span = (0, size) if part.kind is Kind.VALUE else None
         self._notes.append((part.name, part.offset, part.shape, part.kind is Kind.FRAMED, *place, span))
-        self._save.meter.item(raw_size, size)
+        self._save.meter.item(raw_size, size, self._chains.pattern_for(part.name))
 
     @collector_paused()
     def _written(self) -> list[tuple[str, Chunk]]:
@@ -422,12 +421,12 @@ def write_file(
         with save.create(path) as raw:
             file = DataFile(raw, path, save)
             try:
+                for name, packed in values.items():
+                    file.add_value(name, packed)
                 for part, content in entries:
                     if save.failures:
                         raise AbortedError("another file of this save failed")
                     file.add(part, content)
-                for name, packed in values.items():
-                    file.add_value(name, packed)
                 stored = file.finish()
             except BaseException as error:
                 cause = file.failure or error if isinstance(error, Exception) else error

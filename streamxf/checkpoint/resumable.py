@@ -154,7 +154,8 @@ class ResumableSave:
 
     def stored_bytes(self) -> int:
         """Of all items, in storage."""
-        return sum(chunk.place.size for file in self.finished.values() for _, chunk in file.written)
+        places = (chunk.place for file in self.finished.values() for _, chunk in file.written)
+        return sum({place.container: place.size for place in places}.values())
 
 
 def _job_id(*facts: Any) -> str:

@@ -14,6 +14,7 @@ from typing import IO, Any, ClassVar, Self, cast
 
 import torch
 
+from streamxf.cached import cached_property
 from streamxf.chain import Chain, StreamCoder
 from streamxf.checkpoint.access import known_transform
 from streamxf.codec import Codec
@@ -51,6 +52,7 @@ class Registry(ExtensionRegistry):
         self.keys = KeyRing.of(keys)
         self.codecs = CodecRegistry(allow)
         self._built: dict[Descriptor, Codec] = {}  # torch asks for each item again, and unwrapping a key takes time
+        self._streams: dict[bytes, bytes] = {}  # that of the last container of values, by its H
 
     @classmethod
     def of(cls, registry: ExtensionRegistry | CodecRegistry | None) -> Registry:
@@ -78,7 +80,7 @@ class Registry(ExtensionRegistry):
         be rebuilt, and UnsupportedError if a foreign extension stands between or behind the codecs of the chain, or
         does not transform a stream.
         """
-        last = [value] if (value := StoredValue.of(descriptors)) is not None else []
+        last = [value] if (value := StoredValue.of(descriptors, self._streams)) is not None else []
         descriptors = descriptors[: len(descriptors) - len(last)]
         if len(descriptors) > MAX_CODECS:
             raise DescriptorError(f"an item has {len(descriptors)} descriptors, {MAX_CODECS} are allowed")
@@ -214,14 +216,17 @@ class JoinedWriter(_Joined, io.RawIOBase):
 class JoinedReader(_Joined):
     """What torch's reader reads from: a `StreamReader`, opened when it asks for anything of one."""
 
+    @cached_property
+    def header(self) -> Header:
+        return read_header(FileSlice(self._raw))
+
     def __getattr__(self, name: str) -> Any:
         if self._stream is None:
-            source = FileSlice(self._raw)
-            header = read_header(source)
-            chain, info = Chain(_in_stored_order(header, self._codecs)), stream_info(header)
-            blocks = BlockReader(source, header, StreamCoder(chain, info, chain.unseal(info, header.seal)))
+            chain, info = Chain(_in_stored_order(self.header, self._codecs)), stream_info(self.header)
+            coder = StreamCoder(chain, info, chain.unseal(info, self.header.seal))
+            blocks = BlockReader(FileSlice(self._raw), self.header, coder)
             blocks.decode_ends()
-            self._stream = StreamReader(framed(header, blocks))
+            self._stream = StreamReader(framed(self.header, blocks))
         return getattr(self._stream, name)
 
 
@@ -295,12 +300,14 @@ class StoredValue(_Stored):
     """A value; DescriptorError if its descriptor says of another place than one can have.
 
     - `span`: where it begins and ends in its stream; None if it is all of that.
+    - `streams`: that of the container that was read last, by its H.
     """
 
     name = VALUE
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, streams: dict[bytes, bytes] | None = None) -> None:
         super().__init__(text)
+        self._streams = {} if streams is None else streams
         numbers = [int(number) for number in self._facts.values() if number.isdecimal()]
         self.span = (numbers[0], numbers[1]) if len(numbers) == 2 else None
         self._begin, self._end = self.span or (0, MAX_VALUE + 1)
@@ -308,16 +315,19 @@ class StoredValue(_Stored):
         self._check(known and text == descriptor_of(self.span), "a value")
 
     @classmethod
-    def of(cls, descriptors: Sequence[str]) -> StoredValue | None:
+    def of(cls, descriptors: Sequence[str], streams: dict[bytes, bytes] | None = None) -> StoredValue | None:
         """That of an item with these descriptors, if it is a value."""
         text = str(descriptors[-1]) if len(descriptors) else ""
-        return cls(text) if text.startswith(f"{VALUE}/") else None
+        return cls(text, streams) if text.startswith(f"{VALUE}/") else None
 
     def transform_from(self, input: IO[bytes]) -> IO[bytes]:
         """What ``torch.save`` writes for it."""
-        input.seek(self._begin)
+        digest = input.header.digest if isinstance(input, JoinedReader) else b""
+        if digest not in self._streams or not digest:
+            self._streams.clear()
+            self._streams[digest] = input.read(MAX_VALUES + 1)
         made = io.BytesIO()
-        torch.save(parse_value(input.read(self._end - self._begin))[0], made)
+        torch.save(parse_value(self._streams[digest][self._begin : self._end])[0], made)
         made.seek(0)
         return made
 

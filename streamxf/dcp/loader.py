@@ -204,7 +204,7 @@ class Loader:
                     if target is not None:
                         self._read_tensor(file.name, request, wanted, target, blocks, elements)
                     else:
-                        self.load_object(request, read_all(blocks, self.meter), wanted.place, wanted.place.share)
+                        self.load_object(request, read_all(blocks, self.meter), wanted.place, wanted.place.size)
             self._settle()
         except BaseException:
             self._pipeline.cancel()  # before the file is closed
@@ -218,14 +218,14 @@ class Loader:
         container = wanted.place.container
         if shares is not None and request is not None:  # all of it counts for the first
             file.access = Counted(access, shares.begin(request.storage_index).advance)
-        stream = self.opener.values(self.opener.source(file, wanted.place), wanted, self.meter)
+        stream, read = self.opener.values(self.opener.source(file, wanted.place), wanted, self.meter), wanted.place.size
         for request, each in entries[number:]:
             if each.place.container != container or request is None:
                 break
             number += 1
             with located(item=each.item.name):
-                self.load_object(request, bytes(self.opener.value_in(stream, each)), each.place, each.place.share)
-            self._left -= each.place.share
+                self.load_object(request, bytes(self.opener.value_in(stream, each)), each.place, read)
+            self._left, read = self._left - each.place.share, 0  # all that was read counts for the first
         return number
 
     def _open(self, file: StoredFile, wanted: ItemPart) -> tuple[Blocks, Elements | None]:
@@ -333,12 +333,12 @@ class Loader:
         self._staging.end(tensor.device)
         self._planner.commit_tensor(request, tensor)
 
-    def load_object(self, request: ReadItem, data: bytes, place: Place, read: int = 0) -> None:
-        """Give the planner the object of `data`, of which this rank has `read` so many bytes from the storage."""
+    def load_object(self, request: ReadItem, data: bytes, place: Place, read: int | None = None) -> None:
+        """Give the planner the object of `data`, for which this rank has `read` so many bytes; None if others have."""
         if self._budget is not None:
-            self._budget.add(place.share - read)  # the rest is in the file's
+            self._budget.add(place.share if read is None else 0)  # else it is in the file's
             self._budget.spend(len(data), "the object")
-        self.meter.item(len(data), read)
+        self.meter.item(len(data), read or 0)
         if self._set_object is not None and (self._objects.weights_only or place.span is not None):
             self._set_object(request, self._objects.load_at(place, data, budget=self._budget))
         else:

@@ -365,13 +365,19 @@ def test_damage_among_tensors_of_few_blocks_names_its_place(checkpoint: Path, co
 
 
 def test_a_report_after_each_load_and_none_after_a_failure(checkpoint: Path) -> None:
-    state = {"a": torch.randn(600_000), "b": torch.randn(10), "object": {1, 2}}  # a value has no container of its own
+    state: dict[str, Any] = {
+        "a": torch.randn(600_000),
+        "b": torch.randn(10),
+        "object": {1, 2},
+        "one": "x" * 999,
+        "two": [1] * 99,
+    }
     save(state, checkpoint)
     reader = streamxf.FileSystemReader(checkpoint, keys=KEY)
     assert reader.report is None
-    target = load_into({"a": torch.zeros(600_000), "b": torch.zeros(10), "object": None}, reader)
+    target = load_into(dict.fromkeys(state) | {"a": torch.zeros(600_000), "b": torch.zeros(10)}, reader)
     report = reader.report
-    assert report.items == 3
+    assert report.items == 5
     assert report.raw_bytes > 600_010 * 4
     assert report.stored_bytes == sum(file.stat().st_size for file in data_files(checkpoint))
     assert set(report.codec_seconds) == {"streamxf.zstd", "streamxf.checksum", "streamxf.encrypt"}

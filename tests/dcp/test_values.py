@@ -13,6 +13,7 @@ import streamxf
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.opening import ItemOpener
 from streamxf.errors import StreamxfError
+from streamxf.stream.container import BlockReader
 from tests.forge import split_metadata
 from tests.samples import KEY
 
@@ -100,6 +101,13 @@ def test_the_values_of_a_container_are_decoded_once(tmp_path: Path, monkeypatch:
     with Checkpoint(path) as checkpoint:
         assert shown({name: checkpoint[name].read() for name in STATE}) == shown(STATE)
     assert len(decoded) == 2
+    path, decoded = saved(tmp_path / "stock", "zstd", STATE, stock=True), []
+    ends, registry = BlockReader.decode_ends, streamxf.Registry()
+    monkeypatch.setattr(BlockReader, "decode_ends", lambda blocks: (decoded.append(blocks.header), ends(blocks))[1])
+    reader, target = dcp.FileSystemReader(path, _extension_registry=registry), dict.fromkeys(STATE)
+    dcp.load(target, storage_reader=reader, no_dist=True)
+    assert shown(target) == shown(STATE)
+    assert len(decoded) == 1
 
 
 def test_saves_in_the_background_and_copies_have_values_too(tmp_path: Path) -> None:

@@ -185,7 +185,8 @@ class Transfer:
         """Read, send and receive, until all targets are filled and committed; after an error no worker is at any."""
         self._meeting = meeting
         own = [part for unit in self._share.units if unit.owner == self._rank for part in unit.parts]
-        stored = sum(map(self._stored, own))
+        costs = self._costs(own)
+        stored = sum(costs.values())
         if progress is not None:
             progress.expect(stored)
         rounds = [list(units) for _, units in groupby(self._share.units, key=lambda unit: unit.round)]
@@ -198,7 +199,7 @@ class Transfer:
                     self._drain()
                     self._begin(work)
                     if progress is not None:
-                        progress.advance(sum(map(self._stored, work.decoded)))
+                        progress.advance(sum(map(costs.__getitem__, work.decoded)))
                     before = work
                     if number < len(rounds):
                         work = self._decode(_Round(rounds[number], scratches[number % 2]), files)
@@ -227,8 +228,15 @@ class Transfer:
                 found = read_all(loader.opener.blocks(source, wanted, loader.meter), loader.meter)
             loader.load_object(sink.request, found, wanted.place)
 
-    def _stored(self, part: ChunkRun) -> int:
-        return self._wanted[part.shard].place.share * (part.stop - part.start) // part.shard.count
+    def _costs(self, parts: Sequence[ChunkRun]) -> dict[ChunkRun, int]:
+        """The stored bytes of each; of values of one container, which is read once, all count for the first."""
+        costs, seen = dict[ChunkRun, int](), set[Any]()
+        for part in parts:
+            place = self._wanted[part.shard].place
+            whole = 0 if place.container in seen else place.size
+            costs[part] = place.size * (part.stop - part.start) // part.shard.count if place.span is None else whole
+            seen.update([place.container] if place.span is not None else ())
+        return costs
 
     def _drain(self) -> None:
         """Wait until no worker is at any block."""

@@ -166,7 +166,7 @@ def deserted(folder: Path) -> Any:
 def small_items(folder: Path) -> Any:
     """What all ranks together cost of requests and stored bytes; and objects that not all ranks may unpickle."""
     wanted: dict[str, Any] = {f"tensor {number}": torch.full((100,), number) for number in range(200)}
-    wanted |= {f"object {number}": random.Random(number).randbytes(200) for number in range(50)}
+    wanted |= {f"object {number}": f"{number}" * 100 for number in range(50)}
     wanted |= {"a class": Fraction(7, 3), "large": "x" * 3_000_000}
     path, found = folder / "small", dict[str, Any]()
     dcp.save(wanted, storage_writer=streamxf.FileSystemWriter(path, _extensions=full_chain()))

@@ -50,7 +50,6 @@ const Reader = (() => {
     pieces.reduce((at, piece) => (whole.set(piece, at), at + piece.length), 0);
     return whole;
   }
-
   const concat = (...pieces) => joined(pieces);
 
   // In a time that does not depend on where they differ.
@@ -637,15 +636,10 @@ const Reader = (() => {
   };
 
   // The one key in the text of a key file: `what` it is, its `kind` and its bytes.
-  // Coordinates of points of low order, of Ed25519 and of X25519, in which 0, 1 and PRIME - 1 are some, too.
+  // Coordinates of points of low order: of both curves, and those of order 8, two of Ed25519 and two of X25519.
   const PRIME = 2n ** 255n - 19n;
-  const LOW_ORDER = [
-    0n, 1n, PRIME - 1n,
-    0x05fc536d880238b13933c6d305acdfd5f098eff289f4c345b027b2c28f95e826n,
-    0x7a03ac9277fdc74ec6cc392cfa53202a0f67100d760b3cba4fd84d3d706a17c7n,
-    0x00b8495f16056286fdb1329ceb8d09da6ac49ff1fae35616aeb8413b7c7aebe0n,
-    0x57119fd0dd4e22d8868e1c58c45c44045bef839c55b1d0b1248c50a3bc959c5fn,
-  ];
+  const ORDER_8 = "05fc536d880238b13933c6d305acdfd5f098eff289f4c345b027b2c28f95e826 7a03ac9277fdc74ec6cc392cfa53202a0f67100d760b3cba4fd84d3d706a17c7 00b8495f16056286fdb1329ceb8d09da6ac49ff1fae35616aeb8413b7c7aebe0 57119fd0dd4e22d8868e1c58c45c44045bef839c55b1d0b1248c50a3bc959c5f";
+  const LOW_ORDER = [0n, 1n, PRIME - 1n, ...ORDER_8.split(" ").map((digits) => BigInt(`0x${digits}`))];
 
   async function parseKey(whole) {
     check(!/[\ud800-\udfff]/u.test(whole) && new TextEncoder().encode(whole).length <= 65536, "key file: its size, or not UTF-8");
@@ -1379,24 +1373,23 @@ const Reader = (() => {
     // All of a chunk's stream, or of an object's. That of values is kept for the next of them.
     async stream(item, chunk) {
       const { span, number, file } = chunk;
-      if (span && this.values?.number === number && this.values.file === file && this.values.chain === item.chain) return this.valueIn(this.values.data, span);
+      const valueIn = (data) => {
+        check(span[1] <= data.length, "M2: the stream ends before the value");
+        return data.subarray(...span);
+      };
+      if (span && this.values?.number === number && this.values.file === file && this.values.chain === item.chain) return valueIn(this.values.data);
       const { stored, header, table, key } = await this.openChunk(item, chunk);
       check(!span || table.rawSize <= 2 ** 24, "V5");
       let data = header ? await readBlocks(stored, header, table, key) : await this.readBare(stored, chunk, 0, stored.size);
       if (span) {
         this.values = { number, file, chain: item.chain, data };
-        return this.valueIn(data, span);
+        return valueIn(data);
       }
       for (const transform of [...this.index.transforms].reverse()) {
         check(this.transforms.has(transform.name), `D5: nothing here undoes ${transform.name}`);
         data = await this.transforms.get(transform.name)(data);
       }
       return data;
-    }
-
-    valueIn(data, span) {
-      check(span[1] <= data.length, "M2: the stream ends before the value");
-      return data.subarray(...span);
     }
 
     // A value, as `parseValue` gives it.
