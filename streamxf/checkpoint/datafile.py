@@ -161,10 +161,8 @@ class DataFile:
 
     def add_value(self, name: str, packed: bytes) -> None:
         """Write a value: with others of its chain at the end, by itself, or as an object; raises as `add`."""
-        chain, self._order[name, ()] = (
-            self._chains.for_item(name),
-            limits.MAX_NUMBER + len(self._order),
-        )  # behind others
+        chain = self._chains.for_item(name)
+        self._order[name, ()] = limits.MAX_NUMBER + len(self._order)  # behind all else
         holds = self._save.extensions.hold_value(name)
         if holds and len(chain) and self._takes(name, packed, chain):
             return

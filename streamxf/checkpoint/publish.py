@@ -57,15 +57,11 @@ def assemble(
     extensions: Extensions,
     save_id: str,
     checkpoint_id: str | None,
-    *,
     rank: int | None = None,
-    extra: Mapping[str, Any] | None = None,
-    run: RunFacts | None = None,
-    group: str | None = None,
-    ranks: int | None = None,
+    **about: Any,
 ) -> tuple[Index, bytes]:
     """The index and the bytes of a metadata file, of items whose places are known, in the files of `records`. Without
-    `checkpoint_id`, where the checkpoint is, it has no pickle for torch's own readers. `extra` is as in `Index`.
+    `checkpoint_id`, where the checkpoint is, it has no pickle for torch's own readers. `about` is as in `Index`.
 
     Raises ChainError if the ranks saved with different chains or keys, UnsupportedError if the checkpoint would not be
     whole, MetadataError if readers would refuse it, KeyServiceError if a service that vouches for it is silent.
@@ -88,11 +84,8 @@ def assemble(
         Digests.of(bytes(digests), bases) if extensions.signer is not None else None,
         tuple(sorted({module for record in records for module in record.modules})),
         {"streamxf": __version__, **({"torch": torch.__version__} if torch is not None else {})},
-        extra or {},
-        run,
-        group,
-        ranks,
-        others,
+        bases=others,
+        **about,
     )
     root, parts = index.pack()
     _check_readable(index, root, parts)
@@ -161,10 +154,10 @@ def publish(
     with ExitStack() as stack:
         try:
             name = metadata_name(rank)
-            about: Any = {"rank": rank, "extra": extra, "run": run, "group": save.group, "ranks": save.ranks}
+            about: Any = {"extra": extra or {}, "run": run, "group": save.group, "ranks": save.ranks}
             count = sum(len(getattr(item, "chunks", [item])) for item in items.values())
             place = storage.label() if save.decide_stock(count) else None
-            index, data = assemble(items, records, save.extensions, save_id, place, **about)
+            index, data = assemble(items, records, save.extensions, save_id, place, rank, **about)
             alone, own = stack.enter_context(locked(storage)), storage.mount()
             elsewhere = {each.path for each in records if own and each.place and each.place.is_other_than(own)}
             for _ in range(_ATTEMPTS):

@@ -158,27 +158,10 @@ class Extensions:
             return pack_keys(self.encryption.wrapped, self.encryption.vouch(digest))
         return b"" if self.signer is None else pack_keys("", str(Vouchers(b"").with_signature(digest, self.signer)))
 
-    def encoder(
-        self,
-        identity: Identity,
-        chain: Chain,
-        *,
-        published: bool,
-        block_log2: int = DEFAULT_BLOCK_LOG2,
-        meter: Meter | None = None,
-        mark: Callable[[memoryview], bytes] | None = None,
-    ) -> ContainerEncoder:
-        """The container of one item."""
-        return ContainerEncoder(
-            chain,
-            transforms=self._transforms,
-            identity=identity,
-            published=published,
-            signed=self.signer is not None,
-            mark=mark,
-            block_log2=block_log2,
-            meter=meter,
-        )
+    def encoder(self, identity: Identity, chain: Chain, **how: Any) -> ContainerEncoder:
+        """The container of one item; `how` as in `ContainerEncoder`."""
+        facts = {"transforms": self._transforms, "identity": identity, "signed": self.signer is not None}
+        return ContainerEncoder(chain, **facts, **how)
 
     def open(self, raw: Writable, identity: Identity, chain: Chain, **how: Any) -> tuple[Any, StreamWriter | None]:
         """Open an item's streams: for its bytes, and the container by which blocks leave; `how` as in `encoder`."""

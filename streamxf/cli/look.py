@@ -136,11 +136,7 @@ def _write_page(path: str, page: str) -> None:
         write_all(draft, memoryview(page.encode()))
 
 
-def viewer(
-    file: str = options.argument("FILE", "Where to write the page."),
-    *,
-    out: show.Output,
-) -> int:
+def viewer(file: str = options.argument("FILE", "Where to write the page."), *, out: show.Output) -> int:
     """Write an HTML page that opens checkpoints in a browser, without a server and without Python.
 
     In the page, choose or drop a folder: it shows what inspect --html shows, and the values of tensors. The page is one

@@ -115,14 +115,8 @@ def attach(
                 "streamxf.FileSystemReader, or require='bound'"
             )
         known = Registry.of(codecs)
-        access = Access.of(
-            keys,
-            require=require,
-            codecs=known,
-            weights_only=weights_only,
-            safe_globals=safe_globals,
-            max_expansion=max_expansion,
-        )
+        how: Any = {"weights_only": weights_only, "safe_globals": safe_globals, "max_expansion": max_expansion}
+        access = Access.of(keys, require=require, codecs=known, **how)
         if require is None and len(access.keys):
             access = replace(access, require="bound")
         reader: Any = target

@@ -222,22 +222,8 @@ class _Root:
         for part in parts if lazy and small else ():
             part.check(self._read(part.at, part.size))
         items: Mapping[str, Item] = table.whole() if small and not lazy else table
-        return Index(
-            save_id,
-            rank,
-            transforms,
-            chains,
-            files,
-            items,
-            digests,
-            modules,
-            packages,
-            extra,
-            run,
-            group,
-            ranks,
-            self._bases,
-        )
+        facts = digests, modules, packages, extra, run, group, ranks, self._bases
+        return Index(save_id, rank, transforms, chains, files, items, *facts)
 
     def _read_descriptors(self, texts: Any, member: str) -> tuple[str, ...]:
         for text in fields.array(texts, member):

@@ -231,16 +231,8 @@ class Numbers:
         files, numbers = part[col.FILE][part.coded], part[col.NUMBER]
         if part[col.END].size:
             values = part[col.KIND][part.coded] == Kind.VALUE
-            at, size = (part[column][part.coded][values] for column in (col.AT, col.BYTES))
-            rows = (
-                self._by_file[files[values]],
-                numbers[values],
-                files[values],
-                at,
-                size,
-                part[col.BEGIN],
-                part[col.END],
-            )
+            place = (part[column][part.coded][values] for column in (col.FILE, col.AT, col.BYTES))
+            rows = self._by_file[files[values]], numbers[values], *place, part[col.BEGIN], part[col.END]
             self._values.append(numpy.array(rows, "i8"))
             files, numbers = files[~values], numbers[~values]
         self._found.append((files, numbers.copy()))

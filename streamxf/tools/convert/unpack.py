@@ -21,16 +21,7 @@ from streamxf.formats.contents import Contents, FileReader, Format
 from streamxf.formats.huggingface import INDEX, layout_of
 from streamxf.formats.opening import OF_DCP, format_of, kind_of, open_source, parts_of
 from streamxf.places import Location, Storage, locked, open_storage
-from streamxf.reading import (
-    Access,
-    AccessOptions,
-    BoxReader,
-    Progress,
-    Shares,
-    StoredFile,
-    StreamReader,
-    TensorItem,
-)
+from streamxf.reading import Access, AccessOptions, BoxReader, Progress, Shares, StoredFile, StreamReader, TensorItem
 from streamxf.stream.plain import open as open_plain
 from streamxf.tools.convert.conversion import Converted, refuse_same
 from streamxf.tools.convert.pack import copy
