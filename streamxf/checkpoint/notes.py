@@ -17,7 +17,7 @@ from streamxf.format.fields import check_plain, pack_json, parse_json
 from streamxf.format.limits import MAX_NOTE, MAX_NOTE_MARKS, MAX_PATH
 from streamxf.format.trailer import NOTE_LABEL, Sections, Trailer, pack, pack_keys
 from streamxf.keys.envelope import KeySet, Vouchers
-from streamxf.keys.pair import VerifyKey
+from streamxf.keys.pair import SigningKey, VerifyKey
 
 T = TypeVar("T")
 
@@ -33,14 +33,16 @@ class Note:
     _lines: tuple[str, str] | None = field(repr=False)
 
     @staticmethod
-    def seal(content: Any, encryption: Encrypt | None = None) -> bytes:
-        """A note of plain JSON that `encryption` vouches for; raises MetadataError if readers refuse it."""
+    def seal(content: Any, encryption: Encrypt | None = None, signer: SigningKey | None = None) -> bytes:
+        """A note of plain JSON that `encryption` vouches for, or `signer`; MetadataError if readers refuse it."""
         check_plain(content, "the note")
         frame, keys = pack_json(content, "the note", _CURE, MAX_NOTE, MAX_NOTE_MARKS), b""
+        digest = Sections(memoryview(frame), memoryview(b""), NOTE_LABEL).digest
         if encryption is not None:
             fresh = encryption.renew()
-            sections = Sections(memoryview(frame), memoryview(b""), NOTE_LABEL)
-            keys = pack_keys(fresh.wrapped, fresh.vouch(sections.digest))
+            keys = pack_keys(fresh.wrapped, fresh.vouch(digest))
+        elif signer is not None:
+            keys = pack_keys("", str(Vouchers(b"").with_signature(digest, signer)))
         made = pack(b"", b"", frame, keys)
         if len(made) > MAX_NOTE:
             raise errors.MetadataError(f"the note would have {len(made)} bytes, {MAX_NOTE} are allowed; {_CURE}")

@@ -25,20 +25,9 @@ _LOCAL = "fsspec.implementations.local"
 
 # What was asked for cannot be done, whatever is in the files.
 _ASKED_WRONGLY = (
-    errors.ParameterError,
-    errors.ChainError,
-    errors.UnknownCodecError,
-    errors.CodecNotAllowedError,
-    errors.DuplicateCodecError,
-    errors.KeyMissingError,
-    errors.KeyFileError,
-    errors.NoCheckpointError,
-    errors.UnsupportedError,
-    errors.NotAllowedError,
-    errors.ObjectError,
-    errors.StaleError,
-    *_FOUND_OUT,
-    PermissionError,
+    *(errors.ParameterError, errors.ChainError, errors.KeyMissingError, errors.KeyFileError, errors.NoCheckpointError),
+    *(errors.UnknownCodecError, errors.CodecNotAllowedError, errors.DuplicateCodecError, errors.UnsupportedError),
+    *(errors.NotAllowedError, errors.ObjectError, errors.StaleError, PermissionError, *_FOUND_OUT),
 )
 
 _NEXT = {"distcp": f"; {SALVAGE_DATA}", "metadata": f"; {RESTORE_METADATA}"}

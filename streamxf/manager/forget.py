@@ -185,14 +185,9 @@ def forget_in(
     going = [record for record in records if reasons.get(record.name) == () and record.name not in readers]
     read, failed = ({}, {}) if dry_run else remove_checkpoints(run, going, extras=extras)
     gone = [record for record in going if record.name not in read and record.name not in failed]
-    return ForgetReport(
-        {record.name: reasons[record.name] for record in records if reasons.get(record.name)},
-        tuple(record.name for record in gone),
-        sum(record.bytes or 0 for record in gone),
-        failed,
-        in_use | read,
-        dry_run,
-    )
+    kept = {record.name: reasons[record.name] for record in records if reasons.get(record.name)}
+    removed, size = tuple(record.name for record in gone), sum(record.bytes or 0 for record in gone)
+    return ForgetReport(kept, removed, size, failed, in_use | read, dry_run)
 
 
 _AT_ONCE = 1000  # checkpoints in an object store between two looks at who reads them

@@ -54,7 +54,7 @@ def latest(
     mode : {"min", "max"}
         Whether lower or higher values are better.
     keys, trust, allow_unsigned
-        As in `FileSystemReader`. With keys, only what they authenticate counts.
+        As in `FileSystemReader`. With keys, or signers, only what they authenticate counts.
     ranks : int, optional
         How many ranks saved, if each has its own metadata (``use_collectives=False``). Without it such a checkpoint
         does not count as complete, since some rank's metadata may be missing.

@@ -36,7 +36,7 @@ from streamxf.dcp.install import installed
 from streamxf.dcp.reader import FileSystemReader
 from streamxf.dcp.writer import FileSystemWriter
 from streamxf.errors import AbortedError, MetadataError, ParameterError, UnsupportedError, escaped, is_damage
-from streamxf.keys import KeyRing
+from streamxf.keys import KeyRing, SigningKey, as_signing_key
 from streamxf.manager.agreement import Agreement, check_one_folder, give_back, gloo_group
 from streamxf.manager.choice import ALL, Choice, Verify, advised, check_verify, choose, clear, damage_of
 from streamxf.manager.holds import MAX_NAME_BYTES
@@ -139,7 +139,7 @@ class CheckpointManager:
     chain, keys
         As in `FileSystemWriter`: `FloatZip` by default, or the chain of `install`. Readers use `keys`, by default those
         of the chain that can read, and trust the chain's signer, unless ``reader={"trust": ...}`` names others. If the
-        chain encrypts, only encrypted checkpoints are resumed from.
+        chain encrypts, only encrypted checkpoints are resumed from; if signers are trusted, only signed ones.
     save : Schedule or int
         When `should_save` is true; a number means every N steps.
     keep : Retention or int
@@ -209,6 +209,7 @@ class CheckpointManager:
         check_verify(verify)
         self._writer, reader = _mapping("writer", writer), _mapping("reader", reader)
         self._chain, access, self._reader = _chain_and_access(chain, keys, reader)
+        signer = _signer_of(self._writer, access)
         self._schedule = Schedule.of(save)
         self._keep = Retention.of(keep)
         self._async, self._most, self._skips = mode, in_flight, when_busy == "skip"
@@ -242,7 +243,7 @@ class CheckpointManager:
         self._finished = 0
         series = series_of(_named(name, 0))
         self._verify, self._series = verify, series
-        self._run = Run(self._storage, Authority(access, self._chain.encryption), run_id)
+        self._run = Run(self._storage, Authority(access, self._chain.encryption, signer), run_id)
         self._holds = ExitStack()  # on what was resumed from
         self._housekeeper = Housekeeper(self._run, self._keep, series, verify) if self._agreement.rank == 0 else None
         self.skipped: dict[str, str] = {}
@@ -735,6 +736,18 @@ def _chain_and_access(
     known = {name: reader.pop(name) for name in ("trust", "allow_unsigned") if name in reader}
     access = Access.for_chain(made.default, reader.get("keys", ring), require=reader.get("require"), **known)
     return made, access, {**reader, "keys": access.keys}
+
+
+def _signer_of(writer: Mapping[str, Any], access: Access) -> SigningKey | None:
+    """Who signs what the job saves, where that is not encrypted. Raises ParameterError if it does not trust that."""
+    signer = as_signing_key(writer["signer"]) if writer.get("signer") is not None else None
+    known = signer is not None and signer.verify_key in access.trust
+    if access.trust and not (known or len(access.keys) or access.refuses_plaintext):
+        raise ParameterError(
+            "signers are trusted (trust), and none of them signs what this job saves: a second start could not resume "
+            "from it. Pass writer={'signer': ...}, and that signer's key in reader={'trust': ...}"
+        )
+    return signer
 
 
 def _is_full(error: BaseException) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from streamxf import errors
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.errors import escaped
-from streamxf.keys import VerifyKey
+from streamxf.keys import SigningKey, VerifyKey
 from streamxf.manager.removal import remove_entry
 from streamxf.places import Entries, Storage, is_run_file, put_small, read_small, small_files
 from streamxf.reading import Access, Note
@@ -30,23 +30,32 @@ ELSEWHERE = (errors.KeyServiceError, errors.ForeignError, errors.ReplacedError)
 class Authority:
     """What counts of what lies there, by what the job has:
 
-    - neither keys nor `Encrypt` in the chain, or is `unverified`: everything.
-    - keys that read: what they authenticate, as for a reader.
+    - neither keys nor signers to trust nor `Encrypt` in the chain, or is `unverified`: everything.
+    - keys that read, or signers to trust and nothing encrypted: what they authenticate, as for a reader.
     - keys that only write, and a signer: what that has signed.
     - keys that only write: what this process has published itself.
 
     Attributes and arguments:
 
-    - `access`: of the job's readers; `encryption`, of its writers, vouches for notes.
+    - `access`: of the job's readers; `encryption`, of its writers, vouches for notes, or `signer` without it.
     - `strict`: whether what is not authenticated does not count.
     - `published`: the saves that this process has published: of each id, which stands in clear there, the folder.
     """
 
-    def __init__(self, access: Access, encryption: Encrypt | None = None, *, unverified: bool = False) -> None:
+    def __init__(
+        self,
+        access: Access,
+        encryption: Encrypt | None = None,
+        signer: SigningKey | None = None,
+        *,
+        unverified: bool = False,
+    ) -> None:
         self.access = access
-        self.strict = (len(access.keys) > 0 or access.refuses_plaintext) and not unverified
+        keyed = len(access.keys) > 0 or access.refuses_plaintext
+        self.strict = (keyed or bool(access.trust)) and not unverified
         self.published: dict[str, str] = {}
-        self.reads = any(key.unwraps for key in access.keys)
+        self.reads = any(key.unwraps for key in access.keys) or not keyed
+        self._signer = None if keyed else signer
         self._trust: Iterable[VerifyKey] = access.keys.trust
         if encryption is not None and encryption.signer is not None and not self.reads:
             self._trust = (encryption.signer.verify_key,)
@@ -61,7 +70,8 @@ class Authority:
     @property
     def vouches(self) -> bool:
         """Whether what it seals would count for itself later."""
-        return not self.strict or (self._encryption is not None and (self.reads or bool(self._trust)))
+        sealing = self._encryption is not None or self._signer is not None
+        return not self.strict or (sealing and (self.reads or bool(self._trust)))
 
     @property
     def blind(self) -> bool:
@@ -102,7 +112,8 @@ class Authority:
         encryption = self._encryption if self.strict else None
         if encryption is not None and (self._session is None or self._session[0] != os.getpid()):
             self._session = os.getpid(), encryption.renew()
-        data = Note.seal(content, self._session[1] if encryption is not None and self._session is not None else None)
+        session = self._session[1] if encryption is not None and self._session is not None else None
+        data = Note.seal(content, session, self._signer if self.strict else None)
         Note.parse(data).said(make)
         if self.blind:
             self.sealed.add(hashlib.sha256(data).digest())

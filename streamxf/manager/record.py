@@ -36,7 +36,7 @@ class Record:
       under way or was killed. ``"removing"``: its removal was killed.
     - `save_id`: identifies the save, wherever the checkpoint is copied; None for other writers.
     - `run`: the id of the run that it names.
-    - `verified`: whether it may count: with keys, or `Encrypt` in the chain, only authenticated checkpoints do.
+    - `verified`: whether it may count: with keys, signers or `Encrypt` in the chain, only authenticated ones do.
     - `copy_of`: the folder that it was saved to, if that had another name.
     - `rules`: the retention rules of the job that saved it, as recorded.
     - `link`: where it leads, if it is a link in the place of a folder.

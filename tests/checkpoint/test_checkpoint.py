@@ -440,13 +440,6 @@ def test_no_codec_is_looked_up_before_the_table_has_passed(tmp_path: Path, chain
     assert codecs.built == []
 
 
-def test_bare_elements_of_a_dtype_that_has_none_are_refused(tmp_path: Path) -> None:
-    helpers.save({"a": torch.zeros(100)}, tmp_path, [Checksum()])
-    helpers.rewrite_index(tmp_path, lambda index: index["items"]["a"].update(dtype="quint8"))
-    with helpers.refused(errors.UnsupportedError, "elements of quint8"), Checkpoint(tmp_path) as checkpoint:
-        checkpoint["a"].read()
-
-
 def test_to_open_one_with_a_large_index_reads_no_item(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamxf.format.index._SMALL", 0)
     helpers.save(helpers.small_state(), tmp_path)

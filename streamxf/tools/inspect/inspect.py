@@ -481,17 +481,9 @@ class PlainSummary:
         notes = [_UNPROVED] if stored is not None and not len(keys) else []
         if signers and {*signers}.isdisjoint(key.id for key in keys.trust):
             notes.append(_UNSIGNED)
-        return cls(
-            storage.label(),
-            parts.header.chain,
-            blocks.size,
-            file.size,
-            blocks.count,
-            blocks.block_size,
-            tuple(map(":".join, stored.readers[0])) if stored is not None else (),
-            signers,
-            tuple(notes),
-        )
+        sizes = blocks.size, file.size, blocks.count, blocks.block_size
+        readers = tuple(map(":".join, stored.readers[0])) if stored is not None else ()
+        return cls(storage.label(), parts.header.chain, *sizes, readers, signers, tuple(notes))
 
 
 @dataclass(frozen=True)
