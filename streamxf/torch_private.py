@@ -7,12 +7,16 @@ in pickles; those are looked up nowhere.
 
 from __future__ import annotations
 
+import hashlib
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from streamxf.errors import UnsupportedError
 from streamxf.lazy import torch
@@ -184,10 +188,27 @@ def planner_of_the_save() -> Any:
     return _variables_in(_SAVER, "local_step", "global_step").get("planner")
 
 
-def ranks_of_the_save() -> int | None:
-    """How many ranks are in the process group of the `save` whose local step this thread makes; None without one."""
+_saves: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()  # by store what was drawn there, and how often
+
+
+def ranks_of_the_save(folder: str) -> tuple[str | None, int | None]:
+    """Of the `save` whose local step this thread makes, 32 hexadecimal digits that all ranks have alike who save as
+    often to a `folder` of that name, and how many they are; None without a process group. Rank 0 draws, or whoever is
+    there first: none waits for another, which may be gone. If the job's store is gone with one, there are no digits.
+    """
     wrapper: Any = _variables_in(_SAVER, "local_step").get("distW")
-    return torch.distributed.get_world_size(wrapper.group) if getattr(wrapper, "use_dist", False) else None
+    if not getattr(wrapper, "use_dist", False):
+        return None, None
+    count, store = torch.distributed.get_world_size(wrapper.group), __getattr__("default_store")()
+    if store is None:
+        return None, count
+    known, group = _saves.setdefault(store, {}), (wrapper.group or torch.distributed.group.WORLD).group_name
+    known[group, folder] = known.get((group, folder), 0) + 1
+    with suppress(RuntimeError):
+        known[group] = known.get(group) or store.compare_set(f"streamxf saves of {group}", "", os.urandom(16).hex())
+        text = known[group] + f" {known[group, folder]} {folder}".encode()
+        return hashlib.sha256(text).hexdigest()[:32], count
+    return None, count
 
 
 def state_on_the_way() -> Any:

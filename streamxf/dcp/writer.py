@@ -195,7 +195,8 @@ class ChainWriterMixin(StorageMixin):
         how = self._block_log2, self.sync_files, self.overwrite, self._stock
         self._save = save = _RankSave(self._storage, self._extensions.renew(), *how)
         if not self.use_collectives:
-            save.group, save.ranks = self._group, torch_private.ranks_of_the_save()
+            drawn, save.ranks = torch_private.ranks_of_the_save(self._storage.label().rpartition("/")[2])
+            save.group = self._group or drawn
 
     @errors_reach_all_ranks
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -468,7 +469,7 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
         Bytes, a power of two from 64 KiB to 16 MiB: the unit of parallel work, of random access and of authentication.
     group : str, optional
         Without collectives, 32 hexadecimal digits that all ranks have alike and no other save has: by these readers
-        know the metadata of single ranks that are of one save.
+        know the metadata of single ranks that are of one save. By default ranks of a process group have some.
     base : path, URL or Storage, optional
         The folder of an earlier save. Tensors that have not changed since are not stored again, where `memory` knows
         that save: the files that have them are linked into this checkpoint's folder.

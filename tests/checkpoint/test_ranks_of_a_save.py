@@ -1,11 +1,15 @@
 """Metadata of single ranks says how many saved, and of which save it is: what is missing, or of another, is said."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch.distributed import DistNetworkError
 
 import streamxf
+from streamxf import torch_private
 from streamxf.errors import ParameterError
 from tests.vectors.recipes.checkpoints import of_rank
 from tests.vectors.recipes.world import BASE, FILE, world
@@ -73,3 +77,23 @@ def test_ranks_are_of_two_saves(tmp_path: Path, other: dict[str, Any]) -> None:
 def test_a_group_has_32_digits(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="32 lower-case hexadecimal digits"):
         streamxf.FileSystemWriter(tmp_path, group="save")
+
+
+def test_a_rank_whose_store_is_gone_says_how_many_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 has the store, and may be what the others save without."""
+    wrapper, answers = SimpleNamespace(use_dist=True, group=SimpleNamespace(group_name="0")), [b"drawn"]
+
+    class Store:
+        def compare_set(self, *_: str) -> bytes:
+            if not answers:
+                raise DistNetworkError("it is gone")
+            return answers.pop()
+
+    monkeypatch.setattr(torch_private, "_variables_in", lambda *_: {"distW": wrapper})
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 8)
+    for store, count in (Store(), 3), (Store(), 1):  # what was drawn once needs no store any more
+        monkeypatch.setattr("torch.distributed.distributed_c10d._get_default_store", lambda store=store: store)
+        found = [torch_private.ranks_of_the_save(name) for name in ("a", "a", "b")]
+        assert {ranks for _, ranks in found} == {8}
+        assert len(digits := {group for group, _ in found}) == count
+        assert (None in digits) == (count == 1)

@@ -223,7 +223,20 @@ def without_collectives(folder: Path) -> Any:
     found = load_into({"w": torch.zeros(50)}, streamxf.FileSystemReader(folder / "local", keys=KEY))
     index = streamxf.Checkpoint(folder / "local", rank=rank, keys=KEY).metadata[0].index
     known = index is not None and (index.ranks, index.group) == (dist.get_world_size(), "ab" * 16)
-    return {"same": known and torch.equal(found["w"], state["w"])}
+    return {"same": known and torch.equal(found["w"], state["w"]), "groups": _groups_of(folder / "own", state)}
+
+
+def _groups_of(path: Path, state: dict[str, Any]) -> list[Any]:
+    """What says which save each of four is, the second over the first, and the last of a group of this rank alone."""
+    alone, found = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()], list[Any]()
+    for number, group in enumerate([None, None, None, alone]):
+        folder = path if number < 2 else path.with_name(f"own {number}{f' of {dist.get_rank()}' if group else ''}")
+        writer = streamxf.FileSystemWriter(folder)
+        dcp.save(state, storage_writer=writer, use_collectives=False, process_group=group)
+        dist.barrier()
+        index = streamxf.Checkpoint(folder, rank=0 if group else dist.get_rank()).metadata[0].index
+        found.append(None if index is None else [index.group, index.ranks])
+    return [*found, streamxf.verify(path).ok]
 
 
 def async_by_thread(folder: Path) -> Any:

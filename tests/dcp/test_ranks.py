@@ -89,7 +89,14 @@ def test_errors_reach_every_rank(tmp_path: Path) -> None:
         full = report["failing_write_on_one_rank"]
         assert full["kinds"] == {"1": "OSError"}
         assert full["old loads"]
-        assert report["without_collectives"] == {"same": True}
+        assert report["without_collectives"]["same"]
+    for number, each in enumerate(zip(*(report["without_collectives"]["groups"] for report in reports), strict=True)):
+        first, second = each  # all four saves, then what verify says of the second
+        assert (first == second) == (number != 3)
+        assert number == 4 or first[1] == (1 if number == 3 else 2)
+    found = reports[0]["without_collectives"]["groups"]
+    assert len({group for group, _ in found[:4]}) == 4
+    assert found[4] is True
 
 
 def test_saves_in_the_background(tmp_path: Path) -> None:
