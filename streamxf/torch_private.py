@@ -75,7 +75,7 @@ _PARTS = {
     # Makes a group of (size, rank in it, ranks, backend, store, name) and `timeout=`, with its store. Ranks that are
     # not in it need not call it, and what they call does not change the name.
     "new_process_group_helper": "torch.distributed.distributed_c10d:_new_process_group_helper",
-    # What torch knows of groups: of each, in `pg_group_ranks`, the rank in it of each rank of the job.
+    # What torch knows of groups: `default_pg`; of each, in `pg_group_ranks`, the rank in it of each rank of the job.
     "world": "torch.distributed.distributed_c10d:_world",
     # Its `_derived_version` is None where the process flattens states as this torch does, and not as one before 2.4.
     "flattening": f"{_DCP}:_version",
@@ -202,7 +202,7 @@ def ranks_of_the_save(folder: str) -> tuple[str | None, int | None]:
     count, store = torch.distributed.get_world_size(wrapper.group), __getattr__("default_store")()
     if store is None:
         return None, count
-    known, group = _saves.setdefault(store, {}), (wrapper.group or torch.distributed.group.WORLD).group_name
+    known, group = _saves.setdefault(store, {}), (wrapper.group or __getattr__("world").default_pg).group_name
     known[group, folder] = known.get((group, folder), 0) + 1
     with suppress(RuntimeError):
         known[group] = known.get(group) or store.compare_set(f"streamxf saves of {group}", "", os.urandom(16).hex())

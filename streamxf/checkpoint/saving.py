@@ -160,7 +160,7 @@ class Extensions:
 
     def encoder(self, identity: Identity, chain: Chain, **how: Any) -> ContainerEncoder:
         """The container of one item; `how` as in `ContainerEncoder`."""
-        facts = {"transforms": self._transforms, "identity": identity, "signed": self.signer is not None}
+        facts: Any = {"transforms": self._transforms, "identity": identity, "signed": self.signer is not None}
         return ContainerEncoder(chain, **facts, **how)
 
     def open(self, raw: Writable, identity: Identity, chain: Chain, **how: Any) -> tuple[Any, StreamWriter | None]:
