@@ -242,7 +242,7 @@ class DataFile:
         save = self._save
         how: dict[str, Any] = {"published": True, "block_log2": save.block_log2, "meter": save.meter}
         if save.increment is not None and part.kind is Kind.TENSOR:
-            how["mark"] = save.increment.memory.tag
+            how["mark"] = save.increment.mark
         encoder = save.extensions.encoder(part, chain, **how)
         leaving = _InFlight(encoder, part, place, self._share_of(part, content.source.size))
         for job, size in encoder.jobs(content.source):

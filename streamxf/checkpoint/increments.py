@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -62,9 +62,16 @@ class SaveMemory:
     Whoever saves again and again holds one, and gives it to each writer: ``FileSystemWriter(path, base=last,
     memory=memory)``. For each MiB that is saved it takes some 50 bytes, for at most three saves. A pickle has nothing
     of that; in another process, such as one that saves in the background, all copies of one memory are one.
+
+    Parameters
+    ----------
+    increments : bool
+        Whether what has a base may be one, too. If not, only saves that store all are known, and any number of
+        checkpoints on one base has the files of two saves at most.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, increments: bool = True) -> None:
+        self.increments = increments
         self._name = os.urandom(16)
         self._saves: dict[str, SavedPart] = {}  # the newest last
         self._changing = threading.Lock()
@@ -89,14 +96,14 @@ class SaveMemory:
                 del self._saves[save_id]
 
     def __reduce__(self) -> Any:
-        return _memory_here, (self._name,)
+        return _memory_here, (self._name, self.increments)
 
 
 _here: dict[bytes, SaveMemory] = {}  # those that came to this process from others
 
 
-def _memory_here(name: bytes) -> SaveMemory:
-    memory = _here.setdefault(name, SaveMemory())
+def _memory_here(name: bytes, increments: bool) -> SaveMemory:
+    memory = _here.setdefault(name, SaveMemory(increments=increments))
     memory._name = name
     return memory
 
@@ -156,6 +163,11 @@ class Increment:
         self._tagged[part.name, part.offset] = known[:2]
         return known.chunk
 
+    @property
+    def mark(self) -> Callable[[memoryview], bytes] | None:
+        """What gives blocks their tags, if the memory is to have these."""
+        return self.memory.tag if self._base is None or self.memory.increments else None
+
     def note(self, part: Identity, tags: bytes) -> None:
         """Take note of a shard that was coded."""
         self._tagged[part.name, part.offset] = self._said(part), tags
@@ -173,6 +185,8 @@ class Increment:
             pairs = (((name, chunk.offset), chunk) for name, chunk in file.written)
             shards |= {key: _Known(*self._tagged[key], chunk) for key, chunk in pairs if key in self._tagged}
         base = self._base.save_id if self._base is not None else None
+        if self.mark is None:
+            return
         self.memory.add(SavedPart(self.owner[0], self._about, shards, records), base)
 
     def _said(self, part: Identity) -> tuple[Any, ...]:

@@ -38,6 +38,7 @@ from streamxf.dcp.writer import FileSystemWriter
 from streamxf.errors import AbortedError, MetadataError, ParameterError, UnsupportedError, escaped, is_damage
 from streamxf.keys import KeyRing, SigningKey, as_signing_key
 from streamxf.manager.agreement import Agreement, check_one_folder, give_back, gloo_group
+from streamxf.manager.bases import Bases
 from streamxf.manager.choice import ALL, Choice, Verify, advised, check_verify, choose, clear, damage_of
 from streamxf.manager.holds import MAX_NAME_BYTES
 from streamxf.manager.housekeeper import Housekeeper
@@ -68,6 +69,7 @@ class _Saving:
     group: int | None = None  # the number of its process group; None if a framework saves
     metrics: dict[str, float] = field(default_factory=dict)  # those that were not known when it began
     digests: dict[str, str] = field(default_factory=dict)  # of files that a framework writes
+    base: str | None = None  # which it builds on
 
 
 def _alone(method: Callable[Concatenate[CheckpointManager, P], T]) -> Callable[Concatenate[CheckpointManager, P], T]:
@@ -148,6 +150,9 @@ class CheckpointManager:
         Whether to save in the background, after making a copy; True means a thread.
     in_flight : int
         How many saves may be in the background at a time.
+    incremental : int, optional
+        Every how many saves all is stored, as 20. The others share with the last such one, by links, the files of
+        tensors that have not changed since; see the guide to incremental saves. By default each save stores all.
     when_busy : {"wait", "skip"}
         Whether a save that is due while too many are in the background waits for them, or is left out. The last one,
         and one before the job ends, are never left out.
@@ -190,6 +195,7 @@ class CheckpointManager:
         async_save: bool | Literal["thread", "process"] = False,
         in_flight: int = 1,
         when_busy: Literal["wait", "skip"] = "wait",
+        incremental: int | None = None,
         verify: Verify = "sample",
         name: str = "step-{}",
         run_id: str | None = None,
@@ -206,8 +212,13 @@ class CheckpointManager:
             raise ParameterError(f"in_flight={in_flight!r:.40}: it is a whole number from 1")
         if when_busy not in ("wait", "skip"):
             raise ParameterError(f"when_busy={when_busy!r:.40}: it is 'wait' or 'skip'")
+        if incremental is not None and (type(incremental) is not int or incremental < 1):
+            raise ParameterError(f"incremental={incremental!r:.40}: it is a whole number from 1")
         check_verify(verify)
+        self._bases = Bases(incremental or 1)
         self._writer, reader = _mapping("writer", writer), _mapping("reader", reader)
+        if own := {"base", "memory"} & {*self._writer}:
+            raise ParameterError(f"writer= has {min(own)!r}, which this manager chooses for each save: incremental=")
         self._chain, access, self._reader = _chain_and_access(chain, keys, reader)
         signer = _signer_of(self._writer, access)
         self._schedule = Schedule.of(save)
@@ -320,13 +331,14 @@ class CheckpointManager:
         began = time.monotonic()
         name, numbers = _named(self._name, step), _floats(metrics)
         _mapping("state", state, needed=True)
-        facts = self._begin(name, numbers)
+        facts, base = self._begin(name, numbers)
         group = min(set(range(len(self._groups))) - {saving.group for saving in self._saving})
         if group not in self._writers:
             self._writers[group] = self._make_writer(name)
         writer = self._writers[group]  # which may have memory for copies
         writer.reset(self._storage.child(name))
         writer.run_facts, writer.deaf = facts, self._deaf
+        writer.memory, writer.base = self._bases.memory, None if base is None else self._storage.child(base)
         background, saver = self._async, writer.process_that_saves
         if background == "process" and any(self._agreement.everywhere(lambda: is_dead(saver()))):
             background = None
@@ -344,22 +356,31 @@ class CheckpointManager:
                 self._housekeeper.give_up(name)
             raise
         if background is None:
-            self._published(_Saving(name, Future(), group), writer.save_id)
+            self._published(_Saving(name, Future(), group, base=base), writer.save_id)
         else:
             assert isinstance(future, Future)  # the writer makes the copies, and not a stager of the caller's
-            self._in_background(_Saving(name, future, group), began)
+            self._in_background(_Saving(name, future, group, base=base), began)
         self._blocked(began)
 
-    def _begin(self, name: str, metrics: Mapping[str, float], *, framework: bool = False) -> RunFacts:
+    def _begin(
+        self, name: str, metrics: Mapping[str, float], *, framework: bool = False
+    ) -> tuple[RunFacts, str | None]:
+        """What a save says of its run, and what it builds on, if anything."""
         while self._saving_too_many() or any(saving.name == name for saving in self._saving):
             self._collect(1)
         self._holds.close()
         if not self._one_folder:
             check_one_folder(self._storage, self._agreement)
             self._one_folder = True
-        facts = self._on_rank_0(lambda housekeeper: housekeeper.begin(name, metrics, framework=framework))
+        under_way = [saving.base for saving in self._saving if saving.group is not None]
+        facts, base = self._on_rank_0(
+            lambda housekeeper: (
+                housekeeper.begin(name, metrics, framework=framework),
+                None if framework else self._bases.choose(self._storage, name, under_way),
+            )
+        )
         self._timer.began()
-        return facts
+        return facts, base
 
     def _save_now(self, name: str, state: dict[str, Any], given: Mapping[str, Any]) -> None:
         try:
@@ -655,6 +676,8 @@ class CheckpointManager:
     def _resumed(self, record: Record, *, goes_on: bool) -> None:
         """What saves on, or only looks at it."""
         self._run.run_id = self._run.run_id or record.run
+        if goes_on:
+            self._bases = Bases(self._bases.every)
         if self._housekeeper is not None:
             self._housekeeper.resumed = record.name
             if goes_on:
@@ -666,6 +689,7 @@ class CheckpointManager:
         return self._agreement.broadcast(lambda: call(housekeeper) if housekeeper is not None else None)  # type: ignore[return-value]
 
     def _published(self, saving: _Saving, save_id: str | None = None) -> None:
+        self._bases.published(saving.name, saving.base)
         if self._housekeeper is not None and saving.group is None:
             self._housekeeper.complete(saving.name, saving.metrics, saving.digests, wait=False)
         elif self._housekeeper is not None:

@@ -251,3 +251,26 @@ def digested(folder: Path) -> Any:
         dist.barrier()
         content = Note.parse((path / COMMIT).read_bytes()).content
     return {each["path"]: each.get("sha256") == sha256(each["path"].encode()).hexdigest() for each in content["files"]}
+
+
+def increments(folder: Path) -> Any:
+    """FSDP2, of which an optimizer's state is frozen, in each mode; then over a resume. What is shared, and loads."""
+    found: dict[str, Any] = {}
+    for mode in (False, "thread", "process"):
+        run = folder / f"increments {mode}"
+        frozen = torch.arange(6000.0) + dist.get_rank()
+        wanted = {step: {**sharded_state(step), f"own {dist.get_rank()}": frozen} for step in (1, 2, 3, 4)}
+        with CheckpointManager(run, async_save=mode, incremental=3) as manager:
+            for step, state in wanted.items():
+                manager.save(step, state)
+                manager.wait()
+        dist.barrier()
+        shared = [sum(file.stat().st_nlink > 1 for file in (run / f"step-{step}").iterdir()) for step in wanted]
+        equal = []
+        for step, saved in wanted.items():
+            state = {**sharded_state(9), f"own {dist.get_rank()}": torch.zeros(6000)}
+            with CheckpointManager(run) as manager:
+                equal.append(manager.resume(state, step=step) == step and _flat(state) == _flat(saved))
+        found[str(mode)] = [shared, equal]
+        dist.barrier()
+    return found

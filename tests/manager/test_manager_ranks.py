@@ -49,6 +49,12 @@ def test_both_ranks_agree(tmp_path: Path) -> None:
         assert report["digested"] == {"part 0": True, "part 1": True}
 
 
+def test_what_did_not_change_is_shared_by_all_ranks_in_each_mode(tmp_path: Path) -> None:
+    for report in run_ranks(2, tmp_path, "increments", module=MODULE):
+        for mode in ("False", "thread", "process"):
+            assert report["increments"][mode] == [[2, 2, 2, 0], [True] * 4], mode
+
+
 def test_a_folder_that_is_not_the_same_on_all_ranks_is_refused_at_the_first_save(tmp_path: Path) -> None:
     first, second = (
         report["folders_of_their_own"] for report in run_ranks(2, tmp_path, "folders_of_their_own", module=MODULE)
