@@ -24,6 +24,7 @@ from streamxf.storage.opening import open_storage
 from streamxf.tools.rekey.rekey import stock
 
 KEY = Key(bytes(range(32)))
+SIGNER = streamxf.SigningKey(bytes(range(40, 72)))
 OLD, NEW, NEXT = 1, 2, 3
 CHAINS = ("none", "zstd", "checksum", "encrypt", "full")
 TIMEOUT = datetime.timedelta(seconds=20)  # of a rank that waits for one that is still alive
@@ -192,7 +193,7 @@ class Subject:
 @dataclass(frozen=True)
 class Changed(Subject):
     """A checkpoint whose metadata is replaced where other subjects save again: its items get other names ("rename"), or
-    torch's own readers can read it from then on ("stock").
+    torch's own readers can read it from then on ("stock"), or it is signed ("sign").
     """
 
     change: str = "rename"
@@ -219,6 +220,8 @@ class Changed(Subject):
         """Change what is there, or the rest of it."""
         if self.change == "stock":
             stock(place, **options)
+        elif self.change == "sign":
+            streamxf.sign(place, keys=self.keys, signer=SIGNER, **options)
         else:
             names = {name: f"new.{name}" for name in whole_state(self.layout, OLD)}
             streamxf.rename(place, names, keys=self.keys, **options)
@@ -232,7 +235,10 @@ class Changed(Subject):
         with streamxf.Checkpoint(place, keys=self.keys, **options) as checkpoint:
             mine = [name for name in checkpoint if self.layout.collectives or f"rank{rank}." in name]
             found = {name: checkpoint[name].read() for name in mine}
+            (own,) = (each.index for each in checkpoint.metadata if each.rank in (None, rank))
         renamed = {name.startswith("new.") for name in found}
+        if self.change == "sign":
+            renamed = {own is not None and own.digests is not None}
         verdict = self.kind_of({name.removeprefix("new."): value for name, value in found.items()}, rank)
         if self.change == "stock" and verdict == "old":
             name = ".metadata" if self.layout.collectives else f"__{rank}.metadata"

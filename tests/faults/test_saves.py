@@ -27,6 +27,11 @@ def test_full_and_broken_disks(passes: Try, chain: str, layout: str) -> None:
     passes("failing", layout, chain, every=48, near=near, at_least=4, shows=EITHER)
 
 
+@pytest.mark.parametrize("chain", ["none", "full"])
+def test_full_and_broken_disks_while_it_is_signed(passes: Try, chain: str) -> None:
+    passes("failing", "1 thread", chain, change="sign", every=12, near=2, at_least=4, shows=EITHER)
+
+
 def test_what_fails_on_one_of_two_ranks_is_told_on_both(passes: Try) -> None:
     """A rank that returns says that the new checkpoint loads."""
     passes("failing", "2 ranks, few tensors", every=48, near=1, at_least=6, shows=EITHER)
@@ -77,7 +82,7 @@ def test_one_of_two_ranks_that_save_each_for_itself_is_killed(passes: Try) -> No
     passes("killed", "two ranks, each for itself", every=128, next_every=16, at_least=12)
 
 
-@pytest.mark.parametrize(("change", "chain", "layout"), CHANGES[1:4])
+@pytest.mark.parametrize(("change", "chain", "layout"), CHANGES[1:4] + CHANGES[5:])
 def test_a_process_that_replaces_metadata_is_killed(passes: Try, change: str, chain: str, layout: str) -> None:
     """All names are the old ones or the new ones, of each rank's metadata, and a second call does what is missing."""
     passes("killed_change", layout, chain, change=change, every=32, next_every=4, at_least=8, shows=EITHER)

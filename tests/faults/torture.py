@@ -21,6 +21,8 @@ CHANGES = (
     ("rename", "full", "two ranks, each for itself"),
     ("stock", "full", "1 thread"),
     ("stock", "zstd", "two ranks, each for itself"),
+    ("sign", "full", "1 thread"),
+    ("sign", "zstd", "two ranks, each for itself"),
 )
 PACKAGES = ("streamxf", "torch", "numpy", "zstandard", "cryptography", "crc32c")
 TWO_RANKS = "2 ranks, few tensors"

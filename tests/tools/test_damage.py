@@ -155,14 +155,27 @@ OF_BARE: dict[str, tuple[Damage, str]] = {
     "an item of zeros": (lambda w: w.replace(*w.places["a"]), "B | a:B | a0:B | a | new | a"),
     "two items exchanged": (exchange_items, "B | a:B b:B | a0:B b0:B | ab | new | ab"),
 }
+OF_VALUES: dict[str, tuple[Damage, str]] = {
+    "payload": (lambda w: flip(w.file, w.block("o", 0)[1] - 1, 16), "B | o:B p:B | o0:B p:C | op | new | op"),
+    "a later block": (lambda w: flip(w.file, w.block("o", 3)[1] - 1, 16), "B | o:B p:B | o3:B p:C | op | new | op"),
+    "length in a header": (lambda w: flip(w.file, w.places["o"][0] + 9, 16), "C | o:C p:C | o:C p:C | op | new | op"),
+    "entry of a table": (lambda w: flip(w.file, w.places["o"][1] - 25, 16), "C | o:C p:C | o:C p:C | op | new | op"),
+    "an item of zeros": (lambda w: w.replace(*w.places["o"]), "C | o:C p:C | o:C p:C | op | new | op"),
+    "cut by a byte": (lambda w: w.file.write_bytes(w.data[:-1]), "C | a:C b:C o:C p:C | -:C o:C p:C | op | old | op"),
+    "an older file": (older_file, "I | a:I b:I o:I p:I | a:I b:I o:I p:C | abop | new | abop"),
+    "a tensor": (lambda w: flip(w.file, w.block("b", 3)[1] - 1, 16), "B | b:B | b3:B | b | new | b"),
+}
+"""Values that share a container are lost together."""
 OF_EQUAL_SIZES = {"two items exchanged": (exchange_items, "I | a:I b:I | a:I b:I | ab | new | =")}
 TABLE = {"data": OF_FILES, "blocks": OF_BLOCKS, "metadata": OF_METADATA, "bare": OF_BARE, "sizes": OF_EQUAL_SIZES}
+TABLE["values"] = OF_VALUES
 THROUGH = {
     "data": ("none", "zstd", "full"),
     "blocks": ("floatzip", "full"),
     "metadata": ("none", "zstd", "full"),
     "bare": ("none",),
     "sizes": ("checksum", "sealed"),
+    "values": ("values", "sealed values"),
 }
 CASES = [(chain, what, name) for what, chains in THROUGH.items() for chain in chains for name in TABLE[what]]
 

@@ -18,18 +18,23 @@ CHAINS: dict[str, Callable[[], list[Any]]] = {
     "checksum": lambda: [Checksum()],
     "full": helpers.full_chain,
     "sealed": lambda: [Checksum(), Encrypt(helpers.KEY)],
+    "values": lambda: [ZStandard()],
+    "sealed values": helpers.full_chain,
 }
 
 
 class World:
-    """A run of two checkpoints of the items `a`, `b` and `o`, the newer one of which, `folder`, is to be damaged."""
+    """A run of two checkpoints of the items `a`, `b` and `o`, the newer one of which, `folder`, is to be damaged. With
+    values there is also `p`, which shares a container with `o`.
+    """
 
     def __init__(self, run: Path, chain: str) -> None:
         self.run, self.older, self.folder = run, run / "step-1", run / "step-2"
-        self.keys = helpers.KEY if chain in ("full", "sealed") else None
+        self.keys = helpers.KEY if chain == "full" or chain.startswith("sealed") else None
         generator = torch.Generator().manual_seed(3)
         tensors = {name: torch.randn(60, 1000, generator=generator) for name in "ab"}
-        self.state = tensors | {"o": {"an object"}}  # not a value
+        values = {"o": [1, 2.5, "a value"], "p": "another" * 50_000}
+        self.state: dict[str, Any] = tensors | (values if "values" in chain else {"o": {"an object"}})
         if not run.exists():
             for folder in (self.older, self.folder):
                 helpers.save(self.state, folder, CHAINS[chain](), block_size=BLOCK)

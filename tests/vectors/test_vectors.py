@@ -170,6 +170,11 @@ def test_vectors_that_the_page_names() -> None:
     assert {name for row in rows for name in re.findall("`(.*?)`", row)} - names == set()
 
 
+def test_how_many_there_are_is_what_the_page_on_security_says() -> None:
+    count = sum(len(vectors(subject)) for subject in SUBJECTS)
+    assert f"the {count:,} vectors in `tests/vectors/v1`" in (PAGES.parent / "security.md").read_text()
+
+
 # -- plain files -----------------------------------------------------------------------------------------------------
 
 

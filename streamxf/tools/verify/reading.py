@@ -357,7 +357,7 @@ class FileCheck(AnyCheck):
         """Check the container of an item, which `others` share, that begins in the file; its content later, if there is
         more to check.
         """
-        notes, place, skipped = self._notes(wanted), wanted.place, self.findings.skipped
+        notes, place, skipped, is_decoded = self._notes(wanted), wanted.place, self.findings.skipped, False
         length = min(place.size, file.size - place.at)
         if length < place.size:
             notes.error(
@@ -368,11 +368,8 @@ class FileCheck(AnyCheck):
             if (header := stream.header) is not None:
                 skipped[UNBOUND] += header.identity is None
                 is_decoded = self._checks.add(stream, notes)
-                if wanted.kind is Kind.VALUE:
-                    self._later.append(partial(self._check_values, [wanted, *others], notes, stream, is_decoded))
-                    return
                 has_elements = header.chain == header.block_chain and wanted.kind is not Kind.FRAMED
-                if not is_decoded or has_elements:
+                if wanted.kind is not Kind.VALUE and (not is_decoded or has_elements):
                     return
             elif stream.errors or place.crcs is not None:
                 self._checks.add(stream, notes)
@@ -380,10 +377,13 @@ class FileCheck(AnyCheck):
                 deque(pieces_of(file, place.at, length), 0)
                 skipped[UNBOUND] += 1
                 skipped[WITHOUT_CRC] += 1
-            if wanted.kind is not Kind.TENSOR or stream.header is not None:
+            if wanted.kind is Kind.VALUE and place.crcs is None:
+                self._later.append(partial(self._check_values, [wanted, *others], notes, stream, is_decoded))
+            elif wanted.kind is not Kind.TENSOR or stream.header is not None:
                 self._later.append(partial(self._check_content, wanted, notes, stream))
         except (errors.StreamxfError, OSError) as error:
-            notes.error(error)
+            for each in (wanted, *others):
+                self._notes(each).error(error)
 
     def _check_later(self) -> None:
         self._checks.note()

@@ -103,6 +103,16 @@ def test_what_a_stranger_signed_is_not_signed_by_who_trusts_another(tmp_path: Pa
         assert contents(tmp_path) == before
 
 
+def test_a_copy_is_signed_for_itself(tmp_path: Path, state: dict[str, Any]) -> None:
+    save(state, tmp_path / "first", [ZStandard()])
+    shutil.copytree(tmp_path / "first", tmp_path / "copy")
+    ring = KeyRing(None, trust=SIGNER.verify_key)
+    assert streamxf.sign(tmp_path / "copy", signer=SIGNER) == (".metadata",)
+    with refused(PolicyError, "not signed"):
+        load(state, tmp_path / "first", ring)
+    assert_same(load(state, (tmp_path / "copy").rename(tmp_path / "elsewhere"), ring), state)
+
+
 def test_metadata_of_each_rank_is_signed(tmp_path: Path) -> None:
     saved = save_as_ranks(3, tmp_path / "c", lambda: [ZStandard()], use_collectives=False)
     written = streamxf.sign(tmp_path / "c", signer=SIGNER)
