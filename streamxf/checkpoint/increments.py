@@ -9,6 +9,7 @@ each folder is whole by itself. Whatever is in doubt is saved whole.
 
 from __future__ import annotations
 
+import hmac
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -219,7 +220,7 @@ class Increment:
     def _has_tag(self, load: Load, tag: bytes) -> bool:
         scratch = scratches.take()
         try:
-            return self.memory.tag(load.take(partial(scratch.take, 0))) == tag
+            return hmac.compare_digest(self.memory.tag(load.take(partial(scratch.take, 0))), tag)
         finally:
             if load.release is not None:
                 load.release()
