@@ -297,8 +297,11 @@ class DataFile:
         try:
             with Pipeline[bytes]() as hashes:
                 for piece in _pieces(part, content, framed=framed):
-                    if apart and len(piece):
-                        hashed += _hash(hashes, piece, stays=isinstance(content.source, MemorySource))
+                    if apart and 0 < len(piece) <= ON_THE_SPOT:
+                        hashed += hashes.put(digest_of(piece), len(piece))
+                    elif apart and len(piece):  # by a worker, while it is written
+                        stays = isinstance(content.source, MemorySource)
+                        hashed += hashes.submit(partial(digest_of, piece if stays else bytes(piece)), len(piece))
                     if stream.write(piece) not in (len(piece), None):  # some streams return nothing
                         raise OSError("a stream transform accepted only part of what was written to it")
                     raw_size += len(piece)
@@ -363,13 +366,6 @@ class DataFile:
 
 def _memory(size: int) -> memoryview:
     return memoryview(bytearray(size))
-
-
-def _hash(hashes: Pipeline[bytes], piece: bytes | memoryview, *, stays: bool) -> list[bytes]:
-    """Have a worker hash a piece while it is written; the digests of earlier ones that are there."""
-    if len(piece) <= ON_THE_SPOT:
-        return hashes.put(digest_of(piece), len(piece))
-    return hashes.submit(partial(digest_of, piece if stays else bytes(piece)), len(piece))
 
 
 def check_bare(part: Identity) -> None:

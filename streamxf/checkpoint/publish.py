@@ -66,7 +66,12 @@ def assemble(
     Raises ChainError if the ranks saved with different chains or keys, UnsupportedError if the checkpoint would not be
     whole, MetadataError if readers would refuse it, KeyServiceError if a service that vouches for it is silent.
     """
-    _check_agreement(records)
+    chains = {record.chain for record in records}
+    if len(chains) > 1:  # no single reader could load it: every rank drew a key of its own, say
+        raise ChainError(
+            f"the ranks saved with different chains or keys, so nothing was published: {'; '.join(sorted(chains))}. "
+            "Give every rank the same extensions and the same key"
+        )
     encryption, bases, digests = extensions.encryption, dict[str, int](), bytearray()
     for record in records:
         bases[record.path] = len(digests) // DIGEST_BYTES
@@ -120,16 +125,6 @@ def _check_readable(index: Index, root: bytes, parts: bytes) -> None:
             "all other ranks (no_dist=False), or each rank for itself with use_collectives=False",
             item=error.item,
         ) from error
-
-
-def _check_agreement(records: Iterable[FileRecord]) -> None:
-    """Refuse to publish what no single reader could load: every rank drew a key of its own, say."""
-    chains = {record.chain for record in records}
-    if len(chains) > 1:
-        raise ChainError(
-            f"the ranks saved with different chains or keys, so nothing was published: {'; '.join(sorted(chains))}. "
-            "Give every rank the same extensions and the same key"
-        )
 
 
 def publish(

@@ -211,7 +211,11 @@ def tensor_of(value: Any, dtype: Any, staging: Staging) -> Given | None:
     name = array.dtype.name if dtype is None else _name(dtype, array.itemsize)
     if name not in ITEMSIZES:
         raise UnsupportedError(f"there are no tensors of dtype {name}; convert the array, or save it as a list")
-    return Given(name, tuple(array.shape), Content(_source_of(array), Kind.TENSOR))
+    if (little := array.dtype.newbyteorder("<") == array.dtype) and array.flags.c_contiguous:
+        source: ByteSource = MemorySource(flat_view(array.reshape(-1).view("u1").data))
+    else:
+        source = Gathered.of_array(array.view(unsigned(array.itemsize)) if little else array)
+    return Given(name, tuple(array.shape), Content(source, Kind.TENSOR))
 
 
 def tensor_in(pieces: Any, dtype: Any, shape: Sequence[int]) -> Given:
@@ -258,13 +262,6 @@ def _array_of(value: Any) -> Array | None:
     except TypeError:
         return None
     return np.asarray(view)
-
-
-def _source_of(array: Array) -> ByteSource:
-    little = array.dtype.newbyteorder("<") == array.dtype
-    if little and array.flags.c_contiguous:
-        return MemorySource(flat_view(array.reshape(-1).view("u1").data))
-    return Gathered.of_array(array.view(unsigned(array.itemsize)) if little else array)
 
 
 def _name(dtype: Any, itemsize: int | None = None) -> str:

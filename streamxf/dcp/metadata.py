@@ -142,7 +142,16 @@ class LazyTensor(metadata.TensorStorageMetadata):
 
     @cached_property
     def properties(self) -> metadata.TensorProperties:  # type: ignore[override]
-        return _torch_properties(self.item)
+        properties = metadata.TensorProperties(dtype_of(self.item.dtype, self.item.name))
+        for name, value in self.item.properties.items():
+            if name == "memory_format":
+                properties.memory_format = FORMATS.get(str(value), torch.contiguous_format)
+            elif name == "layout":
+                layout = getattr(torch, str(value), None)
+                properties.layout = layout if isinstance(layout, torch.layout) else torch.strided
+            elif name in FLAGS:
+                setattr(properties, name, bool(value))
+        return properties
 
     @cached_property
     def chunks(self) -> list[metadata.ChunkStorageMetadata]:  # type: ignore[override]
@@ -176,16 +185,3 @@ def storage_data_of(items: Mapping[str, Item]) -> dict[metadata.MetadataIndex, S
             index = metadata.MetadataIndex(name, offset, None if offset is None else number)
             stored[index] = StorageInfo(place.file, place.at, place.size)
     return stored
-
-
-def _torch_properties(item: TensorItem) -> metadata.TensorProperties:
-    properties = metadata.TensorProperties(dtype_of(item.dtype, item.name))
-    for name, value in item.properties.items():
-        if name == "memory_format":
-            properties.memory_format = FORMATS.get(str(value), torch.contiguous_format)
-        elif name == "layout":
-            layout = getattr(torch, str(value), None)
-            properties.layout = layout if isinstance(layout, torch.layout) else torch.strided
-        elif name in FLAGS:
-            setattr(properties, name, bool(value))
-    return properties

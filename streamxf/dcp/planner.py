@@ -141,7 +141,9 @@ class SavePlanner(DefaultSavePlanner):
             plan = super().create_local_plan()
         finally:
             self.state_dict = state
-        self._about = self._beside_shapes()
+        properties = [item.tensor_data and item.tensor_data.properties for item in self.plan.items]
+        # what may change in a plan that torch takes for the same
+        self._about = (properties, self.plan.planner_data, self._nesting) if is_caching(self) else None
         if not is_usable(plan) and self._about != self._sent.get(type(self).__name__):
             plan = self.plan
         paths = Shared(plan.planner_data) if type(plan.planner_data) is dict else plan.planner_data
@@ -163,13 +165,6 @@ class SavePlanner(DefaultSavePlanner):
         plan = super().finish_plan(new_plan)
         self._sent[type(self).__name__] = self._about
         return plan
-
-    def _beside_shapes(self) -> Any:
-        """What may change in a plan that torch takes for the same."""
-        if not is_caching(self):
-            return None
-        properties = [item.tensor_data and item.tensor_data.properties for item in self.plan.items]
-        return properties, self.plan.planner_data, self._nesting
 
     def _create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         ranks: list[Any] = [PlannedItems.exactly(plan.items) for plan in all_plans]

@@ -94,19 +94,16 @@ class Index:
         files = dict(sorted(self.files.items()))
         numbers = {path: number for number, path in enumerate(files)}
         dtypes = sorted({item.dtype for item in self.items.values() if isinstance(item, TensorItem)})
+        left_out = {*(col.INCREMENT_COLUMNS if self.bases is None else ())}
+        left_out |= {col.FIRST_DIGEST} if self.digests is None else set()
+        marked = [f"!{text}" for text in self.transforms]  # before a chain as items through it have it
+        recorded = {(*marked, *chain): number for number, chain in enumerate(self.chains)}
         parts: list[bytes] = []
-        content = {
-            "save_id": self.save_id,
-            "rank": self.rank,
-            "transforms": self.transforms,
-            "chains": self.chains,
-            "dtypes": [*map(coded_dtype, dtypes)],
-            "files": [*self._packed_files(files, parts)],
-            "items": [*packed_bands(self.items, numbers, dtypes, self._recorded, self._left_out, self.digests, parts)],
-            "modules": self.modules,
-            "packages": self.packages,
-            "extra": self.extra,
-        }
+        plain = "save_id", "rank", "transforms", "chains", "modules", "packages", "extra"
+        content: dict[str, Any] = {name: getattr(self, name) for name in plain}
+        content["dtypes"] = [*map(coded_dtype, dtypes)]
+        content["files"] = [*self._packed_files(files, parts)]
+        content["items"] = [*packed_bands(self.items, numbers, dtypes, recorded, left_out, self.digests, parts)]
         content |= {name: each for name in ("group", "ranks") if (each := getattr(self, name)) is not None}
         if self.digests is not None:
             content["digests"] = [*self.digests.packed(parts)]
@@ -148,18 +145,6 @@ class Index:
     @property
     def keyed(self) -> bool:
         return any(text.partition("/")[0] == ENCRYPT for chain in self.chains for text in chain)
-
-    @property
-    def _left_out(self) -> set[Column]:
-        """The columns that its parts have not."""
-        signed = [] if self.digests is not None else [col.FIRST_DIGEST]
-        return {*signed, *(col.INCREMENT_COLUMNS if self.bases is None else ())}
-
-    @property
-    def _recorded(self) -> dict[tuple[str, ...], int]:
-        """The place of each chain, by what items through it have as descriptors."""
-        marked = [f"!{text}" for text in self.transforms]
-        return {(*marked, *chain): number for number, chain in enumerate(self.chains)}
 
 
 class _Root:

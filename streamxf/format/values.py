@@ -67,7 +67,9 @@ class _Packing:
             raise _NotAValueError  # what is met twice would be two afterwards
         if kind is dict:
             self._seen.add(id(value))
-            keys = [self._packed_key(key) for key in value]
+            if not all(map(_is_key, value)):
+                raise _NotAValueError
+            keys = [self._packed(key, 0) for key in value]
             parts = chain.from_iterable(
                 zip(keys, [self._packed(own, depth - 1) for own in value.values()], strict=True)
             )
@@ -78,11 +80,6 @@ class _Packing:
             self._seen.add(id(value))
         head = _head(_ARRAY, len(value)) if kind is list else _head(_TAG, TUPLE) + _head(_ARRAY, len(value))
         return head + b"".join([self._packed(each, depth - 1) for each in value])
-
-    def _packed_key(self, key: Any) -> bytes:
-        if not _is_key(key):
-            raise _NotAValueError
-        return self._packed(key, 0)
 
     def _count(self, values: int, size: int = 1) -> None:
         self.count += values

@@ -133,7 +133,11 @@ def write_key(path: PathLike, key: location.AnyKey, passphrase: str | None = Non
             raise KeyFileError(f"the key file cannot be written: {reason_of(error, place)}", file=place) from None
         raise
     try:
-        _sync_folder(place)
+        folder = os.open(os.path.dirname(place) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     except OSError as error:  # not every file system can do it; the key itself is on disk
         warnings.warn(f"{place} is written, but its folder could not be synced: {error.strerror}", stacklevel=4)
 
@@ -281,14 +285,6 @@ def _line(key: location.AnyKey, passphrase: str | None) -> str:
     if isinstance(key, PublicKey | VerifyKey):
         raise ParameterError("a public key needs no passphrase; leave passphrase= out")
     return protect_key(key, passphrase)
-
-
-def _sync_folder(place: str) -> None:
-    folder = os.open(os.path.dirname(place) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 @dataclass(frozen=True)
