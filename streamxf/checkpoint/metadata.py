@@ -313,9 +313,13 @@ def _read_once(storage: Storage, name: str, access: Access, listing: Mode, size:
         except (errors.MetadataError, errors.ContainerError, errors.PolicyError, errors.ForeignError, OSError) as error:
             _check_same(storage, name, file, error)
             raise
-        if isinstance(made.items, ItemTable):  # it reads from the file for as long as it is used
-            made.items.parts.on_error.append(partial(_check_same, storage, name, file))
-            finalize(made.items.parts, stack.pop_all().close)
+        readers: list[Any] = [made.items.parts] if isinstance(made.items, ItemTable) else []
+        readers += [] if made.index is None or made.index.digests is None else [made.index.digests]
+        for each in readers:  # they read from the file for as long as one of them is used
+            each.on_error.append(partial(_check_same, storage, name, file))
+            each.beside = readers[-1] if each is not readers[-1] else None
+        if readers:
+            finalize(readers[-1], stack.pop_all().close)
         return _renamed(made, access.renaming)
 
 

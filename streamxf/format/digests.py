@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from streamxf.errors import BlockError, IdentityError
+from streamxf.errors import BlockError, IdentityError, StreamxfError
 from streamxf.format import columns as col
 from streamxf.format.bare import pieces_of
 from streamxf.format.columns import IndexPart, PartEntry, pack_part
@@ -22,18 +22,21 @@ _KEPT = 64  # parts that were read, of half a MiB each
 _NOTHING: Mapping[str, int] = {}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Digests:
     """All digests of an index, read when asked for, by any thread.
 
     - `read`: gives bytes of the parts, from a position, so many.
     - `bases`: for files whose chunks count their digests from the file's first, which ordinal that has.
+    - `on_error`, `beside`: as of `ItemParts`.
     """
 
     parts: Sequence[PartEntry]
     read: Callable[[int, int], bytes]
     bases: Mapping[str, int] = field(default_factory=dict)
     _known: OrderedDict[int, bytes] = field(default_factory=OrderedDict, init=False, repr=False)
+    on_error: list[Callable[[Exception], None]] = field(default_factory=list, init=False, repr=False)
+    beside: Any = field(default=None, init=False, repr=False)
 
     @classmethod
     def of(cls, data: bytes, bases: Mapping[str, int] = _NOTHING) -> Digests:
@@ -71,9 +74,14 @@ class Digests:
         if (known := self._known.get(number)) is not None:
             return known
         entry = self.parts[number]
-        part = IndexPart.parse(self.read(entry.at, entry.size), entry, [col.DIGEST])
-        if part.chunks or not part.rows or entry.begin + part.rows != self._end(number, part.rows):
-            bad("a part of digests")
+        try:
+            part = IndexPart.parse(self.read(entry.at, entry.size), entry, [col.DIGEST])
+            if part.chunks or not part.rows or entry.begin + part.rows != self._end(number, part.rows):
+                bad("a part of digests")
+        except (StreamxfError, OSError) as error:
+            for tell in self.on_error:
+                tell(error)
+            raise
         found = self._known[number] = bytes(part[col.DIGEST])
         with suppress(KeyError):  # other threads make room, too
             while len(self._known) > _KEPT:

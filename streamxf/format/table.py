@@ -60,6 +60,7 @@ class ItemParts:
         self._paths = [*files]
         self._read = read
         self.on_error: list[Callable[[Exception], None]] = []  # they add to an error, or raise what explains it
+        self.beside: Any = None  # what reads from the same file, which stays open until both are gone
         self._known: OrderedDict[tuple[int, int], IndexPart] = OrderedDict()
         self._memory, self._fetches = 0, 0  # about what these take; how often some came since that was counted
         stored = sum(part.size for band in bands for part in band.parts)
