@@ -14,7 +14,7 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.elements import Elements, framed_elements
 from streamxf.checkpoint.metadata import Metadata
 from streamxf.descriptor import ENCRYPT, Descriptor
-from streamxf.format.bare import alignment
+from streamxf.format.bare import alignment, pieces_of
 from streamxf.format.digests import Expected
 from streamxf.format.header import Header, Identity, Kind
 from streamxf.format.index import File
@@ -180,8 +180,8 @@ class ItemOpener:
         return Expected(index.digests, place.digest)
 
     def _bare(self, source: FileSlice, place: Place) -> BareBlocks:
-        expected = self._expected(place)
-        return BareBlocks(source, place.crcs, None if expected is None else expected.of_pieces(source.length))
+        known, count = self._expected(place), pieces_of(source.length)
+        return BareBlocks(source, place.crcs, None if known is None else known.digests.some(known.first, count))
 
     def _find(self, source: FileSlice, wanted: ItemPart) -> StoredStream:
         """The stream of an item, whose header was compared with what the metadata says."""

@@ -158,8 +158,13 @@ class Installation:
             if _stack[-1:] != [self]:
                 why = "undo the inner one first" if self in _stack else "it is not installed any more"
                 raise UnsupportedError(f"{self!r} cannot be undone: {why}")
-            if len(_stack) == 1:
-                _unhook()
+            for hook in (going := [*_hooks] if len(_stack) == 1 else []):
+                what = f"{hook.owner.__name__}.{hook.name}"
+                if vars(hook.owner)[hook.name] not in (hook.replacement, hook.original):  # the latter: an interrupt
+                    raise UnsupportedError(f"{what} was replaced after streamxf.install; undo that first")
+            for hook in going:
+                setattr(hook.owner, hook.name, hook.original)
+            del _hooks[: len(going)]
             _stack.pop()
         _log.info("%r", self)
 
@@ -363,17 +368,6 @@ def _warning(original: Callable[..., Any]) -> Callable[..., Any]:
         original(self, *args, **kwargs)
 
     return set_up_storage_writer
-
-
-def _unhook() -> None:
-    for hook in _hooks:
-        if vars(hook.owner)[hook.name] not in (hook.replacement, hook.original):  # the latter after an interrupt
-            raise UnsupportedError(
-                f"{hook.owner.__name__}.{hook.name} was replaced after streamxf.install; undo that first"
-            )
-    for hook in _hooks:
-        setattr(hook.owner, hook.name, hook.original)
-    _hooks.clear()
 
 
 def _part(name: str) -> Any:

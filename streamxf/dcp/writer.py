@@ -159,7 +159,9 @@ class ChainWriterMixin(StorageMixin):
     def stage(self, state_dict: Any) -> Any:
         """Copy what `dcp.async_save` is to save; first wait for an earlier save in the background by this writer."""
         self._join_background()
-        begin_sharing()
+        if (3, 12) <= sys.version_info < (3, 12, 3):  # which cannot start a thread once the main thread ended, and
+            with open(os.devnull, "rb") as file:  # this has one pass descriptors
+                os.close(DupFd(file.fileno()).detach())
         for text in planning.texts_about(state_dict, for_torch=False):  # torch's copy may be a plain dictionary
             self._warn(text)
         return copied(state_dict, self.cache_staged_state_dict)
@@ -513,13 +515,6 @@ def extensions_of(extensions: Iterable[Any] | Chains | Extensions | str | Codec)
         else:
             foreign.append(extension)
     return Extensions(tuple(foreign), Chains.chosen(codecs))
-
-
-def begin_sharing() -> None:
-    """Start the thread that passes descriptors: CPython 3.12.0 to 3.12.2 can start none once the main thread ended."""
-    if (3, 12) <= sys.version_info < (3, 12, 3):
-        with open(os.devnull, "rb") as file:
-            os.close(DupFd(file.fileno()).detach())
 
 
 def _log_failure(future: futures.Future[Any]) -> None:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from streamxf.errors import BlockError, IdentityError, StreamxfError
 from streamxf.format import columns as col
-from streamxf.format.bare import pieces_of
 from streamxf.format.columns import IndexPart, PartEntry, pack_part
 from streamxf.format.fields import bad
 from streamxf.format.limits import DIGEST_BYTES
@@ -112,10 +111,6 @@ class Expected(NamedTuple):
         if self.digests.some(self.first, 1) != edges:
             raise IdentityError("the container is another than the metadata vouches for: it was altered, or swapped")
         return self.digests.some(self.first + 1, count)
-
-    def of_pieces(self, size: int) -> bytes:
-        """Those of a bare item of so many bytes."""
-        return self.digests.some(self.first, pieces_of(size))
 
 
 def check_block(digests: bytes | None, index: int, *stored: bytes | memoryview) -> None:
