@@ -157,12 +157,12 @@ def create(
     path: str | Path, like: str | Path | None = None, folder: int | None = None, *, anew: bool = True
 ) -> io.FileIO:
     """Open a file, or a name in an open `folder`, to write it unbuffered, never through a link; `anew` if it must not
-    exist. From its first byte on nobody may read it who may not read the file `like`, which it replaces and which is in
-    the same folder; or OSError.
+    exist, and one that has another name, too, is not changed. From its first byte on nobody may read it who may not
+    read the file `like`, which it replaces and which is in the same folder; or OSError.
     """
     mode = 0o666 if like is None else 0o600
     file = open(  # noqa: SIM115 - returned
-        path, "xb" if anew else "wb", 0, opener=lambda at, how: os.open(at, how | os.O_NOFOLLOW, mode, dir_fd=folder)
+        path, "xb" if anew else "wb", 0, opener=partial(_open_new, mode, folder)
     )
     if like is not None:
         try:
@@ -171,6 +171,18 @@ def create(
             file.close()
             raise
     return file
+
+
+def _open_new(mode: int, folder: int | None, path: str, flags: int) -> int:
+    """Increments share files with other checkpoints, by names of their own: none is emptied in place."""
+    descriptor = os.open(path, flags & ~os.O_TRUNC | os.O_NOFOLLOW, mode, dir_fd=folder)
+    facts = os.fstat(descriptor)
+    if facts.st_size and facts.st_nlink > 1:
+        os.close(descriptor)
+        raise FileExistsError(errno.EEXIST, "this file has another name, too, under which it would change", path)
+    if flags & os.O_TRUNC and facts.st_size:
+        os.ftruncate(descriptor, 0)
+    return descriptor
 
 
 def held_at(path: str) -> int:
