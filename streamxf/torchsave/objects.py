@@ -26,7 +26,6 @@ from streamxf.torchsave.archive import Archive, NotSavedByTorch
 from streamxf.torchsave.calls import STORAGES, StoredTensor, dtype_in
 from streamxf.torchsave.check import Check, Maker, NotAllowed, by_name, chosen, lacks, needs, numbers_in, read_outline
 from streamxf.torchsave.legacy import TorchFile
-from streamxf.torchsave.writing import pickle_in
 from streamxf.wording import some
 
 MAX_OBJECT = 2 * 2**30
@@ -93,8 +92,6 @@ class Objects:
                 return torch.load(io.BytesIO(data), weights_only=False, map_location=device or AvailableDevices())
             except Exception as error:  # its pickle may run any code
                 raise refusal(error, data) from error
-        if (numbers := numbers_in(pickle_in(data) or b"")) is not None:
-            return numbers[0]
         try:
             made, _ = self._made(Archive(io.BytesIO(data), len(data)), stored, device)
         except (NotSavedByTorch, NotAllowed) as error:

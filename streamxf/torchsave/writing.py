@@ -25,8 +25,6 @@ from streamxf.torchsave.calls import STORAGES
 PROTOCOL = 2  # of the pickles that torch writes
 _ALIGNMENT = 64  # of a record's bytes in the file, which may be mapped into memory
 _FRAMES_KEPT = 1024  # of 1 KiB; a model has far fewer geometries than tensors
-_SMALL = 4096  # bytes of a file that is compared as a whole
-_SIZE_AT = -264  # from its end, where the directory has the size of the first of three records
 _LARGE = 0xFFFFFFFF  # what does not fit below stands in an extra field
 _FLAGS = 0x0808  # sizes and CRC-32 follow the record; its name is UTF-8
 _LOCAL = struct.Struct("<4s5H3I2H")
@@ -121,25 +119,6 @@ def _archived(pickled: bytes, storages: Sequence[int | bytes], crcs: Sequence[in
                     made.add(f"data/{number}", storage, crc)
         made.add(name, data, zlib.crc32(data) if crcs is not None else 0)
     return made
-
-
-def pickle_in(data: bytes) -> bytes | None:
-    """The pickle in a small file that is, byte for byte, what `archive` makes of it; None for all others."""
-    size = int.from_bytes(data[_SIZE_AT : _SIZE_AT + 4], "little")
-    if not size < len(data) <= _SMALL:
-        return None
-    before, *after = _around(size)
-    pickled = data[len(before) : len(before) + size]
-    crc = zlib.crc32(pickled).to_bytes(4, "little")
-    return pickled if data == before + pickled + crc.join(after) else None
-
-
-@lru_cache(_FRAMES_KEPT)
-def _around(size: int) -> list[bytes]:
-    """What stands before a pickle of so many bytes, and behind it, cut where its CRC-32 is."""
-    (made,) = archive(bytes(size))
-    begin = made.index(b"PK\x07\x08") - size
-    return [made[:begin], *made[begin + size :].split(zlib.crc32(bytes(size)).to_bytes(4, "little"))]
 
 
 @lru_cache(_FRAMES_KEPT)

@@ -15,11 +15,10 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from streamxf.errors import ObjectError, PolicyError, UnsupportedError
-from streamxf.torchsave import objects, writing
-from streamxf.torchsave.archive import Archive, NotSavedByTorch
+from streamxf.torchsave import writing
+from streamxf.torchsave.archive import NotSavedByTorch
 from streamxf.torchsave.check import Check, Maker, numbers_in
 from streamxf.torchsave.objects import Objects
-from tests.altered import flipped
 from tests.archives import saved
 
 from .pickles import archive
@@ -90,29 +89,6 @@ def test_what_needs_no_check_is_what_a_check_lets_pass(opcodes: list[bytes], oth
 def test_numbers_need_no_check(value: Any) -> None:
     assert numbers_in(pickled(value)) == (value,)
     assert numbers_in(pickled([value] + [0] * 2048)) is None
-
-
-@pytest.mark.parametrize("value", [0.25, (0.9, (1, None)), [True, [1.5]], [0] * 500], ids=lambda value: str(value)[:20])
-def test_of_numbers_as_they_are_written_no_directory_is_read(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = writing.saved(value)
-    assert writing.pickle_in(file) == Archive(io.BytesIO(file), len(file)).pickled
-    monkeypatch.setattr(objects, "Archive", lambda *_: pytest.fail("a directory was read"))
-    assert Objects().load(file, len(file)) == value
-
-
-def test_a_small_file_is_recognized_at_any_size() -> None:
-    whole = [(writing.archive(data)[0], data) for data in map(bytes, range(1, 3700))]
-    assert [writing.pickle_in(file) for file, _ in whole] == [
-        data if len(file) <= 4096 else None for file, data in whole
-    ]
-    assert {len(file) > 4096 for file, _ in whole} == {False, True}
-
-
-def test_a_file_with_any_other_byte_is_not_recognized() -> None:
-    file = writing.saved([1, 0.5])
-    others = [flipped(file, at, 1 << at % 8) for at in range(len(file))]
-    others += [file[:-1], file[1:], file + b"\0", file[-300:], file[:40], b"", saved([1, 0.5])]
-    assert [writing.pickle_in(other) for other in others] == [None] * len(others)
 
 
 TYPICAL: list[Any] = [
