@@ -191,6 +191,19 @@ def test_items_that_are_read_after_a_replacement(tmp_path: Path) -> None:
     assert len([*found.items.values()]) == 40, "the file that was opened is still there"
 
 
+def test_digests_that_are_read_after_a_replacement(tmp_path: Path) -> None:
+    store, signer, versions = Store(), streamxf.SigningKey.generate(), list[bytes]()
+    for name in "ab":
+        with streamxf.CheckpointWriter(tmp_path / name, "zstd", signer=signer) as writer:
+            writer["item"] = torch.ones(300)
+        versions.append((tmp_path / name / NAME).read_bytes())
+    store.write(NAME, versions[0])
+    index = read_metadata(store, NAME, Access.of(trust=signer.verify_key)).index
+    store.write(NAME, versions[1])
+    with pytest.raises(ReplacedError):
+        index.digests.some(0, 1)  # type: ignore[union-attr]
+
+
 @pytest.mark.usefixtures("items_later")
 def test_items_that_are_damaged() -> None:
     store = Store()
