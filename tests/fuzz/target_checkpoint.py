@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
 from streamxf.errors import StreamxfError
-from streamxf.format.items import ObjectItem, coded_dtype
+from streamxf.format.items import ITEMSIZES, ObjectItem, coded_dtype
 from streamxf.stream.reader import read_all
 from tests.forge import MetadataParts, prefix_of, split_metadata, take_container_apart
 from tests.fuzz import containers, held, metadata_files, second
@@ -118,8 +118,8 @@ def _load(folder: Path, keys: streamxf.Key | None, streams: dict[str, Any] | Non
         items = {}
     if sum(getattr(item, "size", 0) for item in items.values()) > _MAX_LOADED:
         return
-    # but for items of a dtype that torch does not have
-    target = {name: _blank(item) for name, item in items.items() if hasattr(torch, getattr(item, "dtype", "bool"))}
+    # but for items of a dtype that torch does not have, or cannot fill
+    target = {name: _blank(item) for name, item in items.items() if getattr(item, "dtype", "bool") in ITEMSIZES}
     loaded, _ = attempt(lambda: loaded_into(target, folder, keys))
     if streams is None:
         agree(loaded is None or len(target) < len(items), "DCP loads a checkpoint of which not all streams can be read")
