@@ -33,7 +33,10 @@ def _read(data: bytes, name: str, access: Access) -> Metadata:
     if trailer is None:
         raise MetadataError("it does not end in a trailer")
     sections = trailer.split(data[-trailer.size :], read=lambda at, size: data[at : at + size])
-    return Metadata.of(sections, name, access, listing=True)
+    metadata = Metadata.of(sections, name, access, listing=True)
+    if metadata.index is not None and metadata.index.digests is not None:
+        b"".join(metadata.index.digests)  # which are read with the blocks
+    return metadata
 
 
 def _facts(metadata: Metadata) -> dict[str, Any]:
