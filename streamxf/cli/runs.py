@@ -16,7 +16,7 @@ import typer
 from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE, with_options
 from streamxf.errors import ParameterError, escaped
-from streamxf.manager.record import Record
+from streamxf.manager.record import Record, Taken
 from streamxf.wording import by_reason, listed, many, printable, size_text, some, time_text
 
 _COUNTED = ("last", "best", "hourly", "daily", "weekly", "monthly", "yearly")
@@ -94,7 +94,7 @@ def _print(found: Sequence[Record], readers: Mapping[str, str]) -> None:
         )
     table.print()
     complete = [each for each in found if each.complete and not (each.damaged or each.unread)]
-    total = f"{many(len(complete), 'complete checkpoint')}, {size_text(sum(each.bytes or 0 for each in complete))}"
+    total = f"{many(len(complete), 'complete checkpoint')}, {size_text(Taken(complete).bytes)}"
     damaged = [f"{each.name}: {each.note}" for each in found if each.damaged]
     unread = [f"{each.name}: {each.note}" for each in found if each.unread]
     reports = (*listed("damaged", damaged), *listed("not read", unread))

@@ -20,6 +20,7 @@ from streamxf.storage.storage import StorageEntry
 from streamxf.writing import RunFacts
 
 T = TypeVar("T")
+_MANY = 1024  # files of one checkpoint
 _OF_COMMITS = (*ELSEWHERE, errors.UnsupportedError)  # a record of a newer version is not a damaged one
 
 _log = logging.getLogger(__name__)
@@ -174,6 +175,11 @@ class Folder:
             return self._doubted(replace(record, damaged=True), f"{type(error).__name__}: {error}")
         if (index := said[0].index) is not None:
             record = self._with_facts(record, index.save_id, index.run)
+            linked = {path: size for path in ours if (size := self.files[path].size) and self.files[path].names > 1}
+            if index.bases is not None:
+                record = replace(record, files=linked)
+            elif len(ours) <= _MANY and not record.copy_of:
+                record = replace(record, files={path: self.files[path].size or 0 for path in ours})
         counts = self.authority.has_published(record.save_id, self.place.name)
         return record if counts else self._doubted(record, next(filter(None, doubts), ""))
 

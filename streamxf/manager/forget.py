@@ -17,7 +17,7 @@ from streamxf.manager.folder import Folder
 from streamxf.manager.holds import active_holds, announce_removal, announced_removals, has_no_place, is_over
 from streamxf.manager.listing import Run, read_named
 from streamxf.manager.notes import remove_notes, written_since
-from streamxf.manager.record import Line, Record, series_of
+from streamxf.manager.record import Line, Record, Taken, series_of
 from streamxf.manager.removal import Listing, Order, files_of_many, remove_tree, remove_trees
 from streamxf.manager.retention import Retention
 from streamxf.manager.sessions import is_held
@@ -39,7 +39,9 @@ class ForgetReport:
     removed : tuple of str
         Those that were removed; with `dry_run`, those that would be.
     bytes : int
-        Their size, as far as it is known.
+        What that frees, as far as it is known.
+    shared_bytes : int
+        What else they have, in files that other checkpoints share, and keep.
     failed : mapping of str to str
         Those that could not be removed, each with the reason. The next call tries again.
     in_use : mapping of str to str
@@ -53,12 +55,14 @@ class ForgetReport:
     failed: Mapping[str, str]
     in_use: Mapping[str, str]
     dry_run: bool
+    shared_bytes: int = 0
 
     def __str__(self) -> str:
         did = "would remove" if self.dry_run else "removed"
         return "\n".join(
             [
                 f"{did} {many(len(self.removed), 'checkpoint')}, {size_text(self.bytes)}",
+                *([f"shared by others, and kept: {size_text(self.shared_bytes)}"] if self.shared_bytes else []),
                 *listed(did, self.removed),
                 *listed("not removed", by_reason(self.failed)),
                 *listed("in use", [f"{name}: {who}" for name, who in self.in_use.items()]),
@@ -187,7 +191,12 @@ def forget_in(
     gone = [record for record in going if record.name not in read and record.name not in failed]
     kept = {record.name: reasons[record.name] for record in records if reasons.get(record.name)}
     removed, size = tuple(record.name for record in gone), sum(record.bytes or 0 for record in gone)
-    return ForgetReport(kept, removed, size, failed, in_use | read, dry_run)
+    taken = Taken(record for record in records if record.complete)
+    before = taken.bytes
+    for record in gone:
+        taken.drop(record)
+    freed = before - taken.bytes
+    return ForgetReport(kept, removed, freed, failed, in_use | read, dry_run, size - freed)
 
 
 _AT_ONCE = 1000  # checkpoints in an object store between two looks at who reads them

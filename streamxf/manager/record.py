@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
@@ -49,6 +50,8 @@ class Record:
     - `damaged`: whether its metadata is; `unread`: whether it cannot be read for now, by the error in `note`.
     - `newer`: whether a version of streamxf saved it that is not known here; its kind is ``"foreign"`` then.
     - `other_notes`: whether notes there are unreadable, not authentic or of another save: other metrics are unknown.
+    - `files`: sizes of files that others may share: of an increment those that have other names, else of all files,
+      unless they are very many.
     """
 
     name: str
@@ -71,6 +74,7 @@ class Record:
     unread: bool = False
     newer: bool = False
     other_notes: bool = False
+    files: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def complete(self) -> bool:
@@ -123,6 +127,21 @@ class Record:
         experiment, belongs to another.
         """
         return series_of(self.name)
+
+
+class Taken:
+    """The bytes that checkpoints take together: of a file that several share, those count once."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self.bytes, self._names = 0, Counter[str]()
+        for record in records:
+            self.bytes += (record.bytes or 0) - sum(size for name, size in record.files.items() if self._names[name])
+            self._names.update(record.files.keys())
+
+    def drop(self, record: Record) -> None:
+        """Do without one of them."""
+        self._names.subtract(record.files.keys())
+        self.bytes -= (record.bytes or 0) - sum(size for name, size in record.files.items() if self._names[name])
 
 
 def is_numbered(name: str) -> bool:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from streamxf.errors import ParameterError
-from streamxf.manager.record import Record
+from streamxf.manager.record import Record, Taken
 
 # In UTC, so that neither a machine's time zone nor daylight saving decides; weeks begin on Mondays.
 _CALENDAR: dict[str, Callable[[datetime], Hashable]] = {
@@ -153,12 +153,12 @@ class Retention:
                 if record.time is not None and record.time < newest - float(self.max_age):
                     reasons[record.name] = ()
         if self.max_bytes is not None:
-            taken = sum(each.bytes or 0 for each in complete if reasons[each.name])
+            taken = Taken(each for each in complete if reasons[each.name])
             for record in self._droppable([each for each in complete[:-1] if reasons[each.name]], complete):
-                if taken <= self.max_bytes:
+                if taken.bytes <= self.max_bytes:
                     break
                 reasons[record.name] = ()
-                taken -= record.bytes or 0
+                taken.drop(record)
         return reasons
 
     def _reasons(self, records: Sequence[Record]) -> Iterator[tuple[str, Record]]:

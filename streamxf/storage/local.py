@@ -380,7 +380,7 @@ def _told(path: str, location: str, said: Abilities) -> Storage:
 
 def _entry(name: str, facts: os.stat_result) -> StorageEntry:
     if stat.S_ISREG(facts.st_mode):
-        return StorageEntry(name, "file", facts.st_size, facts.st_mtime)
+        return StorageEntry(name, "file", facts.st_size, facts.st_mtime, None, facts.st_nlink)
     return StorageEntry(
         name, "folder" if stat.S_ISDIR(facts.st_mode) else "link" if stat.S_ISLNK(facts.st_mode) else "other"
     )

@@ -76,6 +76,7 @@ class StorageEntry(NamedTuple):
     - `size`: bytes of a file; None for anything else, and if the storage does not report it.
     - `written`: when it was last written, in seconds since 1970; None if the storage does not report it.
     - `tag`: changes with the contents, such as an ETag; None if the storage has none.
+    - `names`: how many a file has; 1 also where that is not known.
     """
 
     name: str
@@ -83,6 +84,7 @@ class StorageEntry(NamedTuple):
     size: int | None = None
     written: float | None = None
     tag: str | None = None
+    names: int = 1
 
 
 Entries = Mapping[str, StorageEntry]

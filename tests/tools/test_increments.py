@@ -14,6 +14,8 @@ from streamxf import Checksum, Encrypt, FloatZip, Key, SigningKey
 from streamxf.checkpoint.increments import SaveMemory
 from streamxf.errors import PolicyError
 from streamxf.manager.manager import CheckpointManager
+from streamxf.manager.record import Taken
+from streamxf.manager.retention import Retention
 from streamxf.storage.opening import open_storage
 from tests.altered import flip
 
@@ -175,13 +177,39 @@ def test_without_metadata_nothing_that_may_be_of_another_save_is_taken(tmp_path:
     assert "moving" in [each.item for each in found.damaged], "it is there twice"
 
 
-def test_the_commands_of_runs_show_increments(tmp_path: Path, run: Any) -> None:
+def test_what_checkpoints_of_a_run_share_counts_once(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path, incremental=5) as manager:
         for step in (1, 2, 3):
             manager.save(step, state_at(step))
-    assert [record.name for record in streamxf.list_checkpoints(tmp_path)] == ["step-1", "step-2", "step-3"]
-    streamxf.forget(tmp_path, 1)
+    files = {file.stat().st_ino: file.stat().st_size for file in tmp_path.glob("step-*/*")}
+    records = streamxf.list_checkpoints(tmp_path)
+    assert [record.bytes for record in records] == [
+        sum(file.stat().st_size for file in (tmp_path / record.name).iterdir()) for record in records
+    ]
+    taken = Taken(records)
+    assert taken.bytes == sum(files.values()) < sum(record.bytes or 0 for record in records)
+    planned = streamxf.forget(tmp_path, 1, dry_run=True)
+    first, second, third = records
+    for record in (first, second):
+        taken.drop(record)
+    assert taken.bytes == third.bytes, "what it shares has to stay"
+    assert (planned.bytes, planned.bytes + planned.shared_bytes) == (
+        sum(files.values()) - taken.bytes,
+        (first.bytes or 0) + (second.bytes or 0),
+    )
+    assert "shared by others, and kept: " in str(planned)
+    for most, names in ((sum(files.values()), 3), (sum(files.values()) - 1, 2)):
+        assert len([*filter(None, Retention(max_bytes=most).decide(records).values())]) == names
+    assert streamxf.forget(tmp_path, 1).bytes == planned.bytes
+    assert sum(file.stat().st_size for file in tmp_path.glob("step-*/*")) == third.bytes
     assert_holds(tmp_path / "step-3", 3)
+
+
+def test_files_that_were_copied_and_not_linked_count_each(tmp_path: Path) -> None:
+    saved(tmp_path / "run", "plain")
+    shutil.copytree(tmp_path / "run", tmp_path / "restored")
+    records = streamxf.list_checkpoints(tmp_path / "restored")
+    assert Taken(records).bytes == sum(file.stat().st_size for file in (tmp_path / "restored").glob("step-*/*"))
 
 
 def test_a_file_that_has_two_names_is_not_written_to(tmp_path: Path) -> None:
