@@ -127,6 +127,7 @@ class Increment:
     - `save_id`: that which the save will have.
     - `folder`: where the base's files lie; None if nobody asked for a base.
     - `linked`: the files that were linked into the checkpoint's folder.
+    - `may_share`: whether there is a base, so that nobody knows yet how much will be written.
     """
 
     def __init__(self, memory: SaveMemory, save: Save, save_id: str, base_id: str, folder: Storage | None) -> None:
@@ -137,6 +138,7 @@ class Increment:
         self._about = save.extensions.summary(), save.extensions.readers, save.block_log2, save.sync
         self._base = memory.get(base_id)
         self._refused = "" if folder is None else self._refuse(folder)
+        self.may_share = folder is not None and not self._refused
         self._tagged: dict[_Key, tuple[tuple[Any, ...], bytes]] = {}
         self._links: dict[str, str] = {}
         self._linking = threading.Lock()

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from streamxf.chain import ChainsLike
 from streamxf.checkpoint.datafile import DataFile, SavedFile
+from streamxf.checkpoint.increments import Increment, SaveMemory, saves_in
 from streamxf.checkpoint.pickled import PLANNER_DATA, plain_members
 from streamxf.checkpoint.publish import placed, publish
 from streamxf.checkpoint.saving import Save, Stock
@@ -22,11 +23,12 @@ from streamxf.format.extra import Nesting
 from streamxf.format.header import Identity, Kind
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, check_limits, check_name, is_path
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
+from streamxf.format.names import GLOBAL
 from streamxf.format.values import pack_value
 from streamxf.keys import KeysLike, SignerLike
 from streamxf.progress import Progress
 from streamxf.report import SaveReport
-from streamxf.storage.opening import Location
+from streamxf.storage.opening import Location, open_storage
 from streamxf.stream.encoder import MemorySource
 from streamxf.torchsave.writing import saved
 
@@ -61,8 +63,8 @@ class CheckpointWriter:
     extra : mapping, optional
         Plain data stored with the items: `Checkpoint` has it in its `extra`, torch's readers as attributes of DCP's
         metadata, so names must be Python identifiers.
-    stock, block_size
-        As in `FileSystemWriter`.
+    stock, block_size, base, memory
+        As in `FileSystemWriter`; what is given as bytes, one after the other, is stored in any case.
     progress : Progress, optional
     storage_options : mapping, optional
         fsspec's, for a URL.
@@ -89,9 +91,14 @@ class CheckpointWriter:
         extra: Mapping[str, Any] | None = None,
         stock: Stock = "auto",
         block_size: int = 1 << DEFAULT_BLOCK_LOG2,
+        base: Location | None = None,
+        memory: SaveMemory | None = None,
         progress: Progress | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
+        if base is not None and memory is None:
+            raise ParameterError("base= goes with memory=, which knows what was saved there")
+        self._base, self._memory = None if base is None else open_storage(base, storage_options), memory
         self._to = Save.to(path, chain, recipients, signer, overwrite, block_size, storage_options, stock=stock)
         self._extra = _extra(extra or {})
         self._progress = progress
@@ -109,6 +116,11 @@ class CheckpointWriter:
         self._save = self._to.renew()
         self._save.progress = self._progress
         self._save.place = self._save.enter().mount()
+        self._coming_id = os.urandom(16).hex()
+        if self._memory is not None:
+            ids, _ = ((), ()) if self._base is None else saves_in(self._base, GLOBAL)
+            base_id = next(filter(self._memory.get, ids), "")
+            self._save.increment = Increment(self._memory, self._save, self._coming_id, base_id, self._base)
         self._staging = Staging()
         self._opened = ExitStack()
         self._file: DataFile | None = None
@@ -251,18 +263,20 @@ class CheckpointWriter:
         except BaseException as error:
             self._give_up(error)
             raise
-        save_id = os.urandom(16).hex()
+        save_id, records = self._coming_id, [each for file in files for each in (file.record, *file.kept)]
         try:
             publish(
                 save,
                 items,
-                [file.record for file in files],
+                records,
                 save_id,
                 extra=Nesting(self._extra).with_order(self._items),
             )
         except BaseException:
             self._remove_folders()
             raise
+        if save.increment is not None:
+            save.increment.remember(files)
         report = SaveReport.of(save.meter, perf_counter() - self._begin)
         self.save_id, self.report = save_id, replace(report, stock=save.stock is True)
 

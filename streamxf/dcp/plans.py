@@ -292,7 +292,8 @@ def check_seen(plan: SavePlan, folder: Storage, planner: Any) -> None:
 
 def check_room(save: Save, plan: SavePlan, planner: SavePlanner) -> None:
     """Refuse to begin what cannot fit; raises NoSpaceError."""
-    if save.extensions.may_shrink or not gives_data_again(planner):
+    shares = save.increment is not None and save.increment.may_share
+    if save.extensions.may_shrink or shares or not gives_data_again(planner):
         return
     note, planned = plan.storage_data, planned_bytes(plan.items)
     own = isinstance(note, RoomNote) and note.save == save.writer_id

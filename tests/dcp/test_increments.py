@@ -14,8 +14,12 @@ import streamxf
 from streamxf import Checksum, Encrypt, FloatZip, SigningKey, ZStandard
 from streamxf.checkpoint.increments import SaveMemory
 from streamxf.report import SaveReport
+from streamxf.storage.disk import Volume
+from streamxf.storage.local import LocalStorage
 from tests.altered import flip
 from tests.dcp.helpers import KEY, OTHER_KEY, blank, data_files, load, load_into, raw_bytes
+from tests.reference_decoder import load as reference_load
+from tests.reference_keys import Reader, aes_key
 
 BLOCK = 1 << 16
 SIGNER = SigningKey.generate()
@@ -298,6 +302,29 @@ def test_a_tensor_that_changes_while_it_is_saved_is_tagged_as_it_is_stored(
     stored = load_into(blank(state), streamxf.FileSystemReader(tmp_path / "1"))
     assert save(stored, tmp_path / "2", memory, tmp_path / "1", chain=[ZStandard()]).unchanged == 1
     assert_holds(tmp_path / "2", stored)
+
+
+@chains
+def test_the_decoder_of_the_specification_reads_increments(tmp_path: Path, how: dict[str, Any]) -> None:
+    memory, state = SaveMemory(), weights()
+    save(state, tmp_path / "1", memory, **how)
+    state["strided"] = state["strided"] + 1
+    save(state, tmp_path / "2", memory, tmp_path / "1", **how)
+    shutil.rmtree(tmp_path / "1")
+    found = reference_load(tmp_path / "2", Reader([aes_key(KEY.reveal())] if "keys" in terms_of(how) else []))
+    for name in ("large", "odd", "strided", "tiny"):
+        assert found[name].data == raw_bytes(state[name]).numpy().tobytes(), name  # type: ignore[union-attr]
+
+
+def test_a_disk_too_full_for_all_takes_what_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, state, how = SaveMemory(), weights(), {"chain": [Checksum()]}
+    save(state, tmp_path / "1", memory, **how)
+    little = Volume(("disk",), state["strided"].nbytes + 10_000, plain=True)
+    monkeypatch.setattr(LocalStorage, "volume", lambda _: little)
+    with pytest.raises(CheckpointException, match="NoSpaceError"):
+        save(state, tmp_path / "2", None, **how)
+    assert save(state, tmp_path / "2", memory, tmp_path / "1", **how).unchanged == 4
+    assert_holds(tmp_path / "2", state)
 
 
 def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
