@@ -226,6 +226,8 @@ def _notes(checkpoint: Checkpoint, indexed: bool, signed: bool) -> Iterator[str]
         yield "Its metadata names no versions, and nothing shows whether it was damaged or altered."
     if not all(metadata.pickled for metadata in files):
         yield "torch's own readers cannot read it, since it was saved without a pickle; `streamxf stock` adds it."
+    if folders := sorted({name for each in files if each.index for _, name in each.index.bases or ()}):
+        yield f"It is an increment: tensors that had not changed are in files that it shares with {some(folders)}."
     if files[0].rank is not None:
         yield f"It was saved without collectives: {many(len(files), 'rank')}, each with its own metadata."
         yield from (f"{text[0].upper()}{text[1:]}." for text in Metadata.doubts(files))

@@ -50,8 +50,8 @@ class Record:
     - `damaged`: whether its metadata is; `unread`: whether it cannot be read for now, by the error in `note`.
     - `newer`: whether a version of streamxf saved it that is not known here; its kind is ``"foreign"`` then.
     - `other_notes`: whether notes there are unreadable, not authentic or of another save: other metrics are unknown.
-    - `files`: sizes of files that others may share: of an increment those that have other names, else of all files,
-      unless they are very many.
+    - `increment`, `files`: whether it is one, and the sizes of files that others may share: of an increment of those
+      that have other names, else of all, unless they are very many.
     """
 
     name: str
@@ -74,6 +74,7 @@ class Record:
     unread: bool = False
     newer: bool = False
     other_notes: bool = False
+    increment: bool = field(default=False, repr=False, compare=False)
     files: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -130,18 +131,24 @@ class Record:
 
 
 class Taken:
-    """The bytes that checkpoints take together: of a file that several share, those count once."""
+    """The bytes that checkpoints take together: what increments share counts once, and not where another has it."""
 
     def __init__(self, records: Iterable[Record]) -> None:
-        self.bytes, self._names = 0, Counter[str]()
+        self.bytes, self._whole, self._linked = 0, Counter[str](), Counter[str]()
         for record in records:
-            self.bytes += (record.bytes or 0) - sum(size for name, size in record.files.items() if self._names[name])
-            self._names.update(record.files.keys())
+            self._count(record, 1)
 
     def drop(self, record: Record) -> None:
         """Do without one of them."""
-        self._names.subtract(record.files.keys())
-        self.bytes -= (record.bytes or 0) - sum(size for name, size in record.files.items() if self._names[name])
+        self._count(record, -1)
+
+    def _count(self, record: Record, by: int) -> None:
+        self.bytes += by * ((record.bytes or 0) - sum(record.files.values()))
+        counts = self._linked if record.increment else self._whole
+        for name, size in record.files.items():
+            before = self._whole[name] or min(self._linked[name], 1)
+            counts[name] += by
+            self.bytes += size * ((self._whole[name] or min(self._linked[name], 1)) - before)
 
 
 def is_numbered(name: str) -> bool:

@@ -15,6 +15,8 @@ import pytest
 import torch
 import zstandard
 
+from streamxf import CheckpointWriter
+from streamxf.checkpoint.increments import SaveMemory
 from streamxf.tools import inspect
 from tests.forge import frame_of, split_metadata
 from tests.reference_codecs import Refused
@@ -163,6 +165,25 @@ def same_items(expected: Entry, found: list[Any]) -> bool:
             elif (stream["size"], stream["sha256"]) != (chunk["size"], chunk["sha256"]):
                 return False
     return True
+
+
+@pytest.mark.parametrize("key", [None, bytes(range(32))], ids=["plain", "encrypted"])
+def test_what_a_writer_makes_of_an_unchanged_tensor_is_read(tmp_path: Path, key: bytes | None) -> None:
+    memory, tensors = SaveMemory(), {"cold": torch.randn(5000), "warm": torch.zeros(700)}
+    for step in (0, 1):
+        base, how = (tmp_path / "0" if step else None), ({"recipients": key} if key else {"chain": "zstd"})
+        tensors["warm"] += 1
+        with CheckpointWriter(tmp_path / f"{step}", memory=memory, base=base, **how) as writer:
+            for name, tensor in tensors.items():
+                writer[name] = tensor
+    assert writer.report is not None
+    assert writer.report.unchanged == 1
+    files = {file.name: {"base64": base64.b64encode(file.read_bytes()).decode()} for file in (tmp_path / "1").iterdir()}
+    keys = {"keys": [{"kind": "aeskw", "secret": key.hex()}]} if key else {}
+    (result,) = in_node(tmp_path, {"checkpoint": [{"name": "increment", "files": files, **keys}]})
+    wanted = {name: digest_of(tensor.numpy().tobytes()) for name, tensor in tensors.items()}
+    assert result["outcome"] == "read", result
+    assert same_items(wanted, result["found"])
 
 
 # -- what is damaged ---------------------------------------------------------------------------------------------------
