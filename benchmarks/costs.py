@@ -39,12 +39,9 @@ def _status(field: str) -> int:
 def once(action: Callable[[], Any]) -> tuple[Costs, Any]:
     gc.collect()
     gc.freeze()  # what other ranks hold would lie in other processes: it is nothing for the collector to look at
-    try:
-        wall, cpu = time.perf_counter(), time.process_time()
-        found = action()
-        return {"wall": [time.perf_counter() - wall], "cpu": [time.process_time() - cpu]}, found
-    finally:
-        gc.unfreeze()
+    wall, cpu = time.perf_counter(), time.process_time()
+    found = action()
+    return {"wall": [time.perf_counter() - wall], "cpu": [time.process_time() - cpu]}, found
 
 
 def measured(prepare: Callable[[], Callable[[], Any]], rounds: int) -> Costs:

@@ -48,17 +48,14 @@ def alternate(sides: Mapping[str, Callable[[], Phases]], rounds: int, label: str
     seconds: Rounds = {name: {} for name in names}
     gc.collect()
     gc.freeze()  # collecting between two sides then looks at what the last one left only
-    try:
-        for number in range(0 if warm else 1, rounds + 1):
-            # in an order of its own, because a side pays for the memory that the one before has given back
-            for name in random.Random(number).sample(names, len(names)):
-                gc.collect()
-                for phase, taken in sides[name]().items():
-                    if number:
-                        seconds[name].setdefault(phase, []).append(taken)
-            progress(f"{label}: {f'round {number} of {rounds}' if number else 'warm'}")
-    finally:
-        gc.unfreeze()
+    for number in range(0 if warm else 1, rounds + 1):
+        # in an order of its own, because a side pays for the memory that the one before has given back
+        for name in random.Random(number).sample(names, len(names)):
+            gc.collect()
+            for phase, taken in sides[name]().items():
+                if number:
+                    seconds[name].setdefault(phase, []).append(taken)
+        progress(f"{label}: {f'round {number} of {rounds}' if number else 'warm'}")
     return seconds
 
 

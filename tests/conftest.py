@@ -63,6 +63,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Nor through the modules that a file's tests were the first to import."""
+    if nextitem is None or nextitem.path != item.path:
+        assert gc.get_freeze_count(), "gc.unfreeze() undoes this for all tests that follow"
+        pytest_collection_finish()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Iterator[Any]:
     """Tests of what torch does not have before 2.9 are left out there."""

@@ -381,7 +381,7 @@ def test_results_of_a_smoke_run_are_never_published(tmp_path, settings, monkeypa
 
 @pytest.mark.slow
 def test_benchmarks_run_on_very_small_data(tmp_path, capsys):
-    names = ["save_load", "encryption"]  # the others take longer, and make bench-smoke runs all of them
+    names = ["encryption"]  # make bench-smoke runs all of them
     results = tmp_path / "results"
     assert run.main([*names, "--smoke", "--folder", str(tmp_path), "--results", str(results)]) == 0
     printed = capsys.readouterr().out

@@ -35,9 +35,10 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def wheel(source: Path, target: Path, compiler: str) -> Path:
-    options = ["--quiet", "--disable-pip-version-check", "--no-build-isolation", "--no-deps", "--no-cache-dir"]
-    command = [sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", str(target), str(source)]
-    subprocess.run(command, env={**os.environ, "CC": compiler}, check=True, capture_output=True)
+    """What pip has the backend build, without pip's three processes."""
+    build = f"import setuptools.build_meta as backend; backend.build_wheel({str(target)!r})"
+    environment = {**os.environ, "CC": compiler}
+    subprocess.run([sys.executable, "-c", build], cwd=source, env=environment, check=True, capture_output=True)
     (built,) = target.glob("*.whl")
     return built
 

@@ -10,7 +10,6 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from benchmarks import many_items, many_ranks
-from benchmarks.child import in_child
 from benchmarks.many_items import CLEAN, CLEAN_LEFT, LAYOUTS, READ, VERIFY
 from benchmarks.simulated import COLUMNS, ROWS, Shard, plan, sent, states, write
 
@@ -117,13 +116,3 @@ def test_one_rank_of_many_finishes_and_plans(tmp_path: Path) -> None:
 def test_growth_is_an_exponent(power: int, exponent: float) -> None:
     costs = {items: 0.25 * items**power for items in (10, 30, 100)}
     assert many_items._exponent(costs) == pytest.approx(exponent, abs=1e-9)
-
-
-@linux
-@pytest.mark.slow
-def test_operations_run_in_processes_of_their_own(tmp_path: Path) -> None:
-    costs = in_child(
-        "benchmarks.many_items", "child", folder=str(tmp_path), label=MANY_FILES, items=ITEMS, ranks=RANKS, rounds=1
-    )
-    assert set(LAYOUTS[MANY_FILES].operations) < set(costs)
-    assert costs[READ]["added"][0] > 0

@@ -10,6 +10,8 @@ from streamxf.testing import CodecConformance
 
 
 class TestConformance(CodecConformance):
+    examples = 20
+
     def codecs(self) -> Sequence[streamxf.Codec]:
         return [Delta(), Delta(stride=2), Delta(stride=3), Delta(stride=64)]
 
