@@ -10,10 +10,10 @@ from streamxf.testing import CodecConformance
 
 
 class TestConformance(CodecConformance):
-    examples = 20
-
     def codecs(self) -> Sequence[streamxf.Codec]:
         return [Delta(), Delta(stride=2), Delta(stride=3), Delta(stride=64)]
+
+    examples = 20
 
 
 @pytest.mark.parametrize("stride", [0, 65, -1, 1.0, True, "2"])
