@@ -113,6 +113,8 @@ def child(folder: str, label: str, items: int, ranks: int, rounds: int) -> dict[
     for name in layout.operations:
         count = min(rounds, MAX_LONG_ROUNDS) if name in (VERIFY, VERIFY_WITHOUT) else rounds
         costs[name] = in_fork(operation, Path(folder), name, layout, items, ranks, count)
+    if not costs[READ]["added"][0]:
+        raise AssertionError(f"{READ}: it took no memory")
     return costs
 
 
