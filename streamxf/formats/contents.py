@@ -57,7 +57,7 @@ class Contents:
     - `packages`: versions of the packages that wrote it, if it names them.
     - `save_ids`: streamxf's, one for each metadata file.
     - `key_ids`: kinds and ids of the keys that open it, as in ``"aeskw:0123456789abcdef"``.
-    - `signers`: ids of the keys that signed it; these signatures were not checked.
+    - `signers`: ids of the keys that signed it; `notes` say so if their signatures were not checked.
     - `notes`: remarks, in sentences, such as that the metadata is not authenticated.
     - `extra`: metadata of the format's own, as safetensors' ``__metadata__``.
     - `incomplete`: files that are missing, or do not have the size that the metadata gives.

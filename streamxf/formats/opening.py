@@ -220,8 +220,8 @@ def _notes(checkpoint: Checkpoint, indexed: bool, signed: bool) -> Iterator[str]
     files = checkpoint.metadata
     if any(metadata.keyless for metadata in files):
         yield "It is encrypted, and no key was given: what its metadata says here is not authenticated."
-    if signed and not len(checkpoint.access.keys):
-        yield "The signatures were not checked."
+    if signed and not checkpoint.access.trust:
+        yield "The signatures were not checked, since no signer is trusted."
     if not indexed:
         yield "Its metadata names no versions, and nothing shows whether it was damaged or altered."
     if not all(metadata.pickled for metadata in files):

@@ -20,6 +20,8 @@ from tests.dcp.shards import Shard, rows, save_shards
 
 from .samples import contents_at, in_pieces, noise, open_at, read_boxes, tensor_item, whole
 
+UNCHECKED = "The signatures were not checked, since no signer is trusted."
+
 # -- contents --------------------------------------------------------------------------------------
 
 
@@ -62,9 +64,20 @@ def test_who_can_read_and_who_signed(tmp_path: Path) -> None:
     assert contents.key_ids == (f"{KEY.kind}:{KEY.id}", f"{reader.kind}:{reader.id}")
     assert contents.signers == (signer.id,)
     assert "not authenticated" in contents.notes[0]
-    assert contents.notes[1:] == ("The signatures were not checked.",)
+    assert contents.notes[1:] == (UNCHECKED,)
     opened = contents_at(tmp_path, keys=reader, trust=signer.verify_key)
     assert (opened.items, opened.notes) == (contents.items, ())
+    for nobody_trusted in ({"keys": KEY}, {"keys": reader, "allow_unsigned": True}):
+        assert contents_at(tmp_path, **nobody_trusted).notes == (UNCHECKED,)
+
+
+def test_signatures_are_checked_without_a_key(tmp_path: Path) -> None:
+    signer = SigningKey(bytes(range(115, 147)))
+    save(small_state(), tmp_path, [], signer=signer)
+    assert contents_at(tmp_path).notes == (UNCHECKED,)
+    assert contents_at(tmp_path, trust=signer.verify_key).notes == ()
+    with pytest.raises(PolicyError, match="signed"):
+        contents_at(tmp_path, trust=SigningKey.generate().verify_key)
 
 
 def test_keys_of_an_attached_writer(tmp_path: Path) -> None:

@@ -359,7 +359,7 @@ def _facts(summary: Summary) -> str:
         ("Written by", [f"{name} {version}" for name, version in contents.packages.items()]),
         ("Save", list(contents.save_ids)),
         ("Opened by keys", list(contents.key_ids)),
-        ("Signed by, unchecked", list(contents.signers)),
+        ("Signed by", list(contents.signers)),
         ("Metadata", [f"{name}: {value}" for name, value in contents.extra.items()]),
         ("Notes", list(summary.notes)),
     ]
