@@ -185,9 +185,9 @@ class Access:
         """From the arguments of public functions, which have these names; raises ParameterError."""
         transform = known_transform
         if isinstance(codecs, RegistryLike):
-            if len(codecs.keys) and keys is not None:
+            if (own := codecs.keys.stated) and keys is not None:
                 raise ParameterError("keys= was given, and the registry has keys, too; pass all of them in one place")
-            keys = codecs.keys if len(codecs.keys) else keys
+            keys = codecs.keys if own else keys
             transform, codecs = codecs.undo, codecs.codecs
         elif codecs is not None and not isinstance(codecs, CodecRegistry):
             raise ParameterError(f"codecs= takes a streamxf.CodecRegistry or Registry, not {type(codecs).__name__}")

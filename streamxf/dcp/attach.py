@@ -117,6 +117,11 @@ def attach(
         known = Registry.of(codecs)
         how: Any = {"weights_only": weights_only, "safe_globals": safe_globals, "max_expansion": max_expansion}
         access = Access.of(keys, require=require, codecs=known, **how)
+        if access.trust and not len(access.keys):
+            raise ParameterError(
+                "an attached reader does not see the index, which signatures are of: use streamxf.FileSystemReader "
+                "(trust)"
+            )
         if require is None and len(access.keys):
             access = replace(access, require="bound")
         reader: Any = target

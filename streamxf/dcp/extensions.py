@@ -20,7 +20,7 @@ from streamxf.checkpoint.access import known_transform
 from streamxf.codec import Codec
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.descriptor import RAW, VALUE, Descriptor
-from streamxf.errors import AbortedError, DescriptorError, IdentityError, UnsupportedError, shorten
+from streamxf.errors import AbortedError, DescriptorError, IdentityError, PolicyError, UnsupportedError, shorten
 from streamxf.format.bare import raw_descriptor
 from streamxf.format.header import Header, Kind
 from streamxf.format.items import ITEMSIZES, elements_size
@@ -77,9 +77,14 @@ class Registry(ExtensionRegistry):
         """Rebuild the extensions of one item, in the order in which a reader applies them.
 
         Raises UnknownCodecError, CodecNotAllowedError, DescriptorError, KeyMissingError or WrongKeyError if one cannot
-        be rebuilt, and UnsupportedError if a foreign extension stands between or behind the codecs of the chain, or
-        does not transform a stream.
+        be rebuilt, PolicyError if signers are trusted and there are no keys, and UnsupportedError if a foreign
+        extension stands between or behind the codecs of the chain, or does not transform a stream.
         """
+        if self.keys.trust and not len(self.keys):
+            raise PolicyError(
+                "signers are trusted, and torch's own readers do not read what they signed: pass trust= to "
+                "streamxf.FileSystemReader"
+            )
         last = [value] if (value := StoredValue.of(descriptors, self._streams)) is not None else []
         descriptors = descriptors[: len(descriptors) - len(last)]
         if len(descriptors) > MAX_CODECS:

@@ -10,10 +10,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
-from streamxf.errors import AuthenticationError, ContainerError, IdentityError, MetadataError, PolicyError
+from streamxf.errors import (
+    AuthenticationError,
+    ContainerError,
+    IdentityError,
+    MetadataError,
+    ParameterError,
+    PolicyError,
+)
 from streamxf.keys import KeyRing, SigningKey, VerifyKey
 from tests.altered import bit_flips
 from tests.dcp.helpers import KEY
@@ -194,6 +203,7 @@ def test_weaker_signatures(row: Row, tmp_path: Path, kind: str) -> None:
     digest = index_digest(root)
     _, key_id, data = line.removeprefix("sig=").split(":")
     signed = base64.urlsafe_b64decode(data + "=" * (-len(data) % 4))
+    altered = bytes([signed[0] ^ 1]) + signed[1:]
     stranger = SigningKey(bytes(range(50, 82)), kind)
     strangers = stranger.sign(stranger.statement(digest))
     half = VerifyKey(target.signer.verify_key.data[:32])
@@ -204,7 +214,7 @@ def test_weaker_signatures(row: Row, tmp_path: Path, kind: str) -> None:
         "for the digest alone": f"sig={kind}:{key_id}:{b64url(target.signer.sign(digest))}",
         "for another index": f"sig={kind}:{key_id}:{b64url(target.signer.sign(target.signer.statement(bytes(32))))}",
         "zeros": f"sig={kind}:{key_id}:{b64url(bytes(len(signed)))}",
-        "beside a right one of another signer": f"{line[:-2]}AA&{signature(digest)}",
+        "beside a right one of another signer": f"sig={kind}:{key_id}:{b64url(altered)}&{signature(digest)}",
     }
     if kind != "ed25519":
         made |= {
@@ -235,6 +245,52 @@ def test_checkpoints_by_others_in_its_place(row: Row, tmp_path: Path) -> None:
     row.refuse("plain, verified", streamxf.verify, plain, trust=key, kind=PolicyError)
     row.refuse("plain", streamxf.decode, plain.read_bytes(), keys=KeyRing(trust=key), kind=PolicyError)
     row.refuse("for keys", lambda: streamxf.Checkpoint(target.put(target.files), keys=KEY), kind=PolicyError)
+
+
+def test_other_formats_in_its_place(row: Row, tmp_path: Path) -> None:
+    """Where keys or trusted signers are named, nothing is converted that can have neither."""
+    key = SIGNERS["ed25519"].verify_key
+    saved(tmp_path / "made", "zstd", 1, None)
+    streamxf.unpack(tmp_path / "made", tmp_path / "model.safetensors", skip_objects=True)
+    streamxf.unpack(tmp_path / "made", tmp_path / "model.pt")
+    streamxf.unpack(tmp_path / "made", tmp_path / "folder", skip_objects=True)
+    for source in (tmp_path / "model.safetensors", tmp_path / "model.pt", tmp_path / "folder"):
+        for options in ({"trust": key}, {"keys": KEY}, {"keys": KEY, "trust": key}):
+            for tool in (streamxf.pack, streamxf.unpack):
+                what = f"{tool.__name__} {source.name}, {[*options]}"
+                row.refuse(what, tool, source, tmp_path / "new", **options, kind=PolicyError)
+            if "trust" in options and source.suffix:
+                row.refuse(f"diff {what}", streamxf.diff, source, source, **options, kind=PolicyError)
+                row.refuse(f"inspect {what}", streamxf.inspect, source, **options, kind=PolicyError)
+    assert not (tmp_path / "new").exists()
+
+
+def test_signers_that_a_registry_trusts(row: Row, tmp_path: Path) -> None:
+    """Also where it has no keys; torch's own readers and attached ones cannot know what was signed."""
+    path, ring = tmp_path / "made", KeyRing(trust=SIGNERS["ed25519"].verify_key)
+    registry = streamxf.Registry(keys=ring)
+    state = {"a": torch.zeros(40)}
+    dcp.save(state, storage_writer=streamxf.FileSystemWriter(path, chain="zstd"))
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path / "stock"))
+    for name in (path, tmp_path / "stock"):
+        row.refuse("a checkpoint", lambda name=name: streamxf.Checkpoint(name, codecs=registry), kind=PolicyError)
+        row.refuse("verified", streamxf.verify, name, codecs=registry, kind=PolicyError)
+        for reader in (streamxf.FileSystemReader, streamxf.FsspecReader, dcp.FileSystemReader):
+            with pytest.raises(CheckpointException, match="signers are trusted"):
+                dcp.load(state, storage_reader=reader(name, _extension_registry=registry))
+    with pytest.raises(ParameterError, match="does not see the index"):
+        streamxf.attach(dcp.FileSystemReader(path), keys=ring)
+
+
+def test_data_files_without_metadata(row: Row, tmp_path: Path) -> None:
+    """The metadata has the signature, so without it nothing is signed; only who trusts nobody can vouch for them."""
+    key = SIGNERS["ed25519"].verify_key
+    saved(tmp_path / "made", "zstd", 1, SIGNERS["ed25519"])
+    (tmp_path / "made" / ".metadata").unlink()
+    how: Any = {"trust": key, "without_metadata": True, "kind": PolicyError}
+    row.refuse("loaded", streamxf.load_intact, tmp_path / "made", **how)
+    row.refuse("salvaged", streamxf.salvage, tmp_path / "made", tmp_path / "new", **how)
+    assert streamxf.load_intact(tmp_path / "made", without_metadata=True).state_dict.keys() == {*"abco"}
 
 
 def test_errors_say_what_it_is(target: Target) -> None:

@@ -240,7 +240,7 @@ def pack(
     chain, overwrite, recipients, signer, storage_options, target_options, block_size, file_size, progress, executor
         As in `transcode`; `max_expansion` as well.
     keys, trust, allow_unsigned, require, expect_save_id, codecs
-        For a DCP checkpoint that is encrypted; other formats have no encryption.
+        For a DCP checkpoint that is encrypted or signed. Other formats are neither, and are refused with them.
 
     Raises
     ------
@@ -259,7 +259,11 @@ def pack(
         access = Access.of(**options)
     else:
         _refuse_inside(source, target)
-        access = replace(Access.of(**options).lenient(), keys=KeyRing(), trust=())
+        access = Access.of(**options)
+        if tree.files:
+            with located(file=storage.label()):
+                access.refuse_bare("this")
+        access = replace(access.lenient(), keys=KeyRing())
     how = overwrite, block_size, target_options
     to = Save.to(target, chain, recipients, signer, *how, was_encrypted=len(access.keys) > 0)
     fleet = None if executor is None else Fleet(executor, [storage], access, to, chain, recipients, signer)

@@ -245,6 +245,12 @@ def open_damaged(
         checkpoint = DamagedCheckpoint(storage, access, read, access.budget(storage.held_by(used, names)))
         if any(_is_of_others(each, names) for each in read):
             checkpoint.unchecked.append(f"the data files here: {_FOREIGN}. {_WITHOUT}")
+    elif access.trust and not len(access.keys):
+        raise errors.PolicyError(
+            "signers are trusted, and their signatures stand in the metadata, without which nothing can be of them: "
+            "leave trust out if you vouch for the data files",
+            file=storage.label(),
+        )
     else:
         metadata, damaged, budget = rebuild(storage, access, names, without_metadata, progress)
         checkpoint = DamagedCheckpoint(storage, access, [metadata], budget)
