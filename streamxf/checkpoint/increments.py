@@ -24,7 +24,7 @@ from streamxf.checkpoint.datafile import FileRecord, SavedFile
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.saving import Save
 from streamxf.checkpoint.sources import Chunks
-from streamxf.errors import MetadataError, StreamxfError
+from streamxf.errors import MetadataError, ParameterError, StreamxfError
 from streamxf.format.header import Identity
 from streamxf.format.items import Chunk, Place
 from streamxf.lazy import aead
@@ -106,6 +106,18 @@ _here: dict[bytes, SaveMemory] = {}  # those that came to this process from othe
 def _memory_here(name: bytes, increments: bool) -> SaveMemory:
     memory = _here.setdefault(name, SaveMemory(increments=increments))
     memory._name = name
+    return memory
+
+
+def check_memory(memory: Any, base: Any) -> SaveMemory | None:
+    """The argument `memory` of a writer; raises ParameterError."""
+    if memory is None and base is not None:
+        raise ParameterError(
+            "base= goes with memory=, the SaveMemory that the writer of the base was given, too: without it nothing is "
+            "known of what was saved there"
+        )
+    if not isinstance(memory, SaveMemory | None):
+        raise ParameterError(f"memory= takes a streamxf.SaveMemory, not {type(memory).__name__}")
     return memory
 
 

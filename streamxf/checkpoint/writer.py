@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from streamxf.chain import ChainsLike
 from streamxf.checkpoint.datafile import DataFile, SavedFile
-from streamxf.checkpoint.increments import Increment, SaveMemory, saves_in
+from streamxf.checkpoint.increments import Increment, SaveMemory, check_memory, saves_in
 from streamxf.checkpoint.pickled import PLANNER_DATA, plain_members
 from streamxf.checkpoint.publish import placed, publish
 from streamxf.checkpoint.saving import Save, Stock
@@ -96,9 +96,8 @@ class CheckpointWriter:
         progress: Progress | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        if base is not None and memory is None:
-            raise ParameterError("base= goes with memory=, which knows what was saved there")
-        self._base, self._memory = None if base is None else open_storage(base, storage_options), memory
+        self._memory = check_memory(memory, base)
+        self._base = None if base is None else open_storage(base, storage_options)
         self._to = Save.to(path, chain, recipients, signer, overwrite, block_size, storage_options, stock=stock)
         self._extra = _extra(extra or {})
         self._progress = progress

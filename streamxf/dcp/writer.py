@@ -25,7 +25,7 @@ from torch.futures import Future
 from streamxf import torch_private
 from streamxf.chain import Chain, Chains, ChainsLike
 from streamxf.checkpoint.datafile import write_files
-from streamxf.checkpoint.increments import SMALL, Increment, SaveMemory, saves_in
+from streamxf.checkpoint.increments import SMALL, Increment, SaveMemory, check_memory, saves_in
 from streamxf.checkpoint.publish import check_free, publish, remove_unpublished
 from streamxf.checkpoint.saving import Extensions, Save, Stock, check_stock
 from streamxf.checkpoint.sources import Staging
@@ -151,7 +151,7 @@ class ChainWriterMixin(StorageMixin):
         self.run_facts = None
         self._coming = None
         self._background = None
-        self.base, self.memory = base, SaveMemory() if memory is None and base is not None else memory
+        self.base, self.memory = base, check_memory(memory, base)
         self._storage.check_fresh()
 
     # -- what DCP calls, in this order -------------------------------------------------------------

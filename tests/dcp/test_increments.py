@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 import streamxf
 from streamxf import Checksum, Encrypt, FloatZip, SigningKey, ZStandard
 from streamxf.checkpoint.increments import SaveMemory
+from streamxf.errors import ParameterError
 from streamxf.report import SaveReport
 from streamxf.storage.disk import Volume
 from streamxf.storage.local import LocalStorage
@@ -334,3 +335,12 @@ def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
         assert report.unchanged == (4 if last else 0)
         assert_holds(tmp_path / name, state)
         last = tmp_path / name
+
+
+def test_a_base_that_nothing_is_known_of_is_refused(tmp_path: Path) -> None:
+    for make in (streamxf.FileSystemWriter, streamxf.CheckpointWriter):
+        with pytest.raises(ParameterError, match=r"base= goes with memory="):
+            make(tmp_path / "new", base=tmp_path / "base")
+        with pytest.raises(ParameterError, match=r"memory= takes a streamxf.SaveMemory, not int"):
+            make(tmp_path / "new", memory=5)
+    assert not list(tmp_path.iterdir())
