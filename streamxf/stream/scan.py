@@ -27,12 +27,14 @@ class Found(NamedTuple):
     """A container whose header is intact, of which nothing else was checked; or what is none, which has no `header`.
 
     - `sure`: whether it is known to end there. If not, other containers may have stood in that place, too.
+    - `begun`: whether what is none begins as one, so that its header is damaged.
     """
 
     at: int
     size: int
     header: Header | None = None
     sure: bool = False
+    begun: bool = False
 
 
 def _blocks(source: FileSlice, parser: ContainerParser, at: int = 0) -> Iterator[Block]:
@@ -71,8 +73,9 @@ class Scan:
             start = at - self._window_at
             header = self._header(self._window[start : start + MAX_HEADER])
             if header is None:
+                begun = self._window.startswith(_BEGIN, start)
                 end = self._next(at + 1)
-                yield Found(at, end - at)
+                yield Found(at, end - at, begun=begun)
             else:
                 known = self._end(at, header)
                 end, sure = known if known is not None else self._next(at + header.size), True

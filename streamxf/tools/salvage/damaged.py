@@ -338,6 +338,7 @@ _WINDOW = 2**20
 _MAX_REMAINS = 4 * 2**30
 _MAX_WHOLE = 2**30  # of .metadata
 _TRIED = 2**12
+_UNDESCRIBED = "are described by no container, since they were saved raw or the container's header is damaged"
 _SHOWN = 64
 
 
@@ -390,8 +391,8 @@ class _Files:
         """Note a piece of a file of which nothing says what it held."""
         self.damaged.append(Damage.of(error, None, self._storage.label(file)))
 
-    def _lose(self, name: str, at: int, size: int) -> None:
-        self.gap(errors.MetadataError(f"{size} bytes at {at} are damaged, and their contents are unknown"), name)
+    def _lose(self, name: str, at: int, size: int, why: str = "are damaged") -> None:
+        self.gap(errors.MetadataError(f"{size} bytes at {at} {why}, and their contents are unknown"), name)
 
     def read(self, name: str, shares: Shares) -> None:
         """Find everything in a file. Raises StreamxfError if it is encrypted, and no key opens what is left."""
@@ -412,7 +413,7 @@ class _Files:
             self.gap(error, name)
         for each in found:
             if not each.sure:
-                self._lose(name, each.at, each.size)
+                self._lose(name, each.at, each.size, *(() if each.header is not None else (_UNDESCRIBED,)))
             if each.header is not None:
                 self.containers += 1
                 self._take(name, each)

@@ -442,7 +442,7 @@ class FileCheck(AnyCheck):
     # -- a file of which no metadata says what is in it ----------------------------------------------
 
     def _scan(self, file: StoredFile) -> None:
-        findings = self.findings
+        findings, undescribed, places = self.findings, 0, 0
         for found in Scan(file.slice(0, file.size)):
             if (header := found.header) is not None:
                 findings.items += 1
@@ -455,13 +455,20 @@ class FileCheck(AnyCheck):
                 stream = StoredStream(file.slice(found.at, found.size), header, locked=locked)
                 stream.examine(None if locked else stream.attempt(self._opener.chain, header, place))
                 self._checks.add(stream, notes)
+            elif found.begun:
+                text = f"the header of the container at byte {found.at} is damaged, so that its content is unknown"
+                findings.damage(errors.ContainerError(text))
             elif found.size == file.size:
                 findings.unchecked.append(
                     f"the content of {findings.file}, which has no containers, so that it is unknown without metadata"
                 )
             else:
-                text = f"bytes {found.at} to {found.at + found.size} are not a container"
-                findings.damage(errors.ContainerError(text))
+                undescribed, places = undescribed + found.size, places + 1
+        if undescribed:  # items that were saved raw, which are intact perhaps; or containers that lost their headers
+            findings.unchecked.append(
+                f"{many(undescribed, 'byte')} of {findings.file} in {many(places, 'place')}, which no container "
+                "describes, so that it is unknown without metadata what they are"
+            )
         self._checks.note()
 
 

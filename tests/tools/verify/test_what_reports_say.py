@@ -179,3 +179,33 @@ def test_who_may_not_read_is_not_told_to_restore(one: Path, monkeypatch: pytest.
     assert not found.damaged
     assert found.lost == tuple({entry.item: 0 for entry in found.unread})
     assert "0 items salvaged, 0 damaged, 0 missing, " in str(found)
+
+
+def test_what_nothing_describes_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only damage is: a container whose header is damaged, too."""
+    chain = {"*": "floatzip+checksum", "head": "raw"}
+    state = {"head": torch.ones(2000), "w": torch.arange(3000.0), "x": torch.arange(2000.0)}
+    with streamxf.CheckpointManager(tmp_path, chain=chain) as manager:
+        manager.save(1, state)
+    path, real = tmp_path / "step-1", files.open_regular
+    with streamxf.Checkpoint(path) as checkpoint:
+        head, x = (checkpoint.stored[name].places[0] for name in ("head", "x"))
+    words = f"{head.size:,} bytes of {head.file} in 1 place, which no container describes, so that it is unknown"
+
+    def refuse(file: Any, *rest: Any, **more: Any) -> Any:
+        if str(file).endswith(".metadata"):
+            raise PermissionError(13, "Permission denied", str(file))
+        return real(file, *rest, **more)
+
+    with monkeypatch.context() as closed:
+        closed.setattr(files, "open_regular", refuse)
+        report = streamxf.verify(path)
+        assert (report.ok, report.damaged, [each.file for each in report.unread]) == (False, (), [".metadata"])
+        assert any(text.startswith(words) for text in report.unchecked), report.unchecked
+    (path / ".metadata").unlink()
+    assert [each.file for each in streamxf.verify(path).damaged] == [".metadata"]
+    lost = [each.message for each in streamxf.load_intact(path, without_metadata=True).damaged]
+    assert any("are described by no container, since they were saved raw or" in text for text in lost), lost
+    flip(path / x.file, x.at + 20)
+    (damage,) = (each for each in streamxf.verify(path).damaged if each.file == x.file)
+    assert damage.message.startswith(f"the header of the container at byte {x.at} is damaged")
