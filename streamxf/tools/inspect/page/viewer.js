@@ -239,7 +239,7 @@ function fill(checkpoint, files, label, authentic) {
   const name = label.replace(/\/$/, "").split("/").pop() || "checkpoint";
   $("h1").textContent = printed(name);
   document.title = `${printed(name)} - streamxf`;
-  $(".path").replaceChildren(element("span", { class: "badge" }, "streamxf"), element("span", {}, printed(label)));
+  $(".path").replaceChildren(element("span", { class: "badge" }, "streamxf"), element("span", {}, printed(label)), element("a", { href: "" }, "Open another"));
   $("#where .hint").textContent += left ? ` ${counted(left, "smaller item")} of this checkpoint are added up by module.` : "";
   for (const part of document.querySelectorAll("main > *")) part.hidden = ["open", "values", "objects"].includes(part.id);
 }
@@ -369,12 +369,12 @@ function offer(files, label) {
       said.textContent = "";
     } catch (error) {
       $("#open").hidden = false;
-      said.textContent = printed(error.message, 1000);
+      said.textContent = printed(error.message.replace(/^[A-Z]\d+: /, ""), 1000); // without the rule's number
     }
   };
   said.textContent = `${counted(found.length, "checkpoint")} in ${printed(label)}:`;
   $("#found-here").replaceChildren(...found.slice(0, 1000).map((each) => {
-    const button = element("button", { type: "button", class: "plain" }, `Open ${printed(each.path)}`);
+    const button = element("button", { type: "button", class: "plain" }, `Open ${printed(each.path.replace(/(^|\/)\.metadata$/, "") || label)}`);
     button.addEventListener("click", () => open(each));
     return button;
   }));
