@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 import streamxf
 from streamxf import Checksum, Encrypt
-from streamxf.errors import IdentityError
+from streamxf.errors import IdentityError, MetadataError
 from tests.dcp.helpers import KEY, assert_same, refused, rewrite_index, rewrite_pickle, save
 
 STATE = {"a": torch.arange(4.0), "b": torch.arange(4.0) + 10}
@@ -52,3 +52,5 @@ def test_raw_tensors_at_one_place_have_their_own_shapes(tmp_path: Path) -> None:
             del spoiled  # what has its size next is made of this memory
             found: Any = checkpoint[name].read()
             assert np.array_equal(found, wanted.view(found.dtype).reshape(shape))
+    with pytest.raises(MetadataError, match="over another"):
+        streamxf.sign(tmp_path, signer=streamxf.SigningKey.generate())

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Unpack
 
-from streamxf.errors import KeyMissingError, located
+from streamxf.errors import KeyMissingError, MetadataError, located
 from streamxf.keys import as_signing_key
 from streamxf.places import Location, Storage, open_storage
 from streamxf.reading import Access, AccessOptions, ItemOpener, ItemPart, KeySet, Metadata, Progress, SignerLike
@@ -81,11 +81,15 @@ def _digests(
         by_file.setdefault(part.place.file, []).append(part)
     for name, own in by_file.items():
         with located(file=storage.label(name)), storage.doubting(), storage.open(name) as file:
+            last, end = None, 0
             for part in own:
+                place = part.place
                 with located(item=part.item.name):
-                    if part.place[:3] not in found:
-                        stream = opener.examine(opener.source(file, part.place), part)
-                        found[part.place[:3]] = stream.stored_digests()
+                    if place.span is None or place.crcs is not None or place.container != last:
+                        if place.size and place.at < end:
+                            raise MetadataError("the metadata places the item over another one: it was altered")
+                        found[place[:3]] = opener.examine(opener.source(file, place), part).stored_digests()
+                last, end = place.container, max(end, place.at + place.size)
                 if progress is not None:
-                    progress.advance(part.place.size)
+                    progress.advance(place.size)
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -321,6 +321,11 @@ class FileCheck(AnyCheck):
         is_stock, is_shared = index is None, index is not None and index.bases is not None  # with what an index has not
         for _, group in groupby(items, _container_of):
             each = [*group]
+            if len(each) > 1:  # of whose container the header of one is compared
+                container = Counter(one.place.container for one in each).most_common(1)[0][0]
+                strange = [one for one in each if one.place.container != container]
+                self._lose(strange, "its number, chain or digest is not that of other values in its container")
+                each = [one for one in each if one.place.container == container]
             wanted, place = each[0], each[0].place
             if place.size and place.at < at:
                 # otherwise little metadata could have the same bytes read without end
@@ -473,7 +478,7 @@ class FileCheck(AnyCheck):
 
 
 def _container_of(wanted: ItemPart) -> Any:
-    """What is the same for items that are in one container."""
+    """What is the same for items that are said to be in one container."""
     place = wanted.place
     return id(wanted) if place.span is None or place.crcs is not None else place[:3]
 

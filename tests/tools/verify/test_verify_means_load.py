@@ -204,3 +204,24 @@ def test_a_link_that_leads_out(checkpoint: Path, tmp_path: Path) -> None:
     report = streamxf.verify(checkpoint, keys=KEY)
     assert not report.ok
     assert report.bytes_read == (checkpoint / ".metadata").stat().st_size
+
+
+@pytest.mark.parametrize("altered", ["number", "chain"])
+def test_each_value_of_a_container_is_compared_with_it(tmp_path: Path, altered: str) -> None:
+    save(dict(zip("abcd", range(4), strict=True)), tmp_path, [Checksum()])
+
+    def alter(index: Any) -> None:
+        index["chains"].append(["streamxf.lz4/1"])
+        index["items"]["b"] |= {"number": 6} if altered == "number" else {"chain": 1}
+
+    rewrite_index(tmp_path, alter)
+    with streamxf.Checkpoint(tmp_path) as checkpoint:
+        assert [checkpoint[name].read() for name in "acd"] == [0, 2, 3]  # type: ignore[call-arg]
+        with pytest.raises(errors.IdentityError, match="swapped|altered"):
+            checkpoint["b"].read()
+    report = streamxf.verify(tmp_path)
+    assert [damage.item for damage in report.damaged] == ["b"]
+    assert report.items == 4
+    with pytest.raises(errors.MetadataError, match="over another") as caught:
+        streamxf.sign(tmp_path, signer=streamxf.SigningKey.generate())
+    assert caught.value.item == "b"
