@@ -251,6 +251,7 @@ class _ReaderTransforms(StorageReaderTransforms):
 
     def _begin(self, modules: Sequence[str]) -> None:
         self._opener = ItemOpener(Metadata("", None, {}, None, tuple(modules)), self._access)
+        self._budget = self._access.budget(0)  # pays for values
         self._named: tuple[Blocks, dict[str, tuple[int, int]]] | None = None  # of the last stream of values
 
     def transform_load_stream(
@@ -278,13 +279,14 @@ class _ReaderTransforms(StorageReaderTransforms):
                 blocks = framed(blocks.header, blocks)
             stream = StreamReader(blocks, name=file, item=index.fqn)
             if is_object:
-                return io.BytesIO(self._access.objects.renew_at(place, stream.read()))
+                return io.BytesIO(self._access.objects.renew_at(place, stream.read(), self._budget))
         return cast("IO[bytes]", stream)
 
     def _check_name(self, source: FileSlice, wanted: _ItemPartByTorch) -> None:
         """Check that a value stands in its stream under its name, which nothing vouches for outside of that."""
         stream = self._opener.values(source, wanted)
         if self._named is None or self._named[0] is not stream:
-            self._named = stream, dict(StreamReader(stream).values())
+            self._budget.add(source.length)
+            self._named = stream, dict(StreamReader(stream).values(self._budget, len(self._reader.storage_data)))
         if self._named[1].get(wanted.item.name) != wanted.place.span:
             raise IdentityError(f"the stream of values has no {wanted.item.name!r} there: it was swapped")

@@ -342,7 +342,7 @@ class Loader:
         if self._set_object is not None and (self._objects.weights_only or place.span is not None):
             self._set_object(request, self._objects.load_at(place, data, budget=self._budget))
         else:
-            renewed = self._objects.renew_at(place, data)
+            renewed = self._objects.renew_at(place, data, self._budget)
             try:
                 if self._set_object is not None:
                     self._set_object(request, torch.load(io.BytesIO(renewed), weights_only=False))

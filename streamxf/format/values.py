@@ -127,9 +127,9 @@ def parse_value(data: bytes | memoryview) -> tuple[Any, int]:
     return value, count
 
 
-def values_in(stream: bytes | memoryview) -> Iterator[tuple[str, int, int]]:
-    """The names of all values in a stream, and where each begins and ends there. Raises ContainerError at the first
-    that is not as it must be.
+def values_in(stream: bytes | memoryview) -> Iterator[tuple[str, int, int, int]]:
+    """The names of all values in a stream, where each begins and ends there, and of how many it consists. Raises
+    ContainerError at the first that is not as it must be.
     """
     reading = _Reading(stream)
     while reading.at < len(stream):
@@ -138,8 +138,8 @@ def values_in(stream: bytes | memoryview) -> Iterator[tuple[str, int, int]]:
         begin = reading.at
         if type(name) is not str or not name or begin - at > limits.MAX_IDENTITY:
             reading.fail()
-        reading.value()
-        yield name, begin, reading.at
+        _, count = reading.value()
+        yield name, begin, reading.at, count
 
 
 class _Reading:

@@ -12,6 +12,7 @@ from typing import IO, Any, NoReturn
 
 from typing_extensions import Buffer
 
+from streamxf.budget import Budget
 from streamxf.buffers import Scratch, flat_view
 from streamxf.chain import StreamCoder
 from streamxf.engine import ForkLock
@@ -26,9 +27,10 @@ from streamxf.format.values import values_in
 from streamxf.pipeline import Pipeline
 from streamxf.report import Meter
 from streamxf.storage.reading import FileSlice, Span
-from streamxf.torchsave.objects import Framed, find_framed
+from streamxf.torchsave.objects import NODE_BYTES, Framed, find_framed
 
 _CACHED_BLOCKS = 2  # the first and the last: zip files, and so torch.load, go back and forth between them
+_UNNAMED = 1024  # bytes that a value counts for which no metadata names, for the time that it takes
 _READ_STEP = 64 * 2**20  # bytes; a whole number of blocks of any size
 
 
@@ -186,11 +188,15 @@ class StreamReader(CheckedReader):
         """Find the plain tensor in what ``torch.save`` wrote; raises as `find_framed`."""
         return find_framed(self, self.size, dtype, shape)
 
-    def values(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        """The names of all values in a stream of these, and where they begin and end; raises as `values_in`."""
+    def values(self, budget: Budget, named: int = 0) -> Iterator[tuple[str, tuple[int, int]]]:
+        """The names of all values in a stream of these, and where they begin and end; `budget` pays as for loading
+        them, and more for those beyond as many as metadata has `named`. Raises PolicyError, and as `values_in`.
+        """
         data = bytearray(self.size)
         self.readinto_at(0, data)
-        return ((name, (begin, end)) for name, begin, end in values_in(bytes(data)))
+        for number, (name, begin, end, count) in enumerate(values_in(bytes(data))):
+            budget.spend(NODE_BYTES * count + (number >= named) * _UNNAMED, "the stream of values")
+            yield name, (begin, end)
 
     def seekable(self) -> bool:
         return True

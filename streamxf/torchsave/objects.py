@@ -29,7 +29,7 @@ from streamxf.torchsave.legacy import TorchFile
 from streamxf.wording import some
 
 MAX_OBJECT = 2 * 2**30
-_NODE = 64  # bytes that each of what a value consists of counts for
+NODE_BYTES = 64  # bytes that each of what a value consists of counts for
 
 
 class Objects:
@@ -68,9 +68,10 @@ class Objects:
         """What a planner may be given for an object's `data`: a new serialization; as it is without `weights_only`."""
         return _saved(self.load(data, stored)) if self.weights_only else data
 
-    def renew_at(self, place: Place, data: bytes) -> bytes:
-        """The same for what is stored at `place`: a value, or as `renew`."""
-        return self.renew(data, place.size) if place.span is None else _saved(parse_value(data)[0])
+    def renew_at(self, place: Place, data: bytes, budget: Budget | None) -> bytes:
+        """The same for what is stored at `place`: a value, for which `budget` pays, or as `renew`."""
+        is_value = place.span is not None
+        return _saved(self.load_at(place, data, budget=budget)) if is_value else self.renew(data, place.size)
 
     def load_at(self, place: Place, data: bytes, device: str | None = None, budget: Budget | None = None) -> Any:
         """What is stored at `place`: a value, for which `budget` pays, or as `load`; ContainerError if it is none."""
@@ -78,7 +79,7 @@ class Objects:
             return self.load(data, place.size, device)
         value, count = parse_value(data)
         if budget is not None:
-            budget.spend(_NODE * count, "the value")
+            budget.spend(NODE_BYTES * count, "the value")
         return value
 
     def load(self, data: bytes, stored: int, device: str | None = None) -> Any:

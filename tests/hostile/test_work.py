@@ -15,15 +15,21 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorProperties, TensorStorageMetadata
 
-from streamxf import budget, diff, pack
+import streamxf
+from streamxf import ZStandard, budget, diff, pack
 from streamxf.budget import FREE_STEPS, Steps, TooMuch
+from streamxf.checkpoint import datafile
 from streamxf.errors import MetadataError, PolicyError
 from streamxf.format.extra import from_json
 from streamxf.format.items import Chunk, Place, TensorItem
 from streamxf.format.tiling import check_apart, check_offsets, check_tiles, work_for
+from streamxf.format.values import _Reading, pack_name
 from streamxf.formats.contents import FileReader
 from streamxf.formats.opening import open_source
 from streamxf.storage.opening import open_storage
@@ -514,3 +520,75 @@ def test_many_beginnings_beside_a_model(tmp_path: Path) -> None:
         model, beside, _ = model_in(reader.stored)
     assert [*model] == ["model.w"]
     assert len(beside) == 20_000
+
+
+# -- streams of values ---------------------------------------------------------------------------------------------
+
+
+def attached(path: Path) -> None:
+    reader = streamxf.attach(dcp.FileSystemReader(path))
+    dcp.load({"step": 0}, storage_reader=reader)
+
+
+def salvaged(path: Path) -> None:
+    (path / ".metadata").unlink()
+    found = streamxf.load_intact(path, without_metadata=True)
+    raise PolicyError("; ".join(damage.message for damage in found.damaged))
+
+
+def verified(path: Path) -> None:
+    report = streamxf.verify(path)
+    raise PolicyError("; ".join(damage.message for damage in report.damaged))
+
+
+def loaded(path: Path) -> None:
+    dcp.load({f"{number}": 0 for number in range(4)}, storage_reader=streamxf.FileSystemReader(path))
+
+
+def loaded_by_another_planner(path: Path) -> None:
+    state, reader = {f"{number}": 0 for number in range(4)}, streamxf.FileSystemReader(path)
+    dcp.load(state, storage_reader=reader, planner=DefaultLoadPlanner())
+
+
+def salvaged_by_name(path: Path) -> None:
+    found = streamxf.load_intact(path)
+    assert 0 < len(found.loaded) < 4
+    raise PolicyError("; ".join(damage.message for damage in found.damaged))
+
+
+@pytest.fixture
+def little_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "FREE", 4 * MIB)
+
+
+REFUSED = (PolicyError, CheckpointException)
+
+
+@pytest.mark.parametrize("read", [verified, salvaged, attached])
+def test_values_that_no_item_names(
+    tmp_path: Path, read: Any, little_free: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their name and value take three bytes, which compress to nothing."""
+    monkeypatch.setattr(datafile, "pack_name", lambda name: b"\x61a\0" * 20_000 + pack_name(name))
+    with streamxf.CheckpointWriter(tmp_path, chain=ZStandard()) as writer:
+        writer["step"] = 7
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 4096
+    parsed, value = [0], _Reading.value
+
+    def counted(reading: _Reading) -> Any:
+        parsed[0] += 1
+        return value(reading)
+
+    monkeypatch.setattr(_Reading, "value", counted)
+    with pytest.raises(REFUSED, match="out of proportion"):
+        read(tmp_path)
+    assert parsed[0] < 10_000
+
+
+@pytest.mark.parametrize("read", [verified, salvaged, salvaged_by_name, loaded, loaded_by_another_planner])
+def test_values_of_many_parts(tmp_path: Path, read: Any, little_free: None) -> None:
+    with streamxf.CheckpointWriter(tmp_path, chain=ZStandard()) as writer:
+        for number in range(4):
+            writer[f"{number}"] = [number] * 30_000
+    with pytest.raises(REFUSED, match="out of proportion"):
+        read(tmp_path)

@@ -357,10 +357,10 @@ def rebuild(
     nothing, or nothing that can be decrypted.
     """
     save, missing = _one_save([*filter(writer_of, files)], _metadata(storage), chosen)
-    reader = _Files(storage, access, _WrappedKeys(_wrapped_in(storage, files), access.keys))
+    budget = access.budget(storage.held_by(save, files))
+    reader = _Files(storage, access, _WrappedKeys(_wrapped_in(storage, files), access.keys), budget)
     for name in missing:
         reader.gap(errors.MetadataError("the file is missing, and its contents are unknown"), name)
-    budget = access.budget(storage.held_by(save, files))
     shares = Shares(progress, {name: files[name] or 0 for name in save})
     for name in sorted(save):
         reader.read(name, shares)
@@ -376,13 +376,13 @@ def rebuild(
 class _Files:
     """Reads data files, container by container; `unknown` says whether one begins as none begins."""
 
-    def __init__(self, storage: Storage, access: Access, keys: _WrappedKeys) -> None:
+    def __init__(self, storage: Storage, access: Access, keys: _WrappedKeys, budget: Budget) -> None:
         self.damaged: list[Damage] = []
         self.containers = 0
         self.unknown = False
         self._storage = storage
         self._keys = keys
-        self._times = access.objects.max_expansion
+        self._times, self._budget = budget.times, budget.renewed()  # of which what is found is copied
         self._opener = ItemOpener(Metadata("", None, {}, None), access)
         self._by_writer: dict[str, str] = {}
         self._found: dict[str, list[TensorItem | ObjectItem]] = {}
@@ -458,7 +458,7 @@ class _Files:
             with self._storage.open(place.file) as file:
                 wanted = ItemPart(ObjectItem("", place._replace(span=(0, 0))))
                 stream = self._opener.values(file.slice(place.at, place.size), wanted)
-            for name, span in StreamReader(stream).values():
+            for name, span in StreamReader(stream).values(self._budget):
                 self._found.setdefault(name, []).append(ObjectItem(name, place._replace(span=span)))
         except (errors.StreamxfError, OSError) as error:
             if errors.is_exhausted(error):

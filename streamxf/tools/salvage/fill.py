@@ -224,7 +224,7 @@ class Filler:
         def read(copy: Copy, _: bool) -> bytes:
             data = self._bytes(copy, "the object")
             if copy[1].kind is Kind.VALUE:
-                self._checkpoint.access.objects.load_at(copy[1].place, data)
+                self._checkpoint.access.objects.load_at(copy[1].place, data, budget=self._budget)
             return data
 
         return self._agreed(item, None, read, bytes.__eq__)

@@ -399,11 +399,13 @@ class FileCheck(AnyCheck):
     def _check_values(self, each: Sequence[ItemPart], notes: Notes, stored: StoredStream, is_decoded: bool) -> None:
         """Check the whole stream of values, and that those of some items are in it."""
         try:
-            known: set[tuple[int, int] | None] = set()
             if not notes.damaged and is_decoded and stored.blocks is not None:
-                known.update(span for _, span in StreamReader(stored.blocks).values())
+                assert self._opener.budget is not None
+                left: set[tuple[int, int] | None] = {wanted.place.span for wanted in each}
+                for _, span in StreamReader(stored.blocks).values(self._opener.budget, len(each)):
+                    left.discard(span)
                 for wanted in each:
-                    if wanted.place.span not in known:
+                    if wanted.place.span in left:
                         text = "the stream has no value where the metadata says it is: one of them was altered"
                         self._notes(wanted).error(errors.MetadataError(text))
         except (errors.StreamxfError, OSError) as error:

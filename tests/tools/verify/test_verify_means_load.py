@@ -217,7 +217,7 @@ def test_each_value_of_a_container_is_compared_with_it(tmp_path: Path, altered: 
     rewrite_index(tmp_path, alter)
     with streamxf.Checkpoint(tmp_path) as checkpoint:
         assert [checkpoint[name].read() for name in "acd"] == [0, 2, 3]  # type: ignore[call-arg]
-        with pytest.raises(errors.IdentityError, match="swapped|altered"):
+        with pytest.raises(errors.IdentityError, match=r"swapped|altered"):
             checkpoint["b"].read()
     report = streamxf.verify(tmp_path)
     assert [damage.item for damage in report.damaged] == ["b"]
