@@ -49,12 +49,13 @@ class _Known(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SavedPart:
-    """A process's part in a save; `about` is what another save must have alike, `records` those of all files."""
+    """A process's part in a save; another must have `about` alike; `records` and `marks` are those of all files."""
 
     save_id: str
     about: tuple[Any, ...]
     shards: Mapping[_Key, _Known]
     records: Mapping[str, FileRecord]
+    marks: Mapping[str, Any]
 
 
 class SaveMemory:
@@ -194,15 +195,18 @@ class Increment:
 
     def remember(self, files: Iterable[SavedFile]) -> None:
         """Have the memory take note of what this process wrote, and of what it need not write."""
-        shards, records = dict[_Key, _Known](), dict[str, FileRecord]()
+        shards, records, marks = dict[_Key, _Known](), dict[str, FileRecord](), dict[str, Any]()
         for file in files:
             records |= {each.path: each for each in (file.record, *file.kept)}
             pairs = (((name, chunk.offset), chunk) for name, chunk in file.written)
             shards |= {key: _Known(*self._tagged[key], chunk) for key, chunk in pairs if key in self._tagged}
-        base = self._base.save_id if self._base is not None else None
+        base, known = (self._base.save_id, self._base.marks) if self._base is not None else (None, {})
         if self.mark is None:
             return
-        self.memory.add(SavedPart(self.owner[0], self._about, shards, records), base)
+        for path in records:
+            with suppress(OSError, StreamxfError):  # then it is never linked
+                marks[path] = known.get(path) or self._save.storage.info(path).mark
+        self.memory.add(SavedPart(self.owner[0], self._about, shards, records, marks), base)
 
     def _said(self, part: Identity) -> tuple[Any, ...]:
         return part.kind, part.dtype, part.shape, part.tensor_shape, self._save.extensions.recorded_for(part.name)
@@ -250,13 +254,14 @@ class Increment:
     def _try_link(self, path: str) -> str:
         storage = self._save.storage
         assert self._folder is not None
+        assert self._base is not None
         try:
             storage.link(path, self._folder)
             self.linked.append(path)
             found = storage.info(path)
         except (OSError, StreamxfError) as error:
             return f"its file cannot be linked: {error.strerror if isinstance(error, OSError) else error.message}"
-        if (found.kind, found.size) == ("file", self.record(path).size):
+        if (found.size, found.mark) == (self.record(path).size, self._base.marks.get(path)):
             return ""
         storage.remove([path])
         return "its file in the base is not as it was written"

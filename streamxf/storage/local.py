@@ -380,10 +380,10 @@ def _told(path: str, location: str, said: Abilities) -> Storage:
 
 def _entry(name: str, facts: os.stat_result) -> StorageEntry:
     if stat.S_ISREG(facts.st_mode):
-        return StorageEntry(name, "file", facts.st_size, facts.st_mtime, None, facts.st_nlink)
-    return StorageEntry(
-        name, "folder" if stat.S_ISDIR(facts.st_mode) else "link" if stat.S_ISLNK(facts.st_mode) else "other"
-    )
+        mark = facts.st_ino, facts.st_mtime_ns
+        return StorageEntry(name, "file", facts.st_size, facts.st_mtime, None, facts.st_nlink, mark)
+    is_folder, is_link = stat.S_ISDIR(facts.st_mode), stat.S_ISLNK(facts.st_mode)
+    return StorageEntry(name, "folder" if is_folder else "link" if is_link else "other")
 
 
 @contextmanager

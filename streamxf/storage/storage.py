@@ -77,6 +77,7 @@ class StorageEntry(NamedTuple):
     - `written`: when it was last written, in seconds since 1970; None if the storage does not report it.
     - `tag`: changes with the contents, such as an ETag; None if the storage has none.
     - `names`: how many a file has; 1 also where that is not known.
+    - `mark`: of a file that may have several, what stays until it is written to or replaced.
     """
 
     name: str
@@ -85,6 +86,7 @@ class StorageEntry(NamedTuple):
     written: float | None = None
     tag: str | None = None
     names: int = 1
+    mark: tuple[int, int] | None = None
 
 
 Entries = Mapping[str, StorageEntry]
@@ -418,7 +420,7 @@ class Storage(ABC):
     def version(self, name: str = "") -> object:
         """A value, plain JSON, that changes when a file is written to or replaced. None where there is no file."""
         with suppress(FileNotFoundError):
-            return [*self.info(name)[2:]]
+            return [*self.info(name)[2:6]]
         return None
 
     def forget_listings(self) -> None:  # noqa: B027 - nothing is remembered

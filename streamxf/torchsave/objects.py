@@ -70,8 +70,7 @@ class Objects:
 
     def renew_at(self, place: Place, data: bytes, budget: Budget | None) -> bytes:
         """The same for what is stored at `place`: a value, for which `budget` pays, or as `renew`."""
-        is_value = place.span is not None
-        return _saved(self.load_at(place, data, budget=budget)) if is_value else self.renew(data, place.size)
+        return _saved(self.load_at(place, data, budget=budget)) if place.span else self.renew(data, place.size)
 
     def load_at(self, place: Place, data: bytes, device: str | None = None, budget: Budget | None = None) -> Any:
         """What is stored at `place`: a value, for which `budget` pays, or as `load`; ContainerError if it is none."""

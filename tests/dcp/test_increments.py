@@ -198,11 +198,18 @@ def test_a_save_over_its_base_is_whole_and_leaves_it_until_then(tmp_path: Path) 
     assert_holds(tmp_path / "1", state)
 
 
+def write_to(file: Path) -> None:
+    flip(file)
+    os.utime(file, ns=(0, file.stat().st_mtime_ns + 1))  # which the system's clock may be too coarse for
+
+
 LOST = {
     "removed": lambda file: file.unlink(),
     "cut": lambda file: os.truncate(file, file.stat().st_size - 1),
     "a link": lambda file: (file.rename(file.with_name("moved")), file.symlink_to("moved")),
     "a folder": lambda file: (file.unlink(), file.mkdir()),
+    "written to": write_to,
+    "replaced": lambda file: os.replace(shutil.copy2(file, file.with_name("copy")), file),
 }
 
 
@@ -214,6 +221,7 @@ def test_a_file_of_the_base_that_is_not_as_it_was_written_is_not_used(tmp_path: 
     lose(file)
     report = save(state, tmp_path / "2", memory, tmp_path / "1")
     assert (report.unchanged, sum(report.whole.values())) == (0, 4)
+    assert len(data_files(tmp_path / "2")) == 1
     assert_holds(tmp_path / "2", state)
 
 

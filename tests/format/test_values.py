@@ -126,7 +126,8 @@ def test_what_is_just_a_value(value: Any) -> None:
 def test_a_stream_of_values() -> None:
     values = {"step": 1, "größe": [2], "x" * 4093: {"b": 1, "a": 2}}
     stream = b"".join(pack_name(name) + (pack_value(value) or b"") for name, value in values.items())
-    assert {name: parse_value(stream[begin:end])[0] for name, begin, end in values_in(stream)} == values
+    assert {name: parse_value(stream[begin:end])[0] for name, begin, end, _ in values_in(stream)} == values
+    assert [count for *_, count in values_in(stream)] == [1, 2, 5]
     for other in (stream + b"\0", stream + b"\x61a", stream + b"\x61a\xff", b"\x60\0" + stream, b"\0\0" + stream):
         with pytest.raises(ContainerError):
             list(values_in(other))
