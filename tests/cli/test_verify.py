@@ -7,6 +7,8 @@ import torch
 from torch.distributed.checkpoint import FileSystemWriter as StockWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
+import streamxf
+from streamxf import Encrypt, PrivateKey, SigningKey
 from streamxf.keys import Key
 from streamxf.keys.file import write_key
 from tests.cli.command import Run
@@ -80,3 +82,26 @@ def test_several_paths_have_one_report(run: Run, plain: Path, tmp_path: Path):
     flip_bit(plain)
     assert f"damaged: {plain}/" in run.exits(1, "verify", plain, other).out
     assert "there is no file or folder" in run.exits(2, "verify", plain, tmp_path / "gone").err
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_whose_signature_was_checked(run: Run, tmp_path: Path, sealed: bool):
+    """Of a checkpoint, in clear or encrypted, and of an encrypted file."""
+    reader, signer, path = PrivateKey.generate(), SigningKey.generate(), tmp_path / "signed"
+    write_key(tmp_path / "reader.key", reader)
+    write_key(tmp_path / "signer.pub", signer.verify_key)
+    chain = [Encrypt(reader.public, signer=signer)] if sealed else []
+    writer = streamxf.FileSystemWriter(path, _extensions=chain, **({} if sealed else {"signer": signer}))
+    save({"weight": torch.ones(10)}, storage_writer=writer)
+    with streamxf.open(tmp_path / "a.sxf", "wb", chain=[Encrypt(reader.public, signer=signer)]) as file:
+        file.write(b"text")
+    key, trust = ["--key", f"file:{tmp_path / 'reader.key'}"], ["--trust", f"file:{tmp_path / 'signer.pub'}"]
+    for place in (path, tmp_path / "a.sxf", *([tmp_path] if sealed else [])):
+        opens = key if sealed or place != path else []
+        trusted = run.exits(0, "verify", place, *opens, *trust)
+        assert trusted.out.startswith("OK: no damage found\n")
+        assert trusted.out.splitlines().count(f"signed by {signer.id}, whom you trust") == 1
+        assert run.exits(0, "verify", place, *opens, *trust, "--json").json["signed_by"] == [signer.id]
+        done = run.exits(0, "verify", place, *opens, *(["--allow-unsigned"] if opens else []))
+        assert "which need a trusted signer)\n" in done.out
+        assert signer.id not in done.out

@@ -108,6 +108,8 @@ def _check_plain(file: StoredFile, access: Access, findings: Findings) -> None:
         findings.unchecked.append("seals, tags, vouchers and content, which need a key")
     try:
         stream.examine(parts.chain(access.keys, access.codecs) if is_open else None)
+        if is_open and (keys := parts.keys) is not None:
+            findings.signed("the file", keys.signers, access.trust)
     except errors.NOT_DAMAGE:
         raise
     except (errors.StreamxfError, OSError) as error:

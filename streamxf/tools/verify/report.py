@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from streamxf import errors
+from streamxf.keys import VerifyKey
 from streamxf.tools.damage import Damage, resumable
 from streamxf.wording import ACCESS, OLD, listed, many, printable, size_text
 
@@ -39,10 +40,12 @@ class VerifyReport:
     - `damaged`: what is damaged; with `unread`, at most 1000 for each file.
     - `unread`: what could not be read, for want of permission, say: nothing is known of it.
     - `unlisted`: how many more there were of both.
-    - `unchecked`: the skipped checks, with reasons; none for streamxf's checkpoints in clear, or that the keys open.
+    - `unchecked`: the skipped checks, with reasons; none for streamxf's checkpoints in clear, or that the keys open, if
+      nobody signed them or signers are trusted.
     - `leftovers`: files of other saves in the folder. They do no harm, and `clean` removes them.
     - `finished_here`: what an `executor` did not do, so that this process did it, and why; empty if there was nothing.
     - `advice`: what to do about both; empty if there is neither.
+    - `signed_by`: the ids of trusted signers whose signatures are there and right.
     """
 
     save_ids: tuple[str, ...]
@@ -58,6 +61,7 @@ class VerifyReport:
     finished_here: str = ""
     advice: str = ""
     unread: tuple[Damage, ...] = ()
+    signed_by: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -80,6 +84,7 @@ class VerifyReport:
             f"{many(self.files, 'data file')}, {many(self.items, 'item')}, {many(self.blocks, 'block')}, "
             f"{size_text(self.bytes_read)} in {self.seconds:.2f} s",
             *listed("save", self.save_ids),
+            *(f"signed by {signer}, whom you trust" for signer in self.signed_by),
             *listed("damaged", self.damaged, more[0]),
             *listed("not read", self.unread, more[1]),
             *([skipped] if skipped and not self.ok else []),
@@ -116,6 +121,7 @@ class Findings:
     missing: list[errors.StreamxfError] = field(default_factory=list)
     refused: list[errors.StreamxfError] = field(default_factory=list)
     worker: str = ""
+    signed_by: list[str] = field(default_factory=list)
 
     @property
     def doubt(self) -> str:
@@ -134,6 +140,12 @@ class Findings:
         Notes(self, item).error(error)
         return self
 
+    def signed(self, what: str, signers: Collection[str], trust: Collection[VerifyKey]) -> None:
+        """Note whose signatures, of `signers`, were checked: all of those that are in `trust`."""
+        self.signed_by += [signer for signer in signers if signer in {key.id for key in trust}]
+        if signers and not trust:
+            self.unchecked.append(f"the signatures of {what}, which need a trusted signer")
+
     def disown(self) -> None:
         """Take what is damaged for not read, since what was read may be old; what to do about damage is left out."""
         for at, one in enumerate(self.damaged):
@@ -143,7 +155,7 @@ class Findings:
     def add(self, found: Findings) -> None:
         """Add what was found in the next part of the file."""
         known = [*self.damaged, *found.damaged]
-        for name in (*_COUNTS, "opened", "unchecked", "skipped", "missing", "refused"):
+        for name in (*_COUNTS, "opened", "unchecked", "skipped", "missing", "refused", "signed_by"):
             setattr(self, name, getattr(self, name) + getattr(found, name))
         self.damaged = known[:MAX_DAMAGED]
         self.unlisted += len(known) - len(self.damaged)
@@ -210,6 +222,7 @@ def together(
     commands = ", ".join(filter(None, (text.partition(OR_SALVAGE)[2] for text in advised)))
     advice = _advice(found["damaged"], found["unread"], RESTORE + (f"{OR_SALVAGE}{commands}" if commands else ""))
     found |= {"seconds": seconds, "unchecked": (*found["unchecked"], *unchecked), "advice": advice}
+    found["signed_by"] = tuple(dict.fromkeys(found["signed_by"]))
     return VerifyReport(**found)
 
 
@@ -239,6 +252,7 @@ def report_of(
         unread=unread,
         unchecked=tuple(dict.fromkeys(unchecked)),
         leftovers=tuple(leftovers),
+        signed_by=tuple(dict.fromkeys(signer for each in found for signer in each.signed_by)),
         advice=_advice(damaged, unread, advice),
     )
 
