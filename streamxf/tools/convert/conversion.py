@@ -54,9 +54,10 @@ class Converted:
 
     def __str__(self) -> str:
         files = f"{many(self.items, 'item')} in {many(self.files, 'file')}, {size_text(self.stored_bytes)} stored"
-        ids = [text.rpartition(":")[2] for text in self.key_ids] + [f"signed by {signer}" for signer in self.signers]
-        readers = f" under key {', '.join(ids)}" if ids else ""
-        lines = [f"wrote {files} in {self.seconds:.1f} s", f"chain {self.chain or 'none'}{readers}"]
+        ids = ", ".join(text.rpartition(":")[2] for text in self.key_ids)
+        chain = f"chain {self.chain or 'none'}" + (f" under key {ids}" if ids else "")
+        chain = ", ".join([chain, *(f"signed by {signer}" for signer in self.signers)])
+        lines = [f"wrote {files} in {self.seconds:.1f} s", chain]
         lines += [f"save {save_id}" for save_id in self.save_ids]
         if self.kept_files:
             lines.append(f"resumed: an earlier call had finished {many(self.kept_files, 'file')}")

@@ -140,6 +140,15 @@ def test_each_recipient_opens_the_copy(tmp_path, source):
     assert_same(loaded(tmp_path / "target", ring), trained())
 
 
+def test_who_reads_and_who_signed_is_said(tmp_path, source):
+    signer, other = SigningKey.generate(), Key(bytes(range(7, 39)))
+    clear = transcode(source, tmp_path / "clear", "floatzip", signer=signer)
+    assert f"\nchain floatzip, signed by {signer.id}\n" in str(clear)
+    sealed = transcode(source, tmp_path / "sealed", "zstd+encrypt", recipients=[KEY, other], signer=signer)
+    assert f"\nchain zstd+encrypt under key {KEY.id}, {other.id}, signed by {signer.id}\n" in str(sealed)
+    assert "\nchain floatzip\n" in str(transcode(source, tmp_path / "copy", "floatzip"))
+
+
 def test_what_was_encrypted_is_not_written_in_the_clear_by_default(tmp_path, source):
     encrypted = tmp_path / "encrypted"
     transcode(source, encrypted, recipients=KEY)
