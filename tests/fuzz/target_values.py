@@ -23,7 +23,7 @@ def run(data: bytes) -> None:
     shown = None if error is not None else notation(found)
     compare(shown, error, lambda: notation(parse_by_reference(data)))
     spans, _ = attempt(lambda: list(values_in(data)))
-    parts = [pack_name(name) + data[begin:end] for name, begin, end in spans or ()]
+    parts = [pack_name(name) + data[begin:end] for name, begin, end, _ in spans or ()]
     agree(not spans or b"".join(parts) == data, "a stream of values has other bytes than these")
 
 
