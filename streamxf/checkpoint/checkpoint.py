@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -406,8 +405,8 @@ def _part_of(
 def _read(storage: Storage, access: Access, rank: int | None = None, *, listing: bool = False) -> list[Metadata]:
     names = metadata_files(storage) if rank is None else [metadata_name(rank)]
     found = [read_metadata(storage, name, access, listing=listing) for name in names]
-    for text in Metadata.doubts(found) if rank is None and not listing else ():
-        warnings.warn(f"{storage.label()}: {text}", stacklevel=4)
+    if rank is None and not listing:
+        Metadata.check_one_save(found, access, storage.label(), *Metadata.lacking(found))
     return found
 
 

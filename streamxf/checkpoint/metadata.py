@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -37,6 +38,7 @@ from streamxf.wording import inside_text, many, some
 _SHOWN = 8
 _OF_OTHERS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 _REPLACED = "the metadata was replaced while it was read: another save was published here. Start again"
+OR_CHOOSE = "or name those of all ranks (expect_save_id), or choose: `streamxf salvage` (--rank, --merge-ranks)"
 _OF_ANY = (".metadata", ".distcp", *_OF_OTHERS)
 
 
@@ -259,20 +261,40 @@ class Metadata:
         return errors.MetadataError(text, file=storage.label(path))
 
     @staticmethod
-    def doubts(files: Sequence[Metadata]) -> Iterator[str]:
-        """What is wrong with the metadata of single ranks as those of one save, in sentences."""
-        indexes = {each.rank: each.index for each in files if each.rank is not None and each.index is not None}
-        count = max((index.ranks or 0 for index in indexes.values()), default=0)
-        if (lacking := count - sum((rank or 0) < count for rank in indexes)) > 0:
-            names = [f"rank {rank}" for rank in islice((r for r in range(count) if r not in indexes), _SHOWN)]
+    def lacking(files: Sequence[Metadata], unusable: Iterable[int | None] = ()) -> Iterator[str]:
+        """Which ranks of its save have no metadata here, if any, as a sentence; that of some may be `unusable`."""
+        there = {each.rank for each in files} | {*unusable}
+        count = max((each.index.ranks or 0 for each in files if each.index is not None), default=0)
+        if (lacking := count - sum(rank is not None and rank < count for rank in there)) > 0:
+            names = [f"rank {rank}" for rank in islice((r for r in range(count) if r not in there), _SHOWN)]
             more = f" and {lacking - len(names):,} more" if lacking > len(names) else ""
             yield f"{count:,} ranks saved it, and there is no metadata of {', '.join(names)}{more}: restore their files"
+
+    @staticmethod
+    def mixed(files: Sequence[Metadata]) -> Iterator[str]:
+        """Which ranks are of which save, if metadata of single ranks is of several, as a sentence."""
         groups: dict[Any, list[str]] = {}
-        for rank, index in indexes.items():
-            groups.setdefault((index.ranks, index.group), []).append(f"rank {rank}")
+        for rank, index in ((each.rank, each.index) for each in files):
+            if rank is not None and index is not None:
+                groups.setdefault((index.ranks, index.group), []).append(f"rank {rank}")
         if len(groups) > 1:
-            each = "; ".join(some(ranks, most=_SHOWN) for ranks in groups.values())
-            yield f"the metadata of its ranks is of {len(groups)} saves: {each}. Restore those of one save"
+            saves = "; ".join(some(ranks, most=_SHOWN) for ranks in groups.values())
+            yield f"the metadata of its ranks is of {len(groups)} saves: {saves}. Restore those of one save"
+
+    @staticmethod
+    def check_one_save(files: Sequence[Metadata], access: Access, at: str, *texts: str, strict: bool = False) -> None:
+        """Raise MetadataError if single ranks' metadata is of several saves; where that, or what `texts` say, is not
+        sure to be wrong, warn, but if keys or signers are to exclude it. Saves that `access` names make one.
+        """
+        indexes = [each.index for each in files if each.index is not None]
+        texts += (*Metadata.mixed(files),)
+        if not texts or access.expected_saves == frozenset(index.save_id for index in indexes):
+            return
+        sure = any(len({getattr(index, name) for index in indexes} - {None}) > 1 for name in ("group", "ranks"))
+        if strict or sure or access.require is not None or access.trust:
+            raise errors.MetadataError(f"{'. '.join(texts)}; {OR_CHOOSE}", file=at)
+        for text in texts:
+            warnings.warn(f"{at}: {text}", stacklevel=5)
 
     def signed_by(self, trust: Iterable[VerifyKey]) -> bool:
         """Whether one of `trust` signed the index; AuthenticationError for a wrong signature in the name of one."""

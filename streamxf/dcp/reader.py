@@ -26,7 +26,7 @@ from streamxf.cached import cached_property
 from streamxf.chain import Chain
 from streamxf.checkpoint import metadata as stored_metadata
 from streamxf.checkpoint.access import Access, Names, Require, SaveIds
-from streamxf.checkpoint.metadata import read_metadata
+from streamxf.checkpoint.metadata import OR_CHOOSE, read_metadata
 from streamxf.checkpoint.opening import ItemOpener
 from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks, progress_on, reset_names
 from streamxf.dcp.extensions import Registry
@@ -174,8 +174,8 @@ class ChainReaderMixin(StorageMixin):
         """Add to the plan which save this rank reads, and how; all that the planner put there stays."""
         marked = copy.copy(plan)
         index = self._used.index
-        # with metadata of single ranks, or of other writers, the ranks have no id in common
-        vars(marked)[_SAVE] = index.save_id if index is not None and index.rank is None else None, self._storage.label()
+        save: Any = index and (index.save_id if index.rank is None else (index.group, index.ranks))
+        vars(marked)[_SAVE] = save, self._storage.label()  # ranks have nothing in common that another writer saved
         self._facts = None
         if self._read == "once":
             self._facts = once.Facts.of(self._used, self._access)
@@ -188,10 +188,14 @@ class ChainReaderMixin(StorageMixin):
         overwritten, or lies, may show them different metadata. With ``read="once"``, give each its share.
         """
         found = {rank: vars(plan)[_SAVE] for rank, plan in enumerate(plans) if _SAVE in vars(plan)}
-        if len({save_id for save_id, _ in found.values()}) > 1:
-            folders = some((f"rank {rank} in {folder}" for rank, (_, folder) in found.items()), most=16)
-            text = f"the ranks found the metadata of different saves: {folders}. Let all load from one folder, and no "
-            raise self._storage.doubted(errors.MetadataError(f"{text}other process save to it meanwhile"))
+        saves, access = {save for save, _ in found.values()}, self._access
+        if of_ranks := all(isinstance(save, tuple) for save in saves):  # each with its own metadata
+            saves = {each for each in saves if access.require or access.trust or each[0]}
+        if len(saves) > 1 and not (of_ranks and access.expected_saves):
+            names = (f"rank {r} in {at}" + (f" (group {s[0]})" if of_ranks else "") for r, (s, at) in found.items())
+            text = f"the ranks found the metadata of different saves: {some(names, most=16)}. Let all load from one "
+            text += f"folder, and no other process save to it meanwhile{f'; {OR_CHOOSE}' if of_ranks else ''}"
+            raise self._storage.doubted(errors.MetadataError(text))
         if self._facts is not None:
             once.with_shares(plans, ItemOpener(self._used, self._access), self._storage)
         return plans

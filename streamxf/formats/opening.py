@@ -230,6 +230,6 @@ def _notes(checkpoint: Checkpoint, indexed: bool, signed: bool) -> Iterator[str]
         yield f"It is an increment: tensors that had not changed are in files that it shares with {some(folders)}."
     if files[0].rank is not None:
         yield f"It was saved without collectives: {many(len(files), 'rank')}, each with its own metadata."
-        yield from (f"{text[0].upper()}{text[1:]}." for text in Metadata.doubts(files))
+        yield from (f"{text[0].upper()}{text[1:]}." for text in (*Metadata.lacking(files), *Metadata.mixed(files)))
     if len(files) > 1 and (copies := sum(name != item.name for name, item in checkpoint.stored.items())):
         yield f"{many(copies, 'item')} of a name that lower ranks use, too: the rank is appended to these names."

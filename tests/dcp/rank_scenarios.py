@@ -3,10 +3,12 @@
 import gc
 import json
 import os
+import shutil
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,6 +22,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import streamxf
 from streamxf import engine
@@ -224,6 +227,40 @@ def without_collectives(folder: Path) -> Any:
     index = streamxf.Checkpoint(folder / "local", rank=rank, keys=KEY).metadata[0].index
     known = index is not None and (index.ranks, index.group) == (dist.get_world_size(), "ab" * 16)
     return {"same": known and torch.equal(found["w"], state["w"]), "groups": _groups_of(folder / "own", state)}
+
+
+SIGNER = streamxf.SigningKey(bytes(range(2, 34)))
+
+
+def mixed_ranks(folder: Path) -> Any:
+    """Two saves of one sharded tensor; then some ranks' files of one are where the other's were. What a load says."""
+    rank, mesh = dist.get_rank(), init_device_mesh("cpu", (dist.get_world_size(),))
+
+    def sharded(value: float) -> dict[str, Any]:
+        return {"w": distribute_tensor(torch.full((8,), value), mesh, [Shard(0)])}
+
+    for number, name in enumerate(("a", "b"), 1):
+        writer = streamxf.FileSystemWriter(folder / name, chain="zstd", signer=SIGNER)
+        dcp.save(sharded(number), storage_writer=writer, use_collectives=False)
+    dist.barrier()
+    if rank == 0:
+        shutil.copytree(folder / "a", folder / "mixed")
+        for file in (folder / "mixed").glob("__1*"):
+            file.unlink()
+        for file in (folder / "b").glob("__1*"):
+            shutil.copy(file, folder / "mixed")
+    dist.barrier()
+    found: dict[str, Any] = {}
+    for name, terms in product(("a", "mixed"), ({}, {"trust": SIGNER.verify_key})):
+        target, text = sharded(0), ""
+        try:
+            dcp.load(target, storage_reader=streamxf.FileSystemReader(folder / name, **terms))
+        except CheckpointException as error:
+            text = " ".join(
+                f"{rank} {type(failure).__name__} {failure}" for rank, (failure, _) in error.failures.items()
+            )
+        found[f"{name} {'signed' if terms else 'open'}"] = text, target["w"].to_local().tolist()
+    return found
 
 
 def _groups_of(path: Path, state: dict[str, Any]) -> list[Any]:

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import streamxf
-from streamxf.errors import KeyMissingError
+from streamxf.errors import KeyMissingError, MetadataError
 
 from .failing_ranks import run_doomed
 from .helpers import KEY, OTHER_KEY, assert_same, data_files, index_of, load, needs_gloo, refused, since
 from .process_groups import TIMEOUT
-from .rank_scenarios import run_ranks
+from .rank_scenarios import SIGNER, run_ranks
 
 pytestmark = [pytest.mark.slow, needs_gloo]
 
@@ -97,6 +97,26 @@ def test_errors_reach_every_rank(tmp_path: Path) -> None:
     found = reports[0]["without_collectives"]["groups"]
     assert len({group for group, _ in found[:4]}) == 4
     assert found[4] is True
+
+
+@since("2.9", "has no metadata of single ranks")
+@pytest.mark.filterwarnings("ignore:.*rank")
+def test_ranks_of_two_saves_are_not_one_checkpoint(tmp_path: Path) -> None:
+    first, second = (report["mixed_ranks"] for report in run_ranks(2, tmp_path, "mixed_ranks"))
+    for how in ("open", "signed"):
+        assert first[f"a {how}"] == second[f"a {how}"] == ["", [1.0] * 4]
+        text, values = first[f"mixed {how}"]
+        assert [text, values] == second[f"mixed {how}"]
+        assert re.match(r"0 MetadataError .*rank 0 in \S+ \(group \w{32}\), rank 1 in .*--merge-ranks", text)
+        assert values == [0.0] * 4
+    trust: Any = SIGNER.verify_key
+    with refused(MetadataError, "of 2 saves: rank 0; rank 1"):
+        streamxf.Checkpoint(tmp_path / "mixed")
+    (tmp_path / "a" / "__1.metadata").unlink()
+    with refused(MetadataError, "2 ranks saved it, and there is no metadata of rank 1"):
+        streamxf.Checkpoint(tmp_path / "a", trust=trust)
+    with pytest.warns(UserWarning, match="no metadata of rank 1"):
+        streamxf.Checkpoint(tmp_path / "a").close()
 
 
 def test_saves_in_the_background(tmp_path: Path) -> None:

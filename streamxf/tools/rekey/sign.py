@@ -65,7 +65,10 @@ def sign(
             keys = vouched_anew(file, replace(opened, signable=True), sections.digest, access, terms)
         return file, file.pack(keys, sections, replace(metadata, index=index))
 
-    return replace_each(each(metadata_of(storage), plan), access)
+    planned = each(metadata_of(storage), plan)
+    files = [file.metadata for file, _ in planned]
+    Metadata.check_one_save(files, access, storage.label(), *Metadata.lacking(files), strict=True)
+    return replace_each(planned, access)
 
 
 def _digests(

@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any, Self
 
@@ -231,11 +232,13 @@ def open_damaged(
             if stops or (is_unread(error) and not without_metadata):
                 raise
             failures.append(error)
-    if len(read) > 1 and not merge_ranks and access.expected_saves is None:
+    shown = all(each.index is not None and each.index.group is not None for each in read)
+    mixed = "".join(Metadata.mixed(read))
+    if len(read) > 1 and (mixed or not shown) and not merge_ranks and access.expected_saves is None:
+        unknown = "nothing shows that all of it is of one save: after a crash some may be older"
         raise errors.PolicyError(
-            "each rank has its own metadata here, and nothing shows that all of it is of one save: after a crash some "
-            "may be older. Choose one of them (rank), name the save ids of all ranks (expect_save_id), "
-            "or say that they belong together (merge_ranks)",
+            f"each rank has its own metadata here, and {mixed or unknown}. Choose one of them (rank), name the save "
+            "ids of all ranks (expect_save_id), or say that they belong together (merge_ranks)",
             file=storage.label(),
         )
     if not read and not (without_metadata and any(map(writer_of, names))):
@@ -267,7 +270,10 @@ def open_damaged(
         )
     save_ids = frozenset(each.index.save_id for each in read if each.index is not None)
     if read and GLOBAL not in names and rank is None and save_ids != access.expected_saves:
-        checkpoint.unchecked.append(UNKNOWN_RANKS)
+        lacking = map(partial(errors.MetadataError, file=storage.label()), Metadata.lacking(read, ranks))
+        checkpoint.damaged += map(Damage.of, lacking)
+        if mixed or not shown:
+            checkpoint.unchecked.append(UNKNOWN_RANKS)
         others = sorted(name for name in names if writer_of(name) and name not in used)
         if others and not failures:
             checkpoint.unchecked.append(

@@ -50,8 +50,8 @@ def load_intact(
     rank : int, optional
         Whose metadata to use, if each rank has its own.
     merge_ranks : bool
-        If each rank has its own metadata, nothing shows that all belong to one save. True says that you know they do,
-        and merges them; so does `expect_save_id`.
+        If each rank has its own metadata, and that does not show that all belong to one save, True says that you know
+        they do, and merges them; so does `expect_save_id`.
     without_metadata : bool or collection of str
         If the metadata is unusable, look for the items in the data files of streamxf's writers. You then vouch that no
         data file of the save is missing, and that no one else could add others: nothing else can show it. For a private

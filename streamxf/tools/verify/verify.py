@@ -353,7 +353,7 @@ def _conclude(
     last = call.findings(GLOBAL)
     save_ids = [metadata.index.save_id for metadata in known if metadata.index is not None]
     if names and names != [GLOBAL]:  # another rank's files may be all that is left of its part of the checkpoint
-        for text in Metadata.doubts(known):
+        for text in (*Metadata.lacking(known, map(rank_of, names)), *Metadata.mixed(known)):
             call.findings(names[0]).damage(errors.MetadataError(text))
         told = [metadata.index is not None and metadata.index.ranks is not None for metadata in known]
         if call.access.expected_saves != frozenset(save_ids) and not (told and all(told)):
