@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -249,7 +250,7 @@ def cat(
     item: str | None = options.argument(
         "ITEM", "An item of a DCP checkpoint, or a part of a tensor, as in 'w[10:20, :, 3]'.", None
     ),
-    text: bool = options.flag("Write a tensor's elements as text, one line per row, instead of bytes."),
+    text: bool = options.flag("Write a tensor's elements as text, one line per row, and a value as JSON."),
     *,
     access: options.Group,
 ) -> int:
@@ -260,12 +261,15 @@ def cat(
 
     The elements of a tensor are written in row-major order; for a part of it, only the blocks that hold it are read.
     Indices are Python's, without negative steps; quote them for the shell. An item whose own name ends in brackets is
-    found by that name. An object is written as a torch.save file.
+    found by that name. An object is written as it is stored: as a torch.save file or, if it is a plain value such as a
+    number or a dict of texts, in CBOR. With --text, a value is written as JSON, or as Python shows it where JSON has no
+    such value.
 
     Examples:
     streamxf cat weights.pt.sxf --key file:team.key > weights.pt
     curl -s https://host/data.tar.sxf | streamxf cat - | tar -x
     streamxf cat step-1000 'model.embed.weight[10:20, :8]' --text
+    streamxf cat step-1000 optimizer.step --text
     """
     from streamxf.keys import KeyRing
 
@@ -287,6 +291,7 @@ def cat(
 def _item(checkpoint: streamxf.Checkpoint, wanted: str, text: bool) -> Iterator[Any]:
     """What `cat` writes of an item, or of a part of one, piece by piece."""
     from streamxf.checkpoint.checkpoint import ObjectHandle
+    from streamxf.reading import ItemPart, Kind
     from streamxf.tools.values.statistics import is_number
 
     whole = wanted in checkpoint
@@ -295,9 +300,12 @@ def _item(checkpoint: streamxf.Checkpoint, wanted: str, text: bool) -> Iterator[
         raise ParameterError(f"no item is called {wanted!r:.200}; streamxf inspect --items lists the names of all")
     handle = checkpoint[name]
     if isinstance(handle, ObjectHandle):
-        if bracket or text:
-            raise ParameterError("this item is an object: leave --text and the part in brackets out", item=name)
-        yield checkpoint.read_stored(checkpoint.stored[name])
+        stored = checkpoint.stored[name]
+        if bracket:
+            raise ParameterError("this item is an object: leave the part in brackets out", item=name)
+        if text and ItemPart(stored).kind is not Kind.VALUE:
+            raise ParameterError("this item is an object of torch.save, which has no text: leave --text out", item=name)
+        yield f"{_text_of(handle.read())}\n".encode() if text else checkpoint.read_stored(stored)
         return
     key = tuple(_index(part, name) for part in indices.split(","))
     if text and not is_number(handle.dtype):
@@ -312,6 +320,15 @@ def _item(checkpoint: streamxf.Checkpoint, wanted: str, text: bool) -> Iterator[
                 yield made.reshape(-1).view(torch.uint8).numpy()
     except IndexError as error:
         raise ParameterError(f"[{indices}]: {error}; the tensor's shape is {list(handle.shape)}", item=name) from None
+
+
+def _text_of(value: Any) -> str:
+    """A value as JSON if that gives it back, with its types; else as Python shows it."""
+    with suppress(TypeError, ValueError):
+        text = json.dumps(value, allow_nan=False)
+        if json.loads(text) == value:
+            return text
+    return repr(value)
 
 
 def _index(text: str, item: str) -> Any:

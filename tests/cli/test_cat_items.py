@@ -24,6 +24,7 @@ STATE: dict[str, Any] = {
     "empty": torch.zeros(0, 3),
     "packed": torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
     "options": {1, 2},
+    "step": 7,
 }
 
 
@@ -50,6 +51,28 @@ def test_an_object_is_what_torch_saves(path: Path) -> None:
     code, out, _ = piped(path, "options")
     assert code == 0
     assert torch.load(io.BytesIO(out), weights_only=True) == {1, 2}
+
+
+def test_a_value_as_text_and_as_it_is_stored(run: Run, tmp_path: Path) -> None:
+    texts: dict[str, tuple[Any, str]] = {
+        "step": (7, "7"),
+        "lr": (1e-4, "0.0001"),
+        "best": (float("nan"), "nan"),
+        "none": (None, "null"),
+        "name": ("a\x1b\n\u00fc", '"a\\u001b\\n\\u00fc"'),
+        "plain": ([[True, "b"], 2.5], '[[true, "b"], 2.5]'),
+        "betas": ([(0.9, 0.99)], "[(0.9, 0.99)]"),
+        "raw": (b"\0", r"b'\x00'"),
+        "numbered": (({1: "a"},), "({1: 'a'},)"),
+    }
+    save({f"v.{name}": value for name, (value, _) in texts.items()}, tmp_path / "values", [Checksum()])
+    with streamxf.Checkpoint(tmp_path / "values") as checkpoint:
+        names = [*checkpoint]
+        assert {*names} == {f"v.{name}" for name in texts}
+        for name in names:
+            wanted = texts[name.removeprefix("v.")][1]
+            assert run.exits(0, "cat", tmp_path / "values", name, "--text", err="").out == f"{wanted}\n"
+    assert piped(tmp_path / "values", "v.step") == (0, b"\x07", "")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +108,8 @@ def test_text_and_names_in_brackets(run: Run, path: Path, item: str, wanted: tor
         (["[0]"], "no item is called '[0]'"),
         (["v"], "no item is called 'v'"),
         (["options[0]"], "this item is an object"),
-        (["options", "--text"], "this item is an object"),
+        (["options", "--text"], "this item is an object of torch.save"),
+        (["step[0]"], "this item is an object"),
         (["packed", "--text"], "leave --text out"),
     ],
 )
