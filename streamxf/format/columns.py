@@ -80,11 +80,11 @@ KIND = Column(12, 0, _chunks)
 FILE = Column(13, 0, _chunks)
 AT = Column(14, 0, _chunks)
 BYTES = Column(15, 0, _chunks)
-NUMBER = Column(16, 0, lambda part: int(numpy.count_nonzero(part.coded)))
+NUMBER = Column(16, 0, lambda part: part.chunks_at[-1] if part.all_coded else int(numpy.count_nonzero(part.coded)))
 FIRST_DIGEST = Column(17, 0, _chunks)
-CRCS = Column(18, CRC_BYTES, lambda part: part.crcs_at[-1])
-BEGIN = Column(19, 0, lambda part: part.values_at[-1])
-END = Column(20, 0, lambda part: part.values_at[-1])
+CRCS = Column(18, CRC_BYTES, lambda part: 0 if part.all_coded else part.crcs_at[-1])
+BEGIN = Column(19, 0, lambda part: part.values_at[-1] if (part[KIND] == Kind.VALUE).any() else 0)
+END = Column(20, 0, BEGIN.count)
 BENEATH = Column(21, 0, _chunks)
 LOWER = Column(22, 0, lambda part: 3 * int(part[BENEATH].sum(dtype="i8")))  # file, at and bytes of each
 INCREMENT_COLUMNS = BENEATH, LOWER
@@ -151,7 +151,7 @@ class IndexPart:
 
     @cached_property
     def all_coded(self) -> bool:
-        return bool(self.coded.all())
+        return bool(self.chains[self[CHAIN]][self.here > 0].all())
 
     @cached_property
     def crcs_at(self) -> Array:

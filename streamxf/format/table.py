@@ -229,7 +229,7 @@ class Numbers:
 
     def add(self, part: IndexPart) -> None:
         """Take note of a part, which need not stay."""
-        files, numbers = part[col.FILE][part.coded], part[col.NUMBER]
+        files, numbers = part[col.FILE].copy() if part.all_coded else part[col.FILE][part.coded], part[col.NUMBER]
         if part[col.END].size:
             values = part[col.KIND][part.coded] == Kind.VALUE
             place = (part[column][part.coded][values] for column in (col.FILE, col.AT, col.BYTES))
