@@ -367,14 +367,10 @@ def _conclude(
                 "may be all that is left of these ranks' part of the checkpoint"
             )
     if unvouched := [each.name for each in known if each.index is not None and not each.authenticated]:
-        last.unchecked.append(f"the vouchers of {_metadata_files(unvouched)}, which need a key")
-    if signed := {each.name: each.signers for each in known if each.signers}:
-        last.signed(_metadata_files([*signed]), [*chain.from_iterable(signed.values())], call.access.trust)
+        what = unvouched[0] if len(unvouched) == 1 else f"{len(unvouched):,} metadata files"
+        last.unchecked.append(f"the vouchers of {what}, which need a key")
+    last.signed("the metadata", [signer for each in known for signer in each.signers], call.access.trust)
     return save_ids, beside, advice
-
-
-def _metadata_files(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{len(names):,} metadata files"
 
 
 def _read(call: Verification, findings: Findings) -> Metadata | None:
