@@ -35,7 +35,7 @@ from streamxf.stream.encoder import ByteSource, Load
 SMALL = 4096  # bytes; for less no file is linked, which would stay on the disk once the base is removed
 _TAG_BYTES = 16
 _NONCE = bytes(12)  # one for all: tags are compared, and leave this process as little as the key does
-_KEPT = 2  # saves besides the base of the last one
+_KEPT = 4  # saves besides the base of the last one, since several may be under way before one of them is published
 _Key = tuple[str, tuple[int, ...]]  # an item's name, and the offset of a shard
 
 
@@ -62,7 +62,7 @@ class SaveMemory:
     """What a process knows of its own saves, by which later ones find what has not changed since.
 
     Whoever saves again and again holds one, and gives it to each writer: ``FileSystemWriter(path, base=last,
-    memory=memory)``. For each MiB that is saved it takes some 50 bytes, for at most three saves. A pickle has nothing
+    memory=memory)``. For each MiB that is saved it takes some 50 bytes, for at most five saves. A pickle has nothing
     of that; in another process, such as one that saves in the background, all copies of one memory are one.
 
     Parameters
