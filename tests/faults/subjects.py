@@ -22,6 +22,7 @@ from streamxf import Checksum, Encrypt, FloatZip, Key, ZStandard
 from streamxf.errors import StreamxfError
 from streamxf.storage.opening import open_storage
 from streamxf.tools.rekey.rekey import stock
+from tests.forge import split_metadata
 
 KEY = Key(bytes(range(32)))
 SIGNER = streamxf.SigningKey(bytes(range(40, 72)))
@@ -119,7 +120,10 @@ class Subject:
     def reader(self, path: Path) -> Any:
         if self.stock:
             return filesystem.FileSystemReader(path)
-        return streamxf.FileSystemReader(path, keys=self.keys)
+        ids = None
+        if not self.layout.collectives:  # ranks, each of which may have the old checkpoint or the new one
+            ids = [split_metadata(file.read_bytes()).index["save_id"] for file in path.glob("__*.metadata")] or None
+        return streamxf.FileSystemReader(path, keys=self.keys, expect_save_id=ids)
 
     @property
     def keys(self) -> Key | None:
