@@ -185,7 +185,7 @@ class Access:
         """From the arguments of public functions, which have these names; raises ParameterError."""
         transform = known_transform
         if isinstance(codecs, RegistryLike):
-            if (own := codecs.keys.stated) and keys is not None:
+            if (own := len(codecs.keys) or codecs.keys.trust) and keys is not None:
                 raise ParameterError("keys= was given, and the registry has keys, too; pass all of them in one place")
             keys = codecs.keys if own else keys
             transform, codecs = codecs.undo, codecs.codecs

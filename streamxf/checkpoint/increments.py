@@ -195,14 +195,14 @@ class Increment:
 
     def remember(self, files: Iterable[SavedFile]) -> None:
         """Have the memory take note of what this process wrote, and of what it need not write."""
+        if self.mark is None:
+            return
         shards, records, marks = dict[_Key, _Known](), dict[str, FileRecord](), dict[str, Any]()
         for file in files:
             records |= {each.path: each for each in (file.record, *file.kept)}
             pairs = (((name, chunk.offset), chunk) for name, chunk in file.written)
             shards |= {key: _Known(*self._tagged[key], chunk) for key, chunk in pairs if key in self._tagged}
         base, known = (self._base.save_id, self._base.marks) if self._base is not None else (None, {})
-        if self.mark is None:
-            return
         for path in records:
             with suppress(OSError, StreamxfError):  # then it is never linked
                 marks[path] = known.get(path) or self._save.storage.info(path).mark

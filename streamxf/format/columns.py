@@ -156,7 +156,7 @@ class IndexPart:
     @cached_property
     def crcs_at(self) -> Array:
         """The same where each chunk without a container has a CRC for each piece."""
-        return _sums(self.coded * 0 if self.all_coded else pieces_of(self[BYTES].astype("i8")) * ~self.coded)
+        return _sums(pieces_of(self[BYTES].astype("i8")) * ~self.coded)
 
     @cached_property
     def numbers_of(self) -> Array:

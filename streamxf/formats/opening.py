@@ -32,17 +32,18 @@ _NOTHING = Access()
 Source = Checkpoint | FileReader
 
 
-def open_source(storage: Storage, access: Access = _NOTHING, *, listing: bool = False) -> Source:
+def open_source(storage: Storage, access: Access = _NOTHING, *, listing: bool = False, beside: bool = False) -> Source:
     """Open a checkpoint of any format, to read its tensors box by box; none of this needs torch.
 
     `listing` is for those who only want metadata: an encrypted checkpoint then needs no keys, and is not authenticated.
+    `beside` says that keys may be for something else, so that a format which has none is no reason to refuse it.
     Raises FileNotFoundError, NoCheckpointError if there is nothing, or no checkpoint; UnsupportedError for a kind that
     cannot be read here; MetadataError, ContainerError if it is damaged, or half a checkpoint; and as `Checkpoint`.
     """
     kind = kind_of(storage)
     if kind is Format.DCP:
         return Checkpoint.at(storage, access, listing=listing)
-    if access.trust or not len(access.keys):  # keys concern checkpoints of DCP alone, beside others
+    if access.trust or not (beside and len(access.keys)):
         with located(file=storage.label()):
             access.refuse_bare("this")
     if not isinstance(kind, Format):

@@ -234,11 +234,6 @@ class KeyRing(Uncopied):
     def __len__(self) -> int:
         return len(self._keys)
 
-    @property
-    def stated(self) -> bool:
-        """Whether it says anything of what readers may take."""
-        return bool(self._keys or self.trust)
-
     def __repr__(self) -> str:
         return f"KeyRing({', '.join(key.id for key in self)})"
 

@@ -19,7 +19,7 @@ from streamxf.errors import NoCheckpointError, ParameterError, located
 from streamxf.formats import torchfile
 from streamxf.formats.contents import Contents, FileReader, Format
 from streamxf.formats.huggingface import INDEX, layout_of
-from streamxf.formats.opening import OF_DCP, Source, format_of, kind_of, open_source, parts_of
+from streamxf.formats.opening import OF_DCP, format_of, kind_of, open_source, parts_of
 from streamxf.places import Location, Storage, locked, open_storage
 from streamxf.reading import Access, AccessOptions, BoxReader, Progress, Shares, StoredFile, StreamReader, TensorItem
 from streamxf.stream.plain import open as open_plain
@@ -161,7 +161,7 @@ def unpack(
         return copy(storage, access, to, progress=progress)
     if not overwrite:
         refuse_existing(place)
-    with (open_model if model else _open)(storage, access) as reader:
+    with (open_model if model else open_source)(storage, access) as reader:
         manifest = None if only or prefix else manifest_of(reader)
         wanted = asked or (manifest.format if manifest is not None and not model else Format.HUGGING_FACE)
         if shard_size != SHARD_SIZE and wanted is not Format.HUGGING_FACE:
@@ -186,14 +186,6 @@ def unpack(
     return Unpacked(place.label(), str(wanted), *counts, plan.restored, plan.left_out, seconds, plan.notes)
 
 
-def _open(storage: Storage, access: Access) -> Source:
-    """Open a checkpoint; another format only if nothing asks for keys or signatures, which that has not."""
-    if kind_of(storage) is not Format.DCP:
-        with located(file=storage.label()):
-            access.refuse_bare("this")
-    return open_source(storage, access)
-
-
 def open_model(storage: Storage, access: Access) -> BoxReader:
     """Open the part of a folder that may hold the model, or a file, also one of `streamxf.open` with a ``torch.save``
     file in it. Raises ParameterError if several parts may, and as `open_source`.
@@ -210,7 +202,7 @@ def open_model(storage: Storage, access: Access) -> BoxReader:
         if parts and "" not in parts:
             storage = storage.child(parts[0])
     if storage.is_folder() or kind_of(storage) is not Format.PLAIN:
-        return _open(storage, access)
+        return open_source(storage, access)
 
     @contextmanager
     def opened(name: str) -> Iterator[StoredFile]:

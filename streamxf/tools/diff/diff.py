@@ -78,7 +78,7 @@ def diff(
     are compared.
     """
     access = Access.of(**options)
-    plain = replace(access.lenient(), keys=KeyRing(), trust=())
+    plain = replace(access.lenient(), keys=KeyRing())
     storages = [open_storage(path, storage_options) for path in (first, second)]
     fleet = None if executor is None else Fleet(executor, storages, access)
     sides: dict[int, BoxReader] = {}
@@ -91,7 +91,7 @@ def diff(
             if packed is not None and packed.is_folder and storage.is_folder() and not is_checkpoint(storage):
                 side: BoxReader = open_packed(FileTree.of(storage), access.objects.max_expansion)
             else:
-                side = open_source(storage, access if encrypted[number] else plain)
+                side = open_source(storage, access if encrypted[number] else plain, beside=True)
             sides[number] = stack.enter_context(side)
             try:
                 if (manifest := manifest_of(side)) is not None:

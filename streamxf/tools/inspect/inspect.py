@@ -432,7 +432,7 @@ def inspect(
     access = Access.of(**options)
     storage = open_storage(path, storage_options)
     fleet = None if executor is None else Fleet(executor, [storage], access)
-    with open_source(storage, access, listing=not values) as source:
+    with open_source(storage, access, listing=not values, beside=True) as source:
         contents = contents_of(source)
         if not values:
             return Summary.of(contents)
