@@ -38,7 +38,7 @@ class Target:
 
 
 NAMES = (
-    *("descriptor", "prefix", "framing", "plain", "tampered", "codecs", "floatzip"),
+    *("descriptor", "prefix", "framing", "plain", "tampered", "codecs", "floatzip", "differences"),
     *("values", "metadata", "note", "stock", "unpickler", "checkpoint", "salvage", "torchfile", "tools"),
 )
 

@@ -43,7 +43,7 @@ WIDTHS = {**FLOAT_WIDTHS, **dict.fromkeys(BYTE_FLOATS, 1)}
 """Bytes of an element, by the dtypes whose blocks the kernel can judge alone."""
 
 
-class _Work:
+class Work:
     """Memory of one thread for one block. Few blocks need all of it, so most pages are never touched."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ def encode_into(block: memoryview, width: int, row: int | None, out: memoryview)
     """Encode a block of elements of `width` bytes into `out`, which has `encode_bound` bytes. Returns the payload's
     size, or `STORE`; None for a block that the kernel leaves to the reference.
     """
-    with borrowed(_Work) as work:
+    with borrowed(Work) as work:
         size = compiled.encode(block, out, work.of(compiled.work_size(len(block))), width, row or 0)
     return None if size < 0 else size
 
@@ -83,7 +83,7 @@ def decode_into(payload: memoryview, out: memoryview, *, checked: bool = False) 
     """
     if compiled is None or len(out) > zstd.MAX_WINDOW:
         return False
-    with borrowed(_Work) as work:
+    with borrowed(Work) as work:
         return compiled.decode(payload, out, work.of(compiled.work_size(len(out))), checked)
 
 

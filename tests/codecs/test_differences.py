@@ -1,0 +1,211 @@
+"""Differences: the kernel and the reference decode each other's payloads, and what a forge makes of every choice that
+the format leaves; and they refuse alike what is damaged.
+
+All memory that the kernel is given has exactly the size that it asks for; `make sanitize` runs these tests on a kernel
+that was built with two sanitizers.
+"""
+
+import random
+import tracemalloc
+from itertools import pairwise
+from typing import Any
+
+import crc32c
+import numpy as np
+import pytest
+
+from streamxf.codecs.floatzip import differences
+from streamxf.errors import ChecksumError, CodecError
+from tests.differences_forge import Bits, forge, pair
+
+kernel = differences.compiled
+needs_kernel = pytest.mark.skipif(kernel is None, reason="the kernel of differences was not built")
+
+
+def reference(base: bytes, payload: bytes, monkeypatch: pytest.MonkeyPatch) -> bytes | str:
+    """What the reference makes of a payload, or the text of its refusal; the kernel refuses it, too, or agrees."""
+    out = bytearray(len(base))
+    with monkeypatch.context() as patch:
+        patch.setattr(differences, "compiled", None)
+        try:
+            differences.decode(memoryview(base), memoryview(payload), memoryview(out))
+        except (CodecError, ChecksumError) as error:
+            found: bytes | str = str(error)
+        else:
+            found = bytes(out)
+    compiled = kernel_decodes(base, payload)
+    if compiled is not None and crc32c.crc32c(compiled) == int.from_bytes(payload[1:5], "little"):
+        assert compiled == found
+    elif compiled is not None:
+        assert "beneath" in str(found)
+    return found
+
+
+def exactly(data: bytes) -> np.ndarray:
+    """The bytes in memory of just their size, which a sanitizer watches."""
+    return np.frombuffer(data, np.uint8).copy()
+
+
+def kernel_decodes(base: bytes, payload: bytes) -> bytes | None:
+    if kernel is None:
+        return None
+    out = np.empty(len(base), np.uint8)
+    work = np.empty(kernel.work_size(len(base)), np.uint8)
+    return out.tobytes() if kernel.decode(exactly(base), exactly(payload), out, work) else None
+
+
+def kernel_encodes(pair: tuple[bytes, bytes, int, int, int, int], room: int | None = None) -> bytes | None:
+    assert kernel is not None
+    base, new, *layout = pair
+    out = np.empty(8 + (2 * len(base) + 100 if room is None else room), np.uint8)
+    work = np.empty(kernel.work_size(len(base)), np.uint8)
+    size = kernel.encode(exactly(base), exactly(new), out, work, *layout)
+    if not size:
+        return None
+    out[1:5] = np.frombuffer(crc32c.crc32c(new).to_bytes(4, "little"), np.uint8)
+    return out[:size].tobytes()
+
+
+@needs_kernel
+@pytest.mark.parametrize("seed", range(150))
+def test_both_decode_what_the_kernel_encodes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = pair(seed, None if seed % 10 else 20_000)
+    payload = kernel_encodes(made)
+    assert payload is not None
+    assert reference(made[0], payload, monkeypatch) == made[1]
+    if len(payload) <= len(made[0]):
+        assert kernel_decodes(made[0], payload) == made[1]
+    for room in (len(payload), len(payload) - 1, len(payload) // 2, 6):
+        shorter = kernel_encodes(made, room) if room >= 6 else None
+        assert shorter == (payload if room == len(payload) else None) or len(payload) <= room
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_both_decode_every_layout_that_the_format_allows(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, new, width, exponent, row, _ = pair(seed, seed)
+    choose = random.Random(seed)
+    payload = forge(base, new, width, exponent, choose, row if seed % 2 else choose.randrange(9))
+    assert reference(base, payload, monkeypatch) == new
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_damage_is_refused_or_found_by_the_crc(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    choose = random.Random(seed)
+    base, new, width, exponent, row, _ = pair(seed, 150)
+    payload = forge(base, new, width, exponent, choose, row)
+    for _ in range(20):
+        damaged = bytearray(payload)
+        for _ in range(choose.randint(1, 3)):
+            damaged[choose.randrange(len(damaged))] ^= 1 << choose.randrange(8)
+        damaged = damaged[: choose.choice((len(damaged), choose.randrange(len(damaged) + 1)))] + choose.randbytes(
+            choose.choice((0, 0, 1, 9))
+        )
+        found = reference(base, bytes(damaged), monkeypatch)
+        assert isinstance(found, str) or found == new
+
+
+def head(levels: int, layout: int = 0x81) -> bytes:
+    return bytes([layout, 0, 0, 0, 0, levels])
+
+
+def hostile(*fields: tuple[int, int]) -> bytes:
+    bits = Bits()
+    for value, count in fields:
+        bits.put(value, count)
+    return bits.packed()
+
+
+@pytest.mark.parametrize(
+    ("payload", "text"),
+    [
+        (b"", "no difference"),
+        (head(0)[:5], "no difference"),
+        (head(0, 0x01), "no difference"),
+        (head(0, 0xC1), "layout 0xc1"),
+        (head(0, 0x83), "layout 0x83"),
+        (head(0, 0x80 | 9 << 2 | 1), "layout 0xa5"),
+        (head(0, 0x80 | 8 << 2), "layout 0xa0"),
+        (head(17), "does not fit"),
+        (head(0, 0x82), "does not fit"),
+        (head(0) + b"\0", "after its last element"),
+        (head(1), "ends within its bits"),
+        (head(1) + hostile((1, 1), (31, 5), (2**31 - 1, 31), (0, 5)), "rows of 2147483647"),
+        (head(1) + hostile((1, 1), (0, 5), (0, 5)), "rows of 0"),
+        (head(1) + hostile((1, 1), (2, 5), (3, 2), (2, 5), (3, 2)), "rows of 3 elements, 3 before"),
+        (head(1) + hostile((0, 1), (1, 1), (255, 8), (31, 6), (0, 1), (31, 6)), "bands that do not rise"),
+        (head(1) + hostile((0, 1), *[(1, 1), (9, 8), (31, 6)] * 2), "bands that do not rise"),
+        (head(1) + hostile((0, 1), *[field for cut in range(8) for field in ((1, 1), (cut, 8), (31, 6))]), "bands"),
+        (head(1) + hostile((0, 1), (0, 1), (30, 6), (0, 64)), "within a gap"),
+        (head(1) + hostile((0, 1), (0, 1), (30, 6), (1, 1), (2**30 - 1, 30)), "beyond its band"),
+        (head(1) + hostile((0, 1), (0, 1), (0, 6), (0, 99), (1, 1)), "beyond its band"),
+    ],
+)
+def test_what_no_payload_may_have(payload: bytes, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracemalloc.start()
+    assert text in str(reference(bytes(150 if payload[:1] == b"\x82" else 152), payload, monkeypatch))
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+
+
+@needs_kernel
+def test_another_base_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = pair(5, 900)
+    payload = kernel_encodes(made)
+    assert payload is not None
+    other = made[0][:-1] + bytes([made[0][-1] ^ 1])
+    assert "beneath a difference" in str(reference(other, payload, monkeypatch))
+    with pytest.raises(ChecksumError, match="beneath a difference"):
+        differences.decode(memoryview(other), memoryview(payload), memoryview(bytearray(len(other))))
+
+
+@needs_kernel
+def test_changes_without_contexts_need_no_base_and_add_up() -> None:
+    rng = np.random.default_rng(0)
+    states = [rng.integers(0, 1 << 16, 5000).astype(np.uint16)]
+    for _ in range(3):
+        states.append(states[-1] + (rng.random(5000) < 0.02) * rng.integers(-9, 9, 5000).astype(np.uint16))
+    total = states[0].copy()
+    for before, after in pairwise(states):
+        payload = differences.encode(before.data.cast("B"), after.data.cast("B"), "bfloat16", contexts=False)
+        assert payload is not None
+        found = differences.changes(payload, 10_000)
+        assert found is not None
+        places, deltas = found
+        total[places] += deltas
+        assert np.array_equal(total, after)
+    with_contexts = differences.encode(states[0].data.cast("B"), states[1].data.cast("B"), "bfloat16")
+    assert with_contexts is not None
+    assert differences.changes(with_contexts, 10_000) is None
+
+
+@needs_kernel
+@pytest.mark.parametrize(("share", "most"), [(0, 0.0001), (0.0026, 0.0025), (0.02, 0.013), (0.12, 0.05), (0.9, None)])
+def test_sizes(share: float, most: float | None) -> None:
+    """Of raw; whether an element changes depends on its exponent. What takes half of a block is not stored so."""
+    rng = np.random.default_rng(1)
+    base = (rng.normal(0, 0.02, 1 << 18).astype("<f4").view("<u4") >> 16).astype("<u2")
+    chance = 2.0 ** -(base >> 7 & 255).astype(float)
+    new = base + (rng.random(1 << 18) < share * chance / chance.mean()) * rng.integers(1, 3, 1 << 18).astype("<u2")
+    if most is None:
+        new = rng.integers(0, 1 << 16, 1 << 18).astype("<u2")
+    payload = differences.encode(base.data.cast("B"), new.astype("<u2").data.cast("B"), "bfloat16")
+    assert (payload is None) == (most is None)
+    assert payload is None or len(payload) < (most or 0) * base.nbytes
+
+
+@needs_kernel
+def test_buffers_that_do_not_fit() -> None:
+    kernel: Any = differences.compiled
+    good: tuple[Any, ...] = (bytes(8), bytes(8), bytearray(99), bytearray(kernel.work_size(8)))
+    assert kernel.encode(*good, 2, 8, 0, 0) == 6
+    for place, other in ((1, bytes(6)), (2, bytearray(13)), (3, bytearray(99))):
+        with pytest.raises(ValueError, match="do not fit"):
+            kernel.encode(*good[:place], other, *good[place + 1 :], 2, 8, 0, 0)
+    for bad in ((3, 8, 0, 0), (2, 9, 0, 0), (1, 8, 0, 0), (2, 8, -1, 0), (2, 8, 0, -1)):
+        with pytest.raises(ValueError, match="width must be"):
+            kernel.encode(*good, *bad)
+    for place, other in ((2, bytearray(6)), (3, bytearray(99))):
+        buffers: list[Any] = [bytes(8), bytes(6), bytearray(8), bytearray(kernel.work_size(8))]
+        buffers[place] = other
+        with pytest.raises(ValueError, match="do not fit"):
+            kernel.decode(*buffers)
