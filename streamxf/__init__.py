@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from streamxf.manager.manager import CheckpointManager as CheckpointManager
     from streamxf.manager.retention import Retention as Retention
     from streamxf.manager.schedule import Schedule as Schedule
+    from streamxf.publishing.follower import Follower as Follower
+    from streamxf.publishing.publisher import Publisher as Publisher
     from streamxf.registry import CodecRegistry as CodecRegistry
     from streamxf.storage.opening import open_storage as open_storage
     from streamxf.storage.storage import Storage as Storage
@@ -97,6 +99,8 @@ _NAMES = {
     "manager.manager": "CheckpointManager",
     "manager.retention": "Retention",
     "manager.schedule": "Schedule",
+    "publishing.follower": "Follower",
+    "publishing.publisher": "Publisher",
     "registry": "CodecRegistry",
     "storage.opening": "open_storage",
     "storage.storage": "Storage",

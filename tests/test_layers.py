@@ -34,6 +34,7 @@ LAYERS = [
     ["tools"],
     ["environment", "testing"],
     ["manager"],
+    ["publishing"],
     ["integrations"],
     ["cli"],
     ["__main__"],
@@ -262,7 +263,7 @@ CORE = {
 }
 TESTS = Path(__file__).parent
 # Ceilings, which only fall; a change that brings a capability names by how much one rises, once.
-LINES = {"core": 30_537, "around": 19_535, "tests": 99_041, "C": 3_584, "JavaScript": 3_312}
+LINES = {"core": 30_541, "around": 20_173, "tests": 99_297, "C": 3_584, "JavaScript": 3_312}
 
 
 def lines_now() -> dict[str, int]:

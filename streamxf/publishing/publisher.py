@@ -1,0 +1,176 @@
+"""`Publisher`: weights as versions of a run, each a checkpoint in a folder of its own that builds on the one before."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from streamxf import errors
+from streamxf.checkpoint.increments import SaveMemory
+from streamxf.checkpoint.writer import CheckpointWriter
+from streamxf.errors import ParameterError, StreamxfError, escaped
+from streamxf.manager.forget import remove_checkpoints
+from streamxf.manager.listing import Run
+from streamxf.manager.retention import duration
+from streamxf.places import Location, Storage, open_storage
+from streamxf.publishing.version import Version, opened
+from streamxf.reading import Access, ChainsLike, KeysLike, SignerLike
+
+_BLIND = (errors.KeyMissingError, errors.WrongKeyError)
+_log = logging.getLogger(__name__)
+
+
+class Publisher:
+    """Publishes weights as versions of a run, for a `Follower` or ``streamxf follow``::
+
+        publisher = streamxf.Publisher("s3://bucket/policy", chain="floatzip+checksum")
+        publisher.publish(step, model.named_parameters())
+
+    A version is a checkpoint in a folder of the run, ``step-100``, like those of a `CheckpointManager`. What has not
+    changed since the version before is not stored again, as `SaveMemory` says. A small hint beside the folders names
+    the newest; a publish that fails changes nothing that followers see.
+
+    Parameters
+    ----------
+    run : path, str or Storage
+        The folder for the versions, or its URL. It is made if there is none. Each run has one publisher at a time.
+    chain, block_size
+        As in `CheckpointWriter`.
+    keys : Key, PublicKey, location or several, optional
+        Who may read, as `recipients` of `CheckpointWriter`: the public keys of replicas, say.
+    signer : SigningKey or location, optional
+        Signs each version, so that followers `trust` no others.
+    full_every : int
+        Every how many versions all is stored, so that damage to one does not last.
+    keep : int
+        How many of the newest versions stay at least.
+    grace : float or str
+        For how long a version stays at least once there is a newer one, in seconds or as ``"30m"``, so that who reads
+        it can do so to the end.
+    storage_options : mapping, optional
+        fsspec's, for a URL.
+
+    Raises ParameterError if an argument is invalid.
+    """
+
+    def __init__(
+        self,
+        run: Location,
+        *,
+        chain: ChainsLike | None = None,
+        keys: KeysLike = None,
+        signer: SignerLike | None = None,
+        full_every: int = 16,
+        keep: int = 2,
+        grace: float | str = "1h",
+        block_size: int = 2**20,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        for name, value in ("full_every", full_every), ("keep", keep):
+            if type(value) is not int or value < 1:
+                raise ParameterError(f"{name}={value!r:.40}: it is a whole number from 1")
+        seconds = duration(grace) if isinstance(grace, str) else grace
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
+            raise ParameterError(f"grace={grace!r:.40}: it is a time, in seconds or as '30m', '1h'")
+        self._storage = open_storage(run, storage_options).past_caches()
+        self._how: dict[str, Any] = {"chain": chain, "recipients": keys, "signer": signer, "block_size": block_size}
+        self._access = Access.of(keys)
+        self._full_every, self._keep, self._grace = full_every, keep, float(seconds)
+        self._memory = SaveMemory()
+        self._versions: list[tuple[Version, float]] | None = None  # the newest last, each with when it was published
+        self._since_full = 0
+        self._run, self._number = secrets.token_hex(16), 0
+        self._base: Version | None = None
+
+    def publish(self, step: int, tensors: Iterable[tuple[str, Any]]) -> Version:
+        """Publish weights, and remove versions that nothing needs any more. Returns what was published.
+
+        Parameters
+        ----------
+        step : int
+            Training's. It may be smaller than that of the version before, after training has gone back.
+        tensors : iterable of str and tensor
+            Names and tensors, of torch or NumPy, which are stored one by one as they come.
+
+        Raises as `CheckpointWriter`; then followers see what they saw before.
+        """
+        if type(step) is not int or step < 0:
+            raise ParameterError(f"step={step!r:.40}: it is a whole number from 0")
+        versions = self._known()
+        base = self._base if self._since_full + 1 < self._full_every else None
+        coming = Version(self._run, self._number + 1, step, "", f"step-{step}")
+        where = None if base is None or base.folder == coming.folder else self._storage.child(base.folder)
+        writer = CheckpointWriter(
+            self._storage.child(coming.folder),
+            overwrite=True,
+            extra=coming.member,
+            base=where,
+            memory=self._memory,
+            **self._how,
+        )
+        with writer:
+            for name, tensor in tensors:
+                if not (hasattr(tensor, "shape") and hasattr(tensor, "dtype")):
+                    raise ParameterError(f"what is published are tensors, not {type(tensor).__name__}", item=name)
+                writer.add(name, tensor)
+        self.report = writer.report
+        made = Version(coming.run, coming.number, step, str(writer.save_id), coming.folder)
+        self._since_full = 0 if where is None else self._since_full + 1
+        self._base, self._number = made, made.number
+        self._versions = versions = [each for each in versions if each[0].folder != made.folder]
+        versions.append((made, time.time()))
+        made.put_hint(self._storage)
+        self._tidy(versions)
+        return made
+
+    def _known(self) -> list[tuple[Version, float]]:
+        """The versions that are there. What an earlier process published is taken for published now."""
+        if self._versions is None:
+            found = []
+            with suppress(FileNotFoundError):
+                for folder in filter(re.compile("step-[0-9]{1,15}").fullmatch, self._storage.folders()):
+                    try:
+                        found.append(_said(self._storage, folder, self._access))
+                    except (StreamxfError, FileNotFoundError) as error:
+                        text = f"{self._storage.label(folder)} is no version that counts, and stays: {error}"
+                        _log.info("%s", escaped(text))
+            found.sort(key=lambda each: each.number)
+            if found:
+                self._run, self._number = found[-1].run, found[-1].number
+            now = time.time()
+            self._versions = [(each, now) for each in found if each.run == self._run]
+        return self._versions
+
+    def _tidy(self, versions: list[tuple[Version, float]]) -> None:
+        """Remove the versions that no rule keeps; what cannot be removed is tried again after the next one."""
+        old = [each for each, _ in versions[: -self._keep]]
+        newer = [published for _, published in versions[1:]]
+        now = time.time()
+        going = [each for each, over in zip(old, newer, strict=False) if now - over >= self._grace]
+        if not going:
+            return
+        try:
+            run = Run.at(self._storage, unverified=True)
+            records = [record for each in going if (record := run.record(each.folder)) is not None]
+            in_use, failed = remove_checkpoints(run, [each for each in records if each.complete])
+        except (OSError, StreamxfError) as error:
+            _log.warning("%s", escaped(f"old versions in {self._storage.label()} were not removed: {error}"))
+            return
+        for name, why in failed.items():
+            _log.warning("%s", escaped(f"{self._storage.label(name)} was not removed: {why}"))
+        gone = {each.folder for each in going} - in_use.keys() - failed.keys()
+        self._versions = [each for each in versions if each[0].folder not in gone]
+
+
+def _said(storage: Storage, folder: str, access: Access) -> Version:
+    try:
+        checkpoint = opened(storage, folder, access)
+    except _BLIND:  # who only writes cannot verify what it has written; what is said orders its own versions alone
+        checkpoint = opened(storage, folder, access.lenient(), listing=True)
+    with checkpoint:
+        return Version.of(checkpoint, folder)
