@@ -1,5 +1,6 @@
 """What tools use to write checkpoints: a save, its contents, and what it says of its run; docs/api.md, "For tools"."""
 
+from streamxf.checkpoint.pins import Pins
 from streamxf.checkpoint.resumable import ResumableSave
 from streamxf.checkpoint.saving import Save
 from streamxf.checkpoint.sources import Content
@@ -7,4 +8,4 @@ from streamxf.format.run import RunFacts
 from streamxf.stream.encoder import Load, MemorySource
 from streamxf.torchsave.writing import torch_file
 
-__all__ = ["Content", "Load", "MemorySource", "ResumableSave", "RunFacts", "Save", "torch_file"]
+__all__ = ["Content", "Load", "MemorySource", "Pins", "ResumableSave", "RunFacts", "Save", "torch_file"]

@@ -263,7 +263,7 @@ CORE = {
 }
 TESTS = Path(__file__).parent
 # Ceilings, which only fall; a change that brings a capability names by how much one rises, once.
-LINES = {"core": 30_541, "around": 20_173, "tests": 99_297, "C": 3_584, "JavaScript": 3_312}
+LINES = {"core": 30_739, "around": 20_211, "tests": 99_535, "C": 3_584, "JavaScript": 3_312}
 
 
 def lines_now() -> dict[str, int]:
@@ -311,7 +311,7 @@ def test_tools_are_built_of_what_everybody_can_use():
 
 
 def test_few_names_are_for_tools():
-    assert sum(len(import_module(f"streamxf.{name}").__all__) for name in ("places", "reading", "writing")) <= 60
+    assert sum(len(import_module(f"streamxf.{name}").__all__) for name in ("places", "reading", "writing")) <= 61
 
 
 def test_what_has_an_underscore_is_used_in_its_own_file():

@@ -4,7 +4,8 @@ Each block that is coded gets a tag, a GMAC under a key that this process has dr
 with one tag are the same bit for bit, but for one pair in 2^112, and nobody who does not know the key can look for a
 pair. An item all of whose blocks have the tags that they had in an earlier save, the *base*, is not coded again: the
 file that has it is linked into the new checkpoint's folder, and the item's row in the index says where it is there. So
-each folder is whole by itself. Whatever is in doubt is saved whole.
+each folder is whole by itself. Where files cannot be linked, those of a base beside the folder may be named there
+instead, if the caller has a way to pin them. Whatever is in doubt is saved whole.
 """
 
 from __future__ import annotations
@@ -22,20 +23,23 @@ from streamxf.buffers import scratches
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.datafile import FileRecord, SavedFile
 from streamxf.checkpoint.metadata import read_metadata
+from streamxf.checkpoint.pins import Pin
 from streamxf.checkpoint.saving import Save
 from streamxf.checkpoint.sources import Chunks
 from streamxf.errors import MetadataError, ParameterError, StreamxfError
 from streamxf.format.header import Identity
 from streamxf.format.items import Chunk, Place
+from streamxf.format.names import GLOBAL, pin_name
 from streamxf.lazy import aead
 from streamxf.pipeline import Pipeline
-from streamxf.storage.storage import Storage
+from streamxf.storage.storage import BESIDE, Storage, StorageEntry
 from streamxf.stream.encoder import ByteSource, Load
 
 SMALL = 4096  # bytes; for less no file is linked, which would stay on the disk once the base is removed
 _TAG_BYTES = 16
 _NONCE = bytes(12)  # one for all: tags are compared, and leave this process as little as the key does
 _KEPT = 4  # saves besides the base of the last one, since several may be under way before one of them is published
+_OTHER = "its file in the base is not as it was written"
 _Key = tuple[str, tuple[int, ...]]  # an item's name, and the offset of a shard
 
 
@@ -139,12 +143,15 @@ class Increment:
 
     - `save_id`: that which the save will have.
     - `folder`: where the base's files lie; None if nobody asked for a base.
-    - `linked`: the files that were linked into the checkpoint's folder.
+    - `linked`: the files that were linked into the checkpoint's folder. `pins`: those put into bases' folders.
     - `may_share`: whether there is a base, so that nobody knows yet how much will be written.
     """
 
-    def __init__(self, memory: SaveMemory, save: Save, save_id: str, base_id: str, folder: Storage | None) -> None:
-        self.memory, self._save, self._folder, self.linked = memory, save, folder, list[str]()
+    def __init__(
+        self, memory: SaveMemory, save: Save, save_id: str, base_id: str, folder: Storage | None, pin: Pin | None = None
+    ) -> None:
+        self.memory, self._save, self._folder, self._pin = memory, save, folder, pin
+        self.linked, self.pins = list[str](), dict[str, str]()
         self.owner = save_id, "elsewhere"
         with suppress(MetadataError):  # of a name that an index cannot have
             self.owner = save_id, Place.check_path(save.storage.name)
@@ -154,6 +161,8 @@ class Increment:
         self.may_share = folder is not None and not self._refused
         self._tagged: dict[_Key, tuple[tuple[Any, ...], bytes]] = {}
         self._links: dict[str, str] = {}
+        self._named: dict[str, FileRecord] = {}  # files of the base that this save has, by their paths there
+        self._paths: dict[str, str] = {}  # by the paths in the base those here
         self._linking = threading.Lock()
 
     def _refuse(self, folder: Storage) -> str:
@@ -177,7 +186,8 @@ class Increment:
         cell.unchanged += 1
         cell.unchanged_bytes += source.size
         self._tagged[part.name, part.offset] = known[:2]
-        return known.chunk
+        place = known.chunk.place
+        return known.chunk._replace(place=place._replace(file=self._paths[place.file]))
 
     @property
     def mark(self) -> Callable[[memoryview], bytes] | None:
@@ -190,8 +200,7 @@ class Increment:
 
     def record(self, path: str) -> FileRecord:
         """That of a file of the base, as this save has it."""
-        assert self._base is not None
-        return replace(self._base.records[path], place=self._save.place)
+        return self._named[path]
 
     def remember(self, files: Iterable[SavedFile]) -> None:
         """Have the memory take note of what this process wrote, and of what it need not write."""
@@ -203,10 +212,17 @@ class Increment:
             pairs = (((name, chunk.offset), chunk) for name, chunk in file.written)
             shards |= {key: _Known(*self._tagged[key], chunk) for key, chunk in pairs if key in self._tagged}
         base, known = (self._base.save_id, self._base.marks) if self._base is not None else (None, {})
-        for path in records:
+        marks |= {here: known[path] for path, here in self._paths.items() if path in known}
+        for path in records.keys() - marks.keys():
             with suppress(OSError, StreamxfError):  # then it is never linked
-                marks[path] = known.get(path) or self._save.storage.info(path).mark
+                marks[path] = _mark_of(self._save.storage.info(path))
         self.memory.add(SavedPart(self.owner[0], self._about, shards, records, marks), base)
+
+    def unpin(self) -> None:
+        """Take back the pins of a save that failed; else they count for a day."""
+        with suppress(Exception):
+            run = self._save.storage.beside("")[0]
+            run.remove([f"{name}/{pin_name(*self.owner)}" for name in self.pins])
 
     def _said(self, part: Identity) -> tuple[Any, ...]:
         return part.kind, part.dtype, part.shape, part.tensor_shape, self._save.extensions.recorded_for(part.name)
@@ -245,23 +261,73 @@ class Increment:
             scratches.give(scratch)
 
     def _link(self, path: str) -> str:
-        """Link a file of the base into the checkpoint's folder, once; why that cannot be done, or ""."""
+        """Have a file of the base, once; why that cannot be done, or ""."""
         with self._linking:
             if path not in self._links:
-                self._links[path] = self._try_link(path)
+                reason = self._try_link(path)
+                refers = self._pin is not None and reason not in ("", _OTHER)
+                self._links[path] = self._refer(path, reason) if refers else reason
             return self._links[path]
 
     def _try_link(self, path: str) -> str:
+        """Link a file of the base into the checkpoint's folder; why that cannot be done, or ""."""
         storage = self._save.storage
         assert self._folder is not None
-        assert self._base is not None
         try:
             storage.link(path, self._folder)
             self.linked.append(path)
-            found = storage.info(path)
+            reason = self._take(path, path, storage.info(path))
         except (OSError, StreamxfError) as error:
-            return f"its file cannot be linked: {error.strerror if isinstance(error, OSError) else error.message}"
-        if (found.size, found.mark) == (self.record(path).size, self._base.marks.get(path)):
-            return ""
-        storage.remove([path])
-        return "its file in the base is not as it was written"
+            return f"its file cannot be linked: {_text_of(error)}"
+        if reason:
+            storage.remove([path])
+        return reason
+
+    def _refer(self, path: str, reason: str) -> str:
+        """Name a file of the base where it lies, in a folder beside this one; why that cannot be done, or ""."""
+        assert self._folder is not None
+        assert self._base is not None
+        storage, saved = self._save.storage, self._base.records[path].saved
+        run, where = storage.beside(path)
+        if not path.startswith(BESIDE):
+            base, folder = self._folder.resolved().parent()
+            saved, where = (self._base.save_id, folder), f"{folder}/{path}"
+            if base.real() != run.real():
+                return reason
+        try:
+            if reason := self._pinned(run, saved):
+                return reason
+            return self._take(path, f"{BESIDE}{where}", run.info(where), saved)
+        except (OSError, StreamxfError) as error:
+            return f"its file cannot be shared: {_text_of(error)}"
+
+    def _pinned(self, run: Storage, saved: tuple[str, str] | None) -> str:
+        """Pin what a save has in its folder, once; why that cannot be done, or ""."""
+        save_id, name = saved or ("", "elsewhere")
+        if "elsewhere" in (name, self.owner[1]) or "/" in Place.check_path(name):
+            return "an index cannot name the folder of its file"
+        if name not in self.pins:
+            assert self._pin is not None
+            base = run.child(name)
+            reason = self._pin(base, *self.owner)
+            self.pins[name] = reason or ("" if saves_in(base, GLOBAL)[0][:1] == (save_id,) else "the base was replaced")
+        return self.pins[name]
+
+    def _take(self, path: str, here: str, found: StorageEntry, saved: tuple[str, str] | None = None) -> str:
+        """Have a file of the base by its path `here`, if it is as it was written; else why not."""
+        assert self._base is not None
+        record = self._base.records[path]
+        if (found.size, _mark_of(found)) != (record.size, self._base.marks.get(path)):
+            return _OTHER
+        self._paths[path] = here
+        self._named[here] = replace(record, path=here, place=self._save.place, saved=saved or record.saved)
+        return ""
+
+
+def _mark_of(found: StorageEntry) -> Any:
+    """What changes when a file is replaced."""
+    return found.mark or found.tag or found.written
+
+
+def _text_of(error: OSError | StreamxfError) -> str:
+    return error.message if isinstance(error, StreamxfError) else str(error.strerror or error)

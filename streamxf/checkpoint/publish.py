@@ -16,6 +16,7 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.datafile import FileRecord
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.pickled import pickled
+from streamxf.checkpoint.pins import not_needed
 from streamxf.checkpoint.saving import Extensions, Save
 from streamxf.errors import AbortedError, ChainError, ContainerError, ReplacedMeanwhile, StreamxfError, UnsupportedError
 from streamxf.format.digests import Digests
@@ -29,7 +30,7 @@ from streamxf.format.tiling import NotTiled
 from streamxf.format.trailer import INCREMENTAL, Sections, pack, slices
 from streamxf.keys.envelope import DataKey
 from streamxf.storage.lock import locked
-from streamxf.storage.storage import Storage
+from streamxf.storage.storage import BESIDE, Storage
 from streamxf.version import __version__
 
 _log = logging.getLogger(__name__)
@@ -151,7 +152,9 @@ def publish(
             name = metadata_name(rank)
             about: Any = {"extra": extra or {}, "run": run, "group": save.group, "ranks": save.ranks}
             count = sum(len(getattr(item, "chunks", [item])) for item in items.values())
-            place = storage.label() if save.decide_stock(count) else None
+            beside = any(record.path.startswith(BESIDE) for record in records)  # which torch's readers may not find
+            save.pickled = save.decide_stock(count) and not beside
+            place = storage.label() if save.pickled else None
             index, data = assemble(items, records, save.extensions, save_id, place, rank, **about)
             alone, own = stack.enter_context(locked(storage)), storage.mount()
             elsewhere = {each.path for each in records if own and each.place and each.place.is_other_than(own)}
@@ -180,7 +183,7 @@ def publish(
                 save.discard((record.path for record in records), error)
             raise
         try:
-            remove_leftovers(storage, old, index.keyed)
+            remove_leftovers(storage, not_needed(storage, old) if old else (), index.keyed)
         except Warning as warning:  # the process's filters make errors of warnings; the save stands all the same
             _log.warning("%s", warning)
     return index

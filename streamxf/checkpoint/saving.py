@@ -193,6 +193,7 @@ class Save:
     - `meter`: what all threads of the save count in.
     - `sizes`: about how many bytes its files will have, where that is known.
     - `failures`: of its files; after the first the others stop.
+    - `pickled`: whether what was published has a pickle for torch's own readers.
     - `increment`: an `Increment`, where what is saved is compared with an earlier save, or taken note of.
     """
 
@@ -219,6 +220,7 @@ class Save:
         self._needs: dict[str, tuple[tuple[str, ...], str]] = {}
         self.failures: list[BaseException] = []
         self.increment: Any = None
+        self.pickled = False
         self._locking = threading.Lock()
         self._locked = False
         self._let_go: Callable[[], object] | None = None
@@ -349,7 +351,11 @@ class Save:
         """Remove files of a save that `error` ended; its notes say what is left, and what to do. Whether all were."""
         if type(error) is OSError and (advice := _ADVICE.get(error.errno)):  # NoSpaceError says so itself
             add_note(error, escaped(advice.format(self.storage.label())))
-        left = self.storage.remove([*files, *(self.increment.linked if self.increment is not None else ())])
+        linked = []
+        if self.increment is not None:
+            linked = self.increment.linked
+            self.increment.unpin()
+        left = self.storage.remove([*files, *linked])
         for name, reason in left.items() if getattr(error, "errno", None) != errno.EROFS else ():
             text = f"{name} of the failed save could not be removed: {type(reason).__name__}: {reason}"
             add_note(error, escaped(text))

@@ -15,6 +15,7 @@ from streamxf.chain import ChainsLike
 from streamxf.checkpoint.datafile import DataFile, SavedFile
 from streamxf.checkpoint.increments import Increment, SaveMemory, check_memory, saves_in
 from streamxf.checkpoint.pickled import PLANNER_DATA, plain_members
+from streamxf.checkpoint.pins import Pin
 from streamxf.checkpoint.publish import placed, publish
 from streamxf.checkpoint.saving import Save, Stock
 from streamxf.checkpoint.sources import Content, Given, Staging, tensor_in, tensor_of
@@ -104,6 +105,7 @@ class CheckpointWriter:
         self._items: dict[str, Item] = {}
         self._use = threading.Lock()
         self._state = "new"
+        self.pin: Pin | None = None
         self.save_id: str | None = None
         self.report: SaveReport | None = None
 
@@ -119,7 +121,7 @@ class CheckpointWriter:
         if self._memory is not None:
             ids, _ = ((), ()) if self._base is None else saves_in(self._base, GLOBAL)
             base_id = next(filter(self._memory.get, ids), "")
-            self._save.increment = Increment(self._memory, self._save, self._coming_id, base_id, self._base)
+            self._save.increment = Increment(self._memory, self._save, self._coming_id, base_id, self._base, self.pin)
         self._staging = Staging()
         self._opened = ExitStack()
         self._file: DataFile | None = None
@@ -277,7 +279,7 @@ class CheckpointWriter:
         if save.increment is not None:
             save.increment.remember(files)
         report = SaveReport.of(save.meter, perf_counter() - self._begin)
-        self.save_id, self.report = save_id, replace(report, stock=save.stock is True)
+        self.save_id, self.report = save_id, replace(report, stock=save.pickled)
 
     def _give_up(self, error: BaseException | None) -> None:
         """Remove what was written, after `error`."""

@@ -26,6 +26,7 @@ from streamxf import torch_private
 from streamxf.chain import Chain, Chains, ChainsLike
 from streamxf.checkpoint.datafile import write_files
 from streamxf.checkpoint.increments import SMALL, Increment, SaveMemory, check_memory, saves_in
+from streamxf.checkpoint.pins import Pin
 from streamxf.checkpoint.publish import check_free, publish, remove_unpublished
 from streamxf.checkpoint.saving import Extensions, Save, Stock, check_stock
 from streamxf.checkpoint.sources import Staging
@@ -152,6 +153,7 @@ class ChainWriterMixin(StorageMixin):
         self._coming = None
         self._background = None
         self.base, self.memory = base, check_memory(memory, base)
+        self.pin: Pin | None = None
         self._storage.check_fresh()
 
     # -- what DCP calls, in this order -------------------------------------------------------------
@@ -338,7 +340,7 @@ class ChainWriterMixin(StorageMixin):
         finally:
             save.leave()
         self.save_id, self._stock = save_id, save.stock  # so that checkpoints of a run are alike
-        self.report = save.report and replace(save.report, stock=save.stock is True, compared=save.compared)
+        self.report = save.report and replace(save.report, stock=save.pickled, compared=save.compared)
         complete(metadata, index, self._storage)
 
     def _find_base(self, name: str, held: Sequence[Collection[str]]) -> str:
@@ -356,7 +358,7 @@ class ChainWriterMixin(StorageMixin):
             save_id, base = note.save_id, note.base
         if self.memory is not None and save_id:
             folder = None if self.base is None else open_storage(self.base, self._options or None)
-            save.increment = Increment(self.memory, save, save_id, base, folder)
+            save.increment = Increment(self.memory, save, save_id, base, folder, self.pin)
 
     def _turn(self, item: Any) -> tuple[bool, bool, bool]:
         """In which order items are written: objects first, and bare ones before others, which wait for those. For small

@@ -88,6 +88,11 @@ class Index:
     ranks: int | None = None
     bases: tuple[tuple[str, str], ...] | None = None
 
+    @property
+    def beside(self) -> set[str]:
+        """The folders beside its own in which an increment has files."""
+        return {path.split("/")[1] for path in self.files if path.startswith("../")} if self.bases else set()
+
     @collector_paused()
     def pack(self) -> tuple[bytes, bytes]:
         """Root and parts as they are stored. Raises MetadataError if readers would refuse them."""

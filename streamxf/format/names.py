@@ -20,6 +20,8 @@ DRAFT = pattern(rf"(?:\.|{_RANK}\.)metadata\.[0-9a-f]{{8}}\.tmp", re.ASCII)
 """Metadata that is about to be published, of streamxf's writers."""
 LOCK = ".streamxf.lock"
 """Held while something is published into a folder. No part of what lies there: listings leave it out."""
+PIN = pattern(r"\.streamxf-pin-(?P<save>[0-9a-f]{32})-(?P<folder>.+)", re.ASCII | re.DOTALL)
+"""A file in the folder of a save, of which the one with that id, in the folder of that name, needs some others."""
 _RUN_FILE = pattern(
     r"\.streamxf-(?:commit|saving|removed|note-[0-9a-f]{8})(?:\.[0-9a-f]{8}\.tmp)?|" + re.escape(LOCK), re.ASCII
 )
@@ -59,7 +61,11 @@ def made_by_saves(name: str) -> re.Match[str] | None:
 
 def is_run_file(name: str) -> bool:
     """Whether it lies beside a save, and says something of it: no leftover of any."""
-    return _RUN_FILE.fullmatch(name) is not None
+    return (_RUN_FILE.fullmatch(name) or PIN.fullmatch(name)) is not None
+
+
+def pin_name(save_id: str, folder: str) -> str:
+    return f".streamxf-pin-{save_id}-{folder}"
 
 
 def rank_of(name: str) -> int | None:

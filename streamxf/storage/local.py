@@ -21,7 +21,7 @@ from streamxf.storage.abilities import MOUNTS, UNKNOWN_FUSE, UNKNOWN_MOUNT, Abil
 from streamxf.storage.disk import Mount, Volume
 from streamxf.storage.lock import acquire, is_still, try_lock_file
 from streamxf.storage.reading import StoredFile, size_of
-from streamxf.storage.storage import NOT_REGULAR, Storage, StorageEntry
+from streamxf.storage.storage import BESIDE, NOT_REGULAR, Storage, StorageEntry
 
 _SPECIAL = frozenset({errno.ELOOP, errno.EMLINK, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.EINVAL})
 """Of links, and of what is no regular file."""
@@ -207,6 +207,9 @@ class LocalStorage(Storage, raises_only_known=True):
                 return bytes(data)
 
     def _opened(self, name: str) -> IO[bytes]:
+        if name.startswith(BESIDE):
+            place, name = self.beside(name)
+            return cast("LocalStorage", place)._opened(name)
         path = self.path_of(name)
         with _missing_files():
             if not name:

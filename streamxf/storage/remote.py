@@ -25,7 +25,7 @@ from streamxf.storage.fetch import answers, is_asynchronous, part_of, start_requ
 from streamxf.storage.files import check_component, draft_of, drop_draft_after
 from streamxf.storage.multipart import PendingUpload, creating, pending_uploads
 from streamxf.storage.reading import StoredFile, size_of
-from streamxf.storage.storage import Check, Kind, Storage, StorageEntry
+from streamxf.storage.storage import BESIDE, Check, Kind, Storage, StorageEntry
 
 _SFTP = frozenset({"sftp", "ssh"})  # they rename in one step, by the extension posix-rename@openssh.com
 _CACHES = frozenset({"blockcache", "cached", "filecache", "simplecache"})
@@ -174,6 +174,11 @@ class RemoteStorage(Storage):
 
     @contextmanager
     def open(self, name: str = "", *, random: bool = False, step: int | None = None) -> Iterator[StoredFile]:
+        if name.startswith(BESIDE):
+            place, name = self.beside(name)
+            with place.open(name, random=random, step=step) as file:
+                yield file
+            return
         options: dict[str, Any] = {"cache_type": "none"} if random else {}
         if step is not None:
             options["block_size"] = step

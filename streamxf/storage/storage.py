@@ -294,6 +294,12 @@ class Storage(ABC):
         location = next(above)
         return self._at(f"{location}{'/' * location.endswith(':/')}{chained}{rest}", next(above)), self.name
 
+    def beside(self, path: str) -> tuple[Storage, str]:
+        """The folder that this lies in, links resolved, and there the path of what is here ``../<folder>/<name>``, as
+        indexes of increments have it.
+        """
+        return self.resolved().parent()[0], path.removeprefix(BESIDE)
+
     def real(self, name: str = "") -> str:
         """What names the same file or folder whichever way it is reached, with all links resolved."""
         return self.location(name)
@@ -333,11 +339,16 @@ class Storage(ABC):
         """The names directly in the folder, without those of folders, each with its size in bytes: None for what is not
         a regular file, such as a link, and where the storage reports none. A folder that is not there has no files.
 
-        - `known`: the only names whose sizes matter; those of others may be None.
+        - `known`: the only names whose sizes matter; those of others may be None. Among them may be files `beside`.
         """
+        found: dict[str, int | None] = {}
         with suppress(FileNotFoundError):
-            return {each.name: each.size for each in self._listed() if each.kind != "folder" and each.name != LOCK}
-        return {}
+            found = {each.name: each.size for each in self._listed() if each.kind != "folder" and each.name != LOCK}
+        for folder in {name.rpartition("/")[0] for name in known or () if name.startswith(BESIDE)}:
+            place, name = self.beside(folder)
+            sizes = {f"{folder}/{name}": size for name, size in place.child(name).names().items()}
+            found |= {name: size for name, size in sizes.items() if name in (known or ())}
+        return found
 
     def folders(self) -> dict[str, str | None]:
         """The folders in this one, and what may be one, each with where a link leads. Raises FileNotFoundError."""
@@ -413,8 +424,9 @@ class Storage(ABC):
 
     def held_by(self, names: Iterable[str], listed: Mapping[str, int | None] | None = None) -> int:
         """The same of several files; `listed` is what `names` returned, where the caller has it already."""
+        names = [*names]
         if listed is None:
-            listed = {} if self.near else self.names(())
+            listed = {} if self.near else self.names(names)
         return sum(self.held(name, listed.get(name)) for name in names)
 
     def version(self, name: str = "") -> object:
@@ -430,12 +442,17 @@ class Storage(ABC):
 
     @contextmanager
     def open(self, name: str = "", *, random: bool = False, step: int | None = None) -> Iterator[StoredFile]:
-        """Open a file of this folder, or this file itself, for reading. With `random` little is read, here and there,
-        so that fetching what lies ahead would not pay; `step` is the bytes that are fetched at a time.
+        """Open a file of this folder, or one `beside`, or this file itself, for reading. With `random` little is read,
+        here and there, so that fetching what lies ahead would not pay; `step` is the bytes that are fetched at a time.
 
         Raises FileNotFoundError; MetadataError if it is not a regular file, or a link that leads out of the folder: it
         was not read then; UnsupportedError if it does not tell its size.
         """
+        if name.startswith(BESIDE):
+            place, name = self.beside(name)
+            with place.open(name, random=random, step=step) as file:
+                yield file
+            return
         entry = self.info("/".join(components(name)) if name else "")
         if entry.kind != "file":
             raise MetadataError(NOT_REGULAR, file=self.label(name))
@@ -612,5 +629,6 @@ def _links(location: str) -> tuple[str, str, str]:
     return (first, chained, rest) if chained and "://" in first else (location, "", "")
 
 
+BESIDE = "../"
 STALE = "this URL leads through a cache, which may return stale contents"
 NOT_REGULAR = "this is not a regular file, so no writer wrote it; it was not read"

@@ -15,7 +15,8 @@ from streamxf.formats.opening import contents_of
 from streamxf.places import GLOBAL, Location, Storage, is_run_file, locked, made_by_saves, open_storage, rank_of
 from streamxf.reading import Access, AccessOptions, Metadata, metadata_files
 from streamxf.tools.damage import resumable
-from streamxf.wording import by_reason, listed, many, reason_of, size_text
+from streamxf.wording import by_reason, listed, many, reason_of, size_text, some
+from streamxf.writing import Pins
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class CleanReport:
     - `failed`: leftovers that could not be removed, each with the reason.
     - `uploads`: files with unfinished uploads: their parts in the store were dropped, or would be.
     - `kept`: files that no writer makes, and data files of ranks without metadata. Only you know their purpose.
+    - `pinned`: leftovers that increments beside this folder need; `pinned_by`: the folders of these.
     - `recent`: files written, or with an upload begun, less than `min_age` ago: leftovers, or of a save under way.
     """
 
@@ -37,6 +39,8 @@ class CleanReport:
     kept: tuple[str, ...]
     recent: tuple[str, ...]
     dry_run: bool
+    pinned: tuple[str, ...] = ()
+    pinned_by: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         did = "would remove" if self.dry_run else "removed"
@@ -46,6 +50,7 @@ class CleanReport:
             *listed(f"{did} the parts of an unfinished upload", self.uploads),
             *listed("not removed", by_reason(self.failed)),
             *listed("left alone", self.kept),
+            *listed(f"left alone, since {some(self.pinned_by)} needs it, until `streamxf consolidate`", self.pinned),
             *listed("left alone, since a save may be writing it", self.recent),
             *resumable((*self.removed, *self.recent) if self.dry_run else self.recent),
         ]
@@ -111,7 +116,10 @@ def clean(
         made = filter(made_by_saves, files.keys() - named)
         pairs = sorted((-1 if (rank := rank_of(name)) is None else rank, name) for name in made)
         found = [name for _, name in pairs if ranks is None or rank_of(name) in ranks]
-        kept = sorted(name for name in files.keys() - named - set(found) if not is_run_file(name))
+        pins = Pins.of(storage, files)
+        pinned = pins.needed(found)
+        found = [name for name in found if name not in pinned]
+        kept = sorted(name for name in files.keys() - named - {*found, *pinned} if not is_run_file(name))
         old = set() if in_use(storage, found, lately=alone) else storage.older_than(found, age)
         if old and not alone and before is not None and _read(storage, access).metadata != before.metadata:
             raise MetadataError(
@@ -130,6 +138,8 @@ def clean(
         tuple(kept),
         (*(name for name in found if name not in old), *young),
         dry_run,
+        tuple(sorted(pinned)),
+        tuple(sorted(pins.by)),
     )
     if report.failed:
         warnings.warn(f"{many(len(report.failed), 'file')} could not be removed:\n{report}", stacklevel=2)
