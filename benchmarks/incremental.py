@@ -18,7 +18,7 @@ from benchmarks.data.gaussian import gaussian_matrices
 from benchmarks.dcp_sides import FULL, State
 from benchmarks.harness import Phases, Settings, alternate, timed
 from benchmarks.result import Result, Row, Spread, Table, goal_row, ratios
-from streamxf.checkpoint.increments import SaveMemory
+from streamxf.checkpoint.memory import SaveMemory
 
 THREADS = 2
 FULL_SAVE, REMEMBERED = "full", "full, remembered"

@@ -18,7 +18,7 @@ from streamxf.extension import TorchExtension
 if TYPE_CHECKING:
     from streamxf import errors as errors, keys as keys
     from streamxf.checkpoint.checkpoint import Checkpoint as Checkpoint
-    from streamxf.checkpoint.increments import SaveMemory as SaveMemory
+    from streamxf.checkpoint.memory import SaveMemory as SaveMemory
     from streamxf.codec import Codec as Codec
     from streamxf.checkpoint.writer import CheckpointWriter as CheckpointWriter
     from streamxf.codecs.checksum import Checksum as Checksum
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "checkpoint.checkpoint": "Checkpoint",
-    "checkpoint.increments": "SaveMemory",
+    "checkpoint.memory": "SaveMemory",
     "codec": "Codec",
     "checkpoint.writer": "CheckpointWriter",
     "codecs.checksum": "Checksum",

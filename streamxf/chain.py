@@ -44,6 +44,8 @@ DEFAULT_CHAIN = "floatzip"
 _RAW = "raw"
 _ANY = "*"  # the pattern of all items
 
+Beneath = Callable[[], memoryview] | None
+
 ChainLike = Union["Chain", str, Codec, Sequence[Codec]]
 ChainsLike = Union[ChainLike, "Chains", Mapping[str, ChainLike]]
 """One chain for all items, or several by patterns of items' names, as `Chains` says."""
@@ -160,6 +162,11 @@ class Chain:
         """Where one step undoes the first codec and a checksum behind it, and what does, if anything."""
         checksum = self.codecs[1] if len(self) > 1 and self.codecs[1].role == "checksum" else None
         return int(checksum is not None), self.codecs[0].whole_decoder(checksum) if self.codecs else None
+
+    @property
+    def differs(self) -> bool:
+        """Whether its blocks may be differences from others."""
+        return bool(self.codecs) and self.codecs[0].name == "streamxf.floatzip"
 
     def renew(self) -> Chain:
         """The chain for one save: whatever is random for each save is drawn again."""
@@ -335,17 +342,28 @@ class StreamCoder:
         if meter is not None:
             meter.implementations.update(chain.implementations)
 
-    def encode(self, block: memoryview, index: int, last: bool, scratch: Scratch) -> memoryview:
-        """Pass one block through the chain, front to back. The result may lie in `scratch` or be `block` itself."""
+    def encode(
+        self, block: memoryview, index: int, last: bool, scratch: Scratch, beneath: Beneath = None
+    ) -> memoryview:
+        """Pass one block through the chain, front to back; `beneath` as in `BlockInfo`. The result may lie in
+        `scratch`, or be `block` itself.
+        """
         busy = self._meter.cell.busy if self._meter is not None else None
         for step, (codec, state) in enumerate(self._steps):
             take = partial(scratch.take, step)
-            info = BlockInfo(index, last, self.stage_limit, state, self.stream, take, scratch)
+            lower = None if step else beneath
+            info = BlockInfo(index, last, self.stage_limit, state, self.stream, take, scratch, lower)
             block = self._run(codec.encode, codec, block, info, busy)
         return block
 
     def decode(
-        self, block: memoryview, index: int, last: bool, scratch: Scratch, out: memoryview | None = None
+        self,
+        block: memoryview,
+        index: int,
+        last: bool,
+        scratch: Scratch,
+        out: memoryview | None = None,
+        beneath: Beneath = None,
     ) -> memoryview:
         """Pass one stored block through the chain, back to front, into `out`, which is returned, and whose size the
         block must have. Without it the result may lie in `scratch`, and is at most a block long.
@@ -358,7 +376,8 @@ class StreamCoder:
             codec, state = self._steps[step]
             final = step == 0
             take = partial(_take_out, out, scratch, step) if final and out is not None else partial(scratch.take, step)
-            info = BlockInfo(index, last, limit if final else self.stage_limit, state, self.stream, take)
+            most = limit if final else self.stage_limit
+            info = BlockInfo(index, last, most, state, self.stream, take, None, beneath if final else None)
             block = self._run(codec.decode, codec, block, info, busy)
         if len(block) > limit or (out is not None and len(block) != limit):
             raise CodecError(

@@ -67,6 +67,8 @@ class BlockInfo:
     - `scratch`: ``scratch(size)`` returns `size` bytes of reused writable memory, valid until the block has left the
       chain. Returning (a part of) it, which is optional, saves an allocation. A second call may return it again.
     - `memory`: all scratch memory of the block; `extend` uses it.
+    - `beneath`: for the first codec of a chain, gives the block at the same place in an earlier save, where there is
+      one, decoded: what is encoded may be its difference from that. The memory stays as it is meanwhile.
     """
 
     index: int
@@ -76,6 +78,7 @@ class BlockInfo:
     stream: StreamInfo
     scratch: Callable[[int], memoryview]
     memory: Scratch | None = dataclasses.field(default=None, repr=False)
+    beneath: Callable[[], memoryview] | None = dataclasses.field(default=None, repr=False)
 
     def extend(self, block: memoryview, size: int) -> memoryview:
         """Return writable memory that begins with `block` and has `size` more bytes of undefined contents.

@@ -9,7 +9,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from streamxf.errors import escaped
 from streamxf.wording import rate_text, size_text
@@ -28,6 +28,9 @@ class Cell:
     patterns: Counter[str] = field(default_factory=Counter)  # of items, by the pattern whose chain they passed
     unchanged: int = 0  # shards that an earlier save has
     unchanged_bytes: int = 0
+    differences: int = 0  # shards that are stored as differences from those of an earlier save
+    differences_bytes: int = 0
+    differences_stored: int = 0
     whole: Counter[str] = field(default_factory=Counter)  # other shards, by the reason
 
 
@@ -76,6 +79,9 @@ class Meter:
             total.patterns.update(cell.patterns)
             total.unchanged += cell.unchanged
             total.unchanged_bytes += cell.unchanged_bytes
+            total.differences += cell.differences
+            total.differences_bytes += cell.differences_bytes
+            total.differences_stored += cell.differences_stored
             total.whole.update(cell.whole)
         return total
 
@@ -172,6 +178,8 @@ class SaveReport(Report):
       saved alone. Plans that come from a cache, and planners with methods of their own, give nothing to compare.
     - `unchanged`, `unchanged_bytes`: how many shards of tensors were as in the base of an incremental save, and so not
       stored again, and their bytes before the chain; they count in `items` and `raw_bytes`, too.
+    - `differences`, `differences_bytes`, `differences_stored`: how many were stored as their differences from the base,
+      their bytes before the chain, and in storage.
     - `whole`: how many others there were, by the reason for which they were stored.
     """
 
@@ -180,6 +188,9 @@ class SaveReport(Report):
     patterns: Mapping[str, int] = field(default_factory=dict)
     unchanged: int = 0
     unchanged_bytes: int = 0
+    differences: int = 0
+    differences_bytes: int = 0
+    differences_stored: int = 0
     whole: Mapping[str, int] = field(default_factory=dict)
 
     what: ClassVar[str] = "Save"
@@ -187,14 +198,18 @@ class SaveReport(Report):
     @classmethod
     def of(cls, meter: Meter, wall_seconds: float) -> Self:
         total = meter.total()
-        made = replace(super().of(meter, wall_seconds), unchanged=total.unchanged, whole=dict(total.whole))
+        counts = "unchanged", "unchanged_bytes", "differences", "differences_bytes", "differences_stored"
+        more: dict[str, Any] = {name: getattr(total, name) for name in counts}
         patterns = dict(total.patterns) if len(total.patterns) > 1 else {}
-        return replace(made, unchanged_bytes=total.unchanged_bytes, patterns=patterns)
+        return replace(super().of(meter, wall_seconds), patterns=patterns, whole=dict(total.whole), **more)
 
     def _more_rows(self) -> list[tuple[str, str, str]]:
         rows = [(f"items by chain of {escaped(pattern)}", f"{count:,}", "") for pattern, count in self.patterns.items()]
         if self.unchanged or self.whole:
             rows.append(("as in the base", f"{self.unchanged:,}", size_text(self.unchanged_bytes)))
+        if self.differences:
+            sizes = f"{size_text(self.differences_bytes)} in {size_text(self.differences_stored)}"
+            rows.append(("as differences", f"{self.differences:,}", sizes))
         rows += [("stored whole", f"{count:,}", reason) for reason, count in self.whole.items()]
         rows += [("torch's own readers", "no", "`streamxf stock` lets them")] if self.stock is False else []
         return [*rows, ("ranks' values", "", "not compared")] if self.compared is False else rows

@@ -26,6 +26,7 @@ from streamxf.keys import KeysLike, TrustLike
 from streamxf.lazy import numpy as np
 from streamxf.lazy import torch
 from streamxf.storage.opening import Location, open_storage
+from streamxf.storage.reading import StoredFile
 from streamxf.storage.storage import Storage
 from streamxf.stream.reader import Blocks, read_all
 
@@ -182,15 +183,17 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
         wanted = ItemPart(item, chunk)
         name = wanted.place.file
         with located(file=self.label(name), item=item.name), self.storage.doubting():
-            try:
-                file = self._files[name]
-            except FileNotFoundError as error:
-                raise self._of_file[name].no_file(self.storage, name) from error
-            metadata = self._of_file[name]
+            file, metadata = self._open_file(name), self._of_file[name]
             if metadata.name not in self._openers:
-                self._openers[metadata.name] = ItemOpener(metadata, self.access, self.budget)
+                self._openers[metadata.name] = ItemOpener(metadata, self.access, self.budget, self._open_file)
             opener = self._openers[metadata.name]
             return opener.blocks(opener.source(file, wanted.place), wanted)
+
+    def _open_file(self, name: str) -> StoredFile:
+        try:
+            return self._files[name]
+        except FileNotFoundError as error:
+            raise self._of_file[name].no_file(self.storage, name) from error
 
     def load_object(self, name: str) -> Any:
         item = self.stored[name]
@@ -243,7 +246,7 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
             return as_numpy(array, item) if self.framework == "numpy" else Box(item, *chunk[:2]).as_torch(array)
 
     def part(self, items: Mapping[str, Item]) -> Callable[[Access], Checkpoint]:
-        files = {place.file: self._of_file[place.file] for item in items.values() for place in item.places}
+        files = {file: self._of_file[file] for item in items.values() for place in item.places for file in place.files}
         metadata = {each.name: each.of_files(files) for each in files.values()}
         of_file = {file: metadata[each.name] for file, each in files.items()}
         return partial(_part_of, self.storage, dict(items), of_file, self.budget.renewed())

@@ -29,7 +29,7 @@ from streamxf.format.values import pack_name, parse_value
 from streamxf.pipeline import Pipeline, SinkPipeline
 from streamxf.progress import Share
 from streamxf.storage.disk import Mount
-from streamxf.stream.encoder import ContainerEncoder, Encoded, MemorySource
+from streamxf.stream.encoder import ContainerEncoder, Encoded, Lower, MemorySource
 from streamxf.torchsave.writing import prefix_of, saved, suffix_of
 
 ON_THE_SPOT = 64 * 1024  # bytes; a worker would spend longer on waking up than on a block of less
@@ -121,6 +121,7 @@ class DataFile:
         self._room = limits.MAX_VALUES
         self._order: dict[Any, int] = {}  # of values, and of all else where some is kept, by name and offset
         self._kept: list[tuple[str, Chunk]] = []  # what an earlier save has
+        self._lower: dict[Any, Any] = {}  # what lies beneath differences, by name and offset
 
     def add(self, part: Identity, take: Callable[[], Content]) -> None:
         """Write an item, or a shard of one, that `take` gives; the writer's id and a number are added. Raises whatever
@@ -133,31 +134,35 @@ class DataFile:
                 self.add_value(part.name, bytes(content.source.load(0, content.source.size).take(_memory)))
                 return
             extensions, chain = self._save.extensions, self._chains.for_item(part.name)
-            if self._is_kept(part, content, chain):
+            found = self._compared(part, content, chain)
+            if isinstance(found, Chunk):
+                self._keep(part, content, found)
                 return
             part = Identity(self._save.writer_id, content.kind, *part[2:7], next(self._save.numbers))
             if content.kind is Kind.OBJECT and isinstance(content.source, MemorySource):
                 self._save.note_needs(part.name, content.source.data)
             if len(chain) and not extensions.foreign:
-                self._add_blocks(part, content, chain, place)
+                self._add_blocks(part, content, chain, place, found)
             else:  # data has to be a stream
                 self._add_framed(part, content, chain)
 
-    def _is_kept(self, part: Identity, content: Content, chain: Chain) -> bool:
-        """Whether an earlier save has a shard, so that it is not written."""
+    def _compared(self, part: Identity, content: Content, chain: Chain) -> Chunk | Lower | None:
+        """Where an earlier save has a shard, so that it is not written, or what is written as its differences from."""
         if (increment := self._save.increment) is None:
-            return False
+            return None
         self._order.setdefault((part.name, part.offset), len(self._order))
         if content.kind is not Kind.TENSOR or not len(chain) or self._save.extensions.foreign:
-            return False
-        if (found := increment.unchanged(part, content.source)) is None:
-            return False
+            return None
+        compared: Chunk | Lower | None = increment.compare(part, content.source, chain)
+        return compared
+
+    def _keep(self, part: Identity, content: Content, found: Chunk) -> None:
+        """Take note of a shard that an earlier save has."""
         self._kept.append((part.name, found))
         self._save.meter.item(content.source.size, 0, self._chains.pattern_for(part.name))
         if (share := self._share_of(part, content.source.size)) is not None:
             share.advance(content.source.size)
             share.finish()
-        return True
 
     def add_value(self, name: str, packed: bytes) -> None:
         """Write a value: with others of its chain at the end, by itself, or as an object; raises as `add`."""
@@ -195,9 +200,10 @@ class DataFile:
         record = FileRecord(self.path, self.size, save.writer_id, wrapped, *about)
         if (increment := save.increment) is None:
             return SavedFile(record, self._written())
-        paths = dict.fromkeys(chunk.place.file for _, chunk in self._kept)
+        written = self._written()
+        paths = dict.fromkeys(path for _, chunk in written for path in chunk.place.files if path != self.path)
         kept = [increment.record(path) for path in paths]
-        return SavedFile(replace(record, saved=increment.owner), self._written(), kept)
+        return SavedFile(replace(record, saved=increment.owner), written, kept)
 
     @property
     def failure(self) -> BaseException | None:
@@ -238,11 +244,14 @@ class DataFile:
             with place:
                 self._add_blocks(part, Content(MemorySource(stream), Kind.VALUE), chain, place)
 
-    def _add_blocks(self, part: Identity, content: Content, chain: Chain, place: located) -> None:
+    def _add_blocks(
+        self, part: Identity, content: Content, chain: Chain, place: located, beneath: Lower | None = None
+    ) -> None:
         save = self._save
         how: dict[str, Any] = {"published": True, "block_log2": save.block_log2, "meter": save.meter}
         if save.increment is not None and part.kind is Kind.TENSOR:
-            how["mark"] = save.increment.mark
+            how["mark"] = save.increment.memory.tag if beneath is not None else save.increment.mark
+            how["beneath"] = beneath
         encoder = save.extensions.encoder(part, chain, **how)
         leaving = _InFlight(encoder, part, place, self._share_of(part, content.source.size))
         for job, size in encoder.jobs(content.source):
@@ -347,7 +356,8 @@ class DataFile:
                 at, left = at + len(packed), 0
             return
         if self._save.increment is not None and isinstance(made, ContainerEncoder) and part.kind is Kind.TENSOR:
-            self._save.increment.note(part, bytes(made.tags))
+            self._save.increment.note(part, made)
+            self._lower |= {(part.name, part.offset): made.beneath.places} if made.beneath is not None else {}
         span = (0, size) if part.kind is Kind.VALUE else None
         self._notes.append((part.name, part.offset, part.shape, part.kind is Kind.FRAMED, *place, span))
         self._save.meter.item(raw_size, size, self._chains.pattern_for(part.name))
@@ -356,7 +366,8 @@ class DataFile:
     def _written(self) -> list[tuple[str, Chunk]]:
         made, path, recorded = list[tuple[str, Chunk]](), self.path, self._save.extensions.recorded_for
         for name, offset, shape, framed, at, size, first, number, crcs, span in self._notes:
-            place = Place(path, at, size, recorded(name), first, number, crcs, span=span)
+            beneath = self._lower.get((name, offset), ())
+            place = Place(path, at, size, recorded(name), first, number, crcs, beneath, span)
             made.append((name, Chunk(offset, shape, place, framed)))
         made += self._kept
         if self._order:  # values leave after all others, or when they come

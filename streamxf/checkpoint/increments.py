@@ -1,129 +1,43 @@
-"""`SaveMemory`: what a process knows of its own saves, by which later ones find what has not changed since then.
+"""`Increment`: one save that is compared with an earlier one, its *base*.
 
-Each block that is coded gets a tag, a GMAC under a key that this process has drawn and never stores or sends. Blocks
-with one tag are the same bit for bit, but for one pair in 2^112, and nobody who does not know the key can look for a
-pair. An item all of whose blocks have the tags that they had in an earlier save, the *base*, is not coded again: the
-file that has it is linked into the new checkpoint's folder, and the item's row in the index says where it is there. So
-each folder is whole by itself. Where files cannot be linked, those of a base beside the folder may be named there
-instead, if the caller has a way to pin them. Whatever is in doubt is saved whole.
+An item all of whose blocks have the tags that they had in the base is not coded again: the files that have it are
+linked into the new checkpoint's folder, and the item's row in the index says where it is there. So each folder is whole
+by itself. Where files cannot be linked, those of a base beside the folder may be named there instead, if the caller has
+a way to pin them. What has changed is stored as its differences from the base, where that pays, and whatever is in
+doubt whole.
 """
 
 from __future__ import annotations
 
 import hmac
-import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from streamxf.buffers import scratches
+from streamxf.chain import Chain
 from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.beneath import Beneath
 from streamxf.checkpoint.datafile import FileRecord, SavedFile
+from streamxf.checkpoint.memory import TAG_BYTES, Key, Known, SavedPart, SaveMemory
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.pins import Pin
 from streamxf.checkpoint.saving import Save
 from streamxf.checkpoint.sources import Chunks
-from streamxf.errors import MetadataError, ParameterError, StreamxfError
+from streamxf.errors import MetadataError, StreamxfError
 from streamxf.format.header import Identity
 from streamxf.format.items import Chunk, Place
+from streamxf.format.limits import DIGEST_BYTES, MAX_BENEATH
 from streamxf.format.names import GLOBAL, pin_name
-from streamxf.lazy import aead
 from streamxf.pipeline import Pipeline
 from streamxf.storage.storage import BESIDE, Storage, StorageEntry
-from streamxf.stream.encoder import ByteSource, Load
+from streamxf.stream.encoder import ByteSource, ContainerEncoder, Load
 
 SMALL = 4096  # bytes; for less no file is linked, which would stay on the disk once the base is removed
-_TAG_BYTES = 16
-_NONCE = bytes(12)  # one for all: tags are compared, and leave this process as little as the key does
-_KEPT = 4  # saves besides the base of the last one, since several may be under way before one of them is published
 _OTHER = "its file in the base is not as it was written"
-_Key = tuple[str, tuple[int, ...]]  # an item's name, and the offset of a shard
-
-
-class _Known(NamedTuple):
-    """A shard that was saved: what it is, the tags of its blocks, and where it is."""
-
-    said: tuple[Any, ...]
-    tags: bytes
-    chunk: Chunk
-
-
-@dataclass(frozen=True, eq=False)
-class SavedPart:
-    """A process's part in a save; another must have `about` alike; `records` and `marks` are those of all files."""
-
-    save_id: str
-    about: tuple[Any, ...]
-    shards: Mapping[_Key, _Known]
-    records: Mapping[str, FileRecord]
-    marks: Mapping[str, Any]
-
-
-class SaveMemory:
-    """What a process knows of its own saves, by which later ones find what has not changed since.
-
-    Whoever saves again and again holds one, and gives it to each writer: ``FileSystemWriter(path, base=last,
-    memory=memory)``. For each MiB that is saved it takes some 50 bytes, for at most five saves. A pickle has nothing
-    of that; in another process, such as one that saves in the background, all copies of one memory are one.
-
-    Parameters
-    ----------
-    increments : bool
-        Whether what has a base may be one, too. If not, only saves that store all are known, and any number of
-        checkpoints on one base has the files of two saves at most.
-    """
-
-    def __init__(self, *, increments: bool = True) -> None:
-        self.increments = increments
-        self._name = os.urandom(16)
-        self._saves: dict[str, SavedPart] = {}  # the newest last
-        self._changing = threading.Lock()
-        self._cipher = aead.AESGCM(os.urandom(32))  # here, and not in the first of several workers
-
-    def tag(self, block: memoryview) -> bytes:
-        return self._cipher.encrypt(_NONCE, b"", block)
-
-    @property
-    def held(self) -> tuple[str, ...]:
-        """The ids of the saves that it knows, the newest last."""
-        return tuple(self._saves)
-
-    def get(self, save_id: str) -> SavedPart | None:
-        return self._saves.get(save_id)
-
-    def add(self, part: SavedPart, base: str | None) -> None:
-        """Take note of a save, which counts once it is published, and forget older ones, but not its base."""
-        with self._changing:
-            self._saves[part.save_id] = part
-            for save_id in [save_id for save_id in self._saves if save_id != base][:-_KEPT]:
-                del self._saves[save_id]
-
-    def __reduce__(self) -> Any:
-        return _memory_here, (self._name, self.increments)
-
-
-_here: dict[bytes, SaveMemory] = {}  # those that came to this process from others
-
-
-def _memory_here(name: bytes, increments: bool) -> SaveMemory:
-    memory = _here.setdefault(name, SaveMemory(increments=increments))
-    memory._name = name
-    return memory
-
-
-def check_memory(memory: Any, base: Any) -> SaveMemory | None:
-    """The argument `memory` of a writer; raises ParameterError."""
-    if memory is None and base is not None:
-        raise ParameterError(
-            "base= goes with memory=, the SaveMemory that the writer of the base was given, too: without it nothing is "
-            "known of what was saved there"
-        )
-    if not isinstance(memory, SaveMemory | None):
-        raise ParameterError(f"memory= takes a streamxf.SaveMemory, not {type(memory).__name__}")
-    return memory
 
 
 def saves_in(folder: Storage, name: str) -> tuple[tuple[str, ...], Collection[bytes]]:
@@ -159,7 +73,8 @@ class Increment:
         self._base = memory.get(base_id)
         self._refused = "" if folder is None else self._refuse(folder)
         self.may_share = folder is not None and not self._refused
-        self._tagged: dict[_Key, tuple[tuple[Any, ...], bytes]] = {}
+        self._tagged: dict[Key, tuple[tuple[Any, ...], bytes, bytes]] = {}
+        self._files = None if folder is None else folder.open_files()
         self._links: dict[str, str] = {}
         self._named: dict[str, FileRecord] = {}  # files of the base that this save has, by their paths there
         self._paths: dict[str, str] = {}  # by the paths in the base those here
@@ -173,30 +88,41 @@ class Increment:
             return "the base has another chain, other recipients, another signer, other blocks, or other syncs"
         return "the base is what this save replaces" if folder.real() == self._save.storage.real() else ""
 
-    def unchanged(self, part: Identity, source: ByteSource) -> Chunk | None:
-        """Where the base has a shard, if it is the same there, and the file could be linked; else it is to be saved."""
+    def compare(self, part: Identity, source: ByteSource, chain: Chain) -> Chunk | Beneath | None:
+        """Where the base has a shard, if it is the same there, and the files could be linked; else what it is to be
+        saved as differences from, if that pays.
+        """
         if self._folder is None:
             return None
         cell, shards = self._save.meter.cell, self._base.shards if self._base is not None else {}
         known = shards.get((part.name, part.offset))
-        if reason := self._refused or self._changed(part, source, known):
+        reason, made = (self._refused, None) if self._refused else self._compared(part, source, chain, known)
+        if reason:
             cell.whole[reason] += 1
-            return None
-        assert known is not None
-        cell.unchanged += 1
-        cell.unchanged_bytes += source.size
-        self._tagged[part.name, part.offset] = known[:2]
-        place = known.chunk.place
-        return known.chunk._replace(place=place._replace(file=self._paths[place.file]))
+        elif made is None and known is not None:
+            cell.unchanged += 1
+            cell.unchanged_bytes += source.size
+            self._tagged[part.name, part.offset] = known[:3]
+            (file, at, size), *beneath = self._here(known.chunk.place)
+            place = known.chunk.place._replace(file=file, at=at, size=size, beneath=tuple(beneath))
+            return known.chunk._replace(place=place)
+        elif made is not None and known is not None:
+            made.places = self._here(known.chunk.place)
+        return made
 
     @property
     def mark(self) -> Callable[[memoryview], bytes] | None:
         """What gives blocks their tags, if the memory is to have these."""
         return self.memory.tag if self._base is None or self.memory.increments else None
 
-    def note(self, part: Identity, tags: bytes) -> None:
+    def note(self, part: Identity, made: ContainerEncoder) -> None:
         """Take note of a shard that was coded."""
-        self._tagged[part.name, part.offset] = self._said(part), tags
+        self._tagged[part.name, part.offset] = self._said(part), bytes(made.tags), made.header_digest
+        if made.beneath is not None:
+            cell = self._save.meter.cell
+            cell.differences += 1
+            cell.differences_bytes += made.raw_size
+            cell.differences_stored += made.stored_size
 
     def record(self, path: str) -> FileRecord:
         """That of a file of the base, as this save has it."""
@@ -204,13 +130,14 @@ class Increment:
 
     def remember(self, files: Iterable[SavedFile]) -> None:
         """Have the memory take note of what this process wrote, and of what it need not write."""
+        self.close()
         if self.mark is None:
             return
-        shards, records, marks = dict[_Key, _Known](), dict[str, FileRecord](), dict[str, Any]()
+        shards, records, marks = dict[Key, Known](), dict[str, FileRecord](), dict[str, Any]()
         for file in files:
             records |= {each.path: each for each in (file.record, *file.kept)}
             pairs = (((name, chunk.offset), chunk) for name, chunk in file.written)
-            shards |= {key: _Known(*self._tagged[key], chunk) for key, chunk in pairs if key in self._tagged}
+            shards |= {key: Known(*self._tagged[key], chunk) for key, chunk in pairs if key in self._tagged}
         base, known = (self._base.save_id, self._base.marks) if self._base is not None else (None, {})
         marks |= {here: known[path] for path, here in self._paths.items() if path in known}
         for path in records.keys() - marks.keys():
@@ -218,38 +145,81 @@ class Increment:
                 marks[path] = _mark_of(self._save.storage.info(path))
         self.memory.add(SavedPart(self.owner[0], self._about, shards, records, marks), base)
 
+    def close(self) -> None:
+        """Close the base's files."""
+        if self._files is not None:
+            self._files.close()
+
     def unpin(self) -> None:
         """Take back the pins of a save that failed; else they count for a day."""
         with suppress(Exception):
             run = self._save.storage.beside("")[0]
             run.remove([f"{name}/{pin_name(*self.owner)}" for name in self.pins])
 
+    def _here(self, place: Place) -> tuple[tuple[str, int, int], ...]:
+        """A place in the base, and what lies beneath it, by the paths that its files have here."""
+        return tuple((self._paths[file], at, size) for file, at, size in (place[:3], *place.beneath))
+
     def _said(self, part: Identity) -> tuple[Any, ...]:
         return part.kind, part.dtype, part.shape, part.tensor_shape, self._save.extensions.recorded_for(part.name)
 
-    def _changed(self, part: Identity, source: ByteSource, known: _Known | None) -> str:
-        """Why a shard has to be saved; "" if it need not be."""
+    def _compared(
+        self, part: Identity, source: ByteSource, chain: Chain, known: Known | None
+    ) -> tuple[str, Beneath | None]:
+        """Why a shard has to be saved, or "", and what lies beneath it if differences from that are saved."""
         if known is None or known.said != self._said(part):
-            return "the base has no such shard, or has it with another dtype, shape or chain"
+            return "the base has no such shard, or has it with another dtype, shape or chain", None
         if isinstance(source, Chunks):
-            return "its bytes come one after the other, once"
-        path = known.chunk.place.file
-        if source.size < SMALL and self._links.get(path) != "":
-            return f"it has less than {SMALL} bytes, for which no file is linked"
-        return self._link(path) if self._is_same(source, known.tags) else "changed"
+            return "its bytes come one after the other, once", None
+        place = known.chunk.place
+        if source.size < SMALL and any(self._links.get(path) != "" for path in place.files):
+            return f"it has less than {SMALL} bytes, for which no file is linked", None
+        changed, made = self._first_change(source, known.tags), None
+        if changed is not None:
+            if not chain.differs or source.size < SMALL:
+                return "changed", None
+            if len(place.beneath) == MAX_BENEATH:
+                return f"it would be the difference of a difference, {MAX_BENEATH + 1} times", None
+            if (made := self._beneath(part, source, chain, known, changed)) is None:
+                return "changed", None
+        reason = next(filter(None, map(self._link, place.files)), "")
+        return reason, None if reason else made
 
-    def _is_same(self, source: ByteSource, tags: bytes) -> bool:
-        """Whether all blocks have these tags. What has changed mostly shows in the first one."""
+    def _beneath(self, part: Identity, source: ByteSource, chain: Chain, known: Known, changed: int) -> Beneath | None:
+        """What is beneath a shard, if it pays to store differences from that, for which one block stands for all."""
+        assert self._base is not None
+        assert self._files is not None
+        size, records, key = 1 << self._save.block_log2, self._base.records, (part.name, part.offset)
+        made = Beneath(self.memory, key, known, chain, lambda path: records[path].data_key, self._files.__getitem__)
+        start, stop = changed * size, min((changed + 1) * size, source.size)
+        if not made.pays(part, changed, source.load(start, stop), stop - start, size):
+            return None
+        if self._save.extensions.signer is not None:
+            place = known.chunk.place
+            begin = DIGEST_BYTES * (place.digest or 0)
+            count = (1 + len(known.tags) // TAG_BYTES) * len(made.places)
+            made.digests = records[place.file].digests[begin : begin + DIGEST_BYTES * count]
+        return made
+
+    def _first_change(self, source: ByteSource, tags: bytes) -> int | None:
+        """The first block that has not its tag. What has changed mostly shows in the first one."""
         starts = range(0, source.size or 1, 1 << self._save.block_log2)
-        if len(tags) != _TAG_BYTES * len(starts):
-            return False
+        if len(tags) != TAG_BYTES * len(starts):
+            return 0
+        found = 0
         with Pipeline[bool]() as blocks:
             for number, start in enumerate(starts):
                 stop = min(start + starts.step, source.size)
-                job = partial(self._has_tag, source.load(start, stop), tags[_TAG_BYTES * number :][:_TAG_BYTES])
-                if not all(blocks.submit(job, stop - start) if number else [job()]):
-                    return False
-            return all(blocks.results())
+                job = partial(self._has_tag, source.load(start, stop), tags[TAG_BYTES * number :][:TAG_BYTES])
+                for same in blocks.submit(job, stop - start) if number else [job()]:
+                    if not same:
+                        return found
+                    found += 1
+            for same in blocks.results():
+                if not same:
+                    return found
+                found += 1
+        return None
 
     def _has_tag(self, load: Load, tag: bytes) -> bool:
         scratch = scratches.take()

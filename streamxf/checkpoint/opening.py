@@ -112,15 +112,25 @@ class ItemPart:
         return 2 * self.item.size + RAW_SLACK if element_size(self.item.dtype) else None
 
 
+FileGiver = Callable[[str], StoredFile]
+
+
+def _no_file(name: str) -> StoredFile:
+    raise errors.UnsupportedError("it is a difference to what is in another file, which is not read here", file=name)
+
+
 class ItemOpener:
     """Opens items that one metadata file describes.
 
     - `metadata`: what the file says. Without a name it was read by torch, or made up; that it has no index, is no sign.
     - `budget`: pays for what stream transforms make of items. None for readers, whose callers have made the memory.
+    - `open_file`: gives the files of what lies beneath differences, as long as they are read.
     """
 
-    def __init__(self, metadata: Metadata, access: Access, budget: Budget | None = None) -> None:
-        self.metadata = metadata
+    def __init__(
+        self, metadata: Metadata, access: Access, budget: Budget | None = None, open_file: FileGiver = _no_file
+    ) -> None:
+        self.metadata, self.open_file = metadata, open_file
         self._access = access
         self.budget = budget
         self._openers: dict[tuple[tuple[str, ...], bytes | None], ChainOpener] = {}
@@ -186,13 +196,8 @@ class ItemOpener:
     def _find(self, source: FileSlice, wanted: ItemPart) -> StoredStream:
         """The stream of an item, whose header was compared with what the metadata says."""
         place, index = wanted.place, self.metadata.index
-        if place.beneath:
-            raise errors.UnsupportedError(
-                "the item is stored as a difference to another save, which this version of streamxf does not read: "
-                "upgrade it"
-            )
         stream, header = StoredStream(source, None, self._expected(place)), None
-        if index is not None and place.number is not None:
+        if index is not None and place.number is not None and not place.beneath:
             identity = wanted.identity(index.files[place.file].writer)
             with suppress(OSError):  # of a sector behind it
                 start = source.read_at(0, min(_START, source.length))
@@ -206,7 +211,27 @@ class ItemOpener:
         elif header is None and not (stream.errors or place.descriptors):
             stream.attempt(self._check_size, wanted, source.length)
         stream.header = header
+        if header is not None and not stream.errors and place.beneath:
+            stream.beneath = stream.attempt(self._beneath, header, wanted)
         return stream
+
+    def _beneath(self, header: Header, wanted: ItemPart) -> tuple[StoredStream, Callable[[], ChainOpener]]:
+        """The stream beneath a difference, and what gives the opener of its chain; raises IdentityError."""
+        assert wanted.chunk is not None
+        place, first, blocks = wanted.place.lower, wanted.place.digest, max(1, -(-wanted.planned // header.block_size))
+        place = place._replace(digest=None if first is None else first + 1 + blocks)
+        file = self.open_file(place.file)
+        with errors.located(file=file.name):
+            source = self.source(file, place)
+            found = read_header(source)
+            if found.digest != header.base or found.block_log2 != header.block_log2:
+                text = "the container beneath a difference is not the one it was made from: one was swapped, or altered"
+                raise errors.IdentityError(text)
+            place = place._replace(number=found.identity.number if found.identity is not None else 0)
+            stream = self._find(source, ItemPart(wanted.item, wanted.chunk._replace(place=place)))
+            stream.file = file.name
+            stream.check()
+        return stream, partial(self.chain, found, place)
 
     def chain(self, header: Header, place: Place) -> ChainOpener:
         """What rebuilds the chain of a container, once for all that have it."""
@@ -292,6 +317,8 @@ class ItemOpener:
 
     def _check_published(self, header: Header, wanted: ItemPart, writer: bytes) -> None:
         identity = header.identity
+        if bool(header.base) != bool(wanted.place.beneath):
+            raise errors.IdentityError("header and metadata disagree on whether it is a difference: one was altered")
         if identity is None or not header.published:
             raise errors.IdentityError(
                 "the container is not bound to a place in a checkpoint, though streamxf's writer made this one: it "

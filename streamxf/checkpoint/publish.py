@@ -21,7 +21,7 @@ from streamxf.checkpoint.saving import Extensions, Save
 from streamxf.errors import AbortedError, ChainError, ContainerError, ReplacedMeanwhile, StreamxfError, UnsupportedError
 from streamxf.format.digests import Digests
 from streamxf.format.index import File, Index
-from streamxf.format.items import Chunk, Item, ObjectItem
+from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
 from streamxf.format.limits import DIGEST_BYTES, FORMAT, NO_PICKLE, WRAPPED_KEY_BYTES
 from streamxf.format.names import DRAFT, GLOBAL, OWN_FILE, made_by_saves, metadata_name, rank_of
 from streamxf.format.run import RunFacts
@@ -49,6 +49,11 @@ def placed(items: Iterable[Item], files: Iterable[Iterable[tuple[str, Chunk]]]) 
             found = (stored.get((item.name, chunk.offset)) for chunk in item.chunks)
             made[item.name] = replace(item, chunks=tuple(chunk for chunk in found if chunk is not None))
     return made
+
+
+def has_differences(item: Item) -> bool:
+    """Whether it is stored as its differences from another save, which torch's own readers cannot read."""
+    return isinstance(item, TensorItem) and any(chunk.place.beneath for chunk in item.chunks)
 
 
 @collector_paused()
@@ -153,7 +158,7 @@ def publish(
             about: Any = {"extra": extra or {}, "run": run, "group": save.group, "ranks": save.ranks}
             count = sum(len(getattr(item, "chunks", [item])) for item in items.values())
             beside = any(record.path.startswith(BESIDE) for record in records)  # which torch's readers may not find
-            save.pickled = save.decide_stock(count) and not beside
+            save.pickled = save.decide_stock(count) and not (beside or any(map(has_differences, items.values())))
             place = storage.label() if save.pickled else None
             index, data = assemble(items, records, save.extensions, save_id, place, rank, **about)
             alone, own = stack.enter_context(locked(storage)), storage.mount()

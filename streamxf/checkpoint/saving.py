@@ -351,11 +351,11 @@ class Save:
         """Remove files of a save that `error` ended; its notes say what is left, and what to do. Whether all were."""
         if type(error) is OSError and (advice := _ADVICE.get(error.errno)):  # NoSpaceError says so itself
             add_note(error, escaped(advice.format(self.storage.label())))
-        linked = []
         if self.increment is not None:
-            linked = self.increment.linked
+            self.increment.close()
             self.increment.unpin()
-        left = self.storage.remove([*files, *linked])
+            files = *files, *self.increment.linked
+        left = self.storage.remove(files)
         for name, reason in left.items() if getattr(error, "errno", None) != errno.EROFS else ():
             text = f"{name} of the failed save could not be removed: {type(reason).__name__}: {reason}"
             add_note(error, escaped(text))

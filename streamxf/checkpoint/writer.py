@@ -13,7 +13,8 @@ from typing import Any, Self
 
 from streamxf.chain import ChainsLike
 from streamxf.checkpoint.datafile import DataFile, SavedFile
-from streamxf.checkpoint.increments import Increment, SaveMemory, check_memory, saves_in
+from streamxf.checkpoint.increments import Increment, saves_in
+from streamxf.checkpoint.memory import SaveMemory, check_memory
 from streamxf.checkpoint.pickled import PLANNER_DATA, plain_members
 from streamxf.checkpoint.pins import Pin
 from streamxf.checkpoint.publish import placed, publish

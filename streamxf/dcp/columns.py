@@ -193,10 +193,13 @@ class PlannedItems(LazyItems[WriteItem]):
         return np.arange(len(self.layout["names"]))[self.kept]
 
 
+_NOTHING = None, None, ()  # beside what columns have
+
+
 class StoredResults(LazyItems[WriteResult]):
     """Results of what a rank planned: by item the file's record, position, bytes, number, and whether it is framed.
 
-    - `beside`: of all items what no column has, the first digest and CRCs as in `Place`; empty if there is none.
+    - `beside`: of all items what no column has, first digest, CRCs and what lies beneath, as in `Place`; or empty.
     - `spans`: those of values, by name.
     """
 
@@ -222,9 +225,9 @@ class StoredResults(LazyItems[WriteResult]):
         numbers = {path: number for number, path in enumerate(records)}
         found = [(numbers[chunk.place.file], *chunk[2:]) for file in files for _, chunk in file.written]
         places = [(file, place.at, place.size, place.number or 0, framed) for file, place, framed in found]
-        beside = [(place.digest, place.crcs) for _, place, _ in found]
+        beside = [(place.digest, place.crcs, place.beneath) for _, place, _ in found]
         columns = np.array(places, "i8").reshape(-1, 5).T
-        beside = beside if {*beside} - {(None, None)} else []
+        beside = beside if {*beside} - {_NOTHING} else []
         written = ((name, chunk.place.span) for file in files for name, chunk in file.written)
         spans = {name: span for name, span in written if span is not None}
         return cls(PlannedItems.of(items), packed(columns.tobytes()), [*records.values()], beside, spans)
@@ -244,11 +247,11 @@ class StoredResults(LazyItems[WriteResult]):
         """Name and offset, which is None of an object, and what is stored there."""
         paths = [record.path for record in self.records]
         places = self.places(range(len(paths))).T.tolist()
-        columns = zip(self.planned.rows(), places, self.beside or repeat((None, None), len(places)), strict=True)
-        for (name, _, data, offset), (file, at, size, number, framed), (first, crcs) in columns:
+        columns = zip(self.planned.rows(), places, self.beside or repeat(_NOTHING, len(places)), strict=True)
+        for (name, _, data, offset), (file, at, size, number, framed), (first, crcs, beneath) in columns:
             span = None if data else self.spans.get(name)
             number = number if crcs is None else None
-            place = Place(paths[file], at, size, recorded(name), first, number, crcs, span=span)
+            place = Place(paths[file], at, size, recorded(name), first, number, crcs, beneath, span)
             chunk = Chunk(tuple(offset), data[2] if data else (), place, bool(framed))
             yield (name, chunk.offset if data else None), chunk
 

@@ -45,7 +45,7 @@ from streamxf.pipeline import Pipeline
 from streamxf.progress import Progress, Shares
 from streamxf.report import Meter
 from streamxf.storage.fetch import FetchedFile
-from streamxf.storage.reading import READ_WHOLE, Counted, FileSlice, StoredFile, Timed
+from streamxf.storage.reading import READ_WHOLE, Counted, FileSlice, OpenFiles, StoredFile, Timed
 from streamxf.storage.storage import Storage
 from streamxf.stream.reader import Blocks, StreamReader, read_all
 from streamxf.torch_private import narrow_tensor_by_index
@@ -127,7 +127,7 @@ class Loader:
         by_file: dict[str, list[_Entry]] = {}
         for request, wanted in (*found, *self._empty(requests)):
             by_file.setdefault(wanted.place.file, []).append((request, wanted))
-        with self._storage.entered() as storage:
+        with self._storage.entered() as storage, self.opening(storage):
             for name, entries in by_file.items():
                 entries.sort(key=lambda entry: entry[1].place.at)
                 with self.opened(storage, name) as file:
@@ -152,6 +152,17 @@ class Loader:
             item = items.get(name)
             if isinstance(item, TensorItem) and count >= math.prod(item.shape):
                 yield from ((None, ItemPart(item, chunk)) for chunk in item.chunks if 0 in chunk.shape)
+
+    @contextmanager
+    def opening(self, storage: Storage) -> Iterator[OpenFiles]:
+        """What opens files of the checkpoint by name, those beneath differences, too."""
+        files = storage.open_files(partial(self.opened, storage))
+        self.opener.open_file = files.__getitem__
+        try:
+            yield files
+        finally:
+            self._pipeline.cancel()
+            files.close()
 
     @contextmanager
     def opened(self, storage: Storage, name: str) -> Iterator[StoredFile]:

@@ -25,7 +25,8 @@ from torch.futures import Future
 from streamxf import torch_private
 from streamxf.chain import Chain, Chains, ChainsLike
 from streamxf.checkpoint.datafile import write_files
-from streamxf.checkpoint.increments import SMALL, Increment, SaveMemory, check_memory, saves_in
+from streamxf.checkpoint.increments import SMALL, Increment, saves_in
+from streamxf.checkpoint.memory import SaveMemory, check_memory
 from streamxf.checkpoint.pins import Pin
 from streamxf.checkpoint.publish import check_free, publish, remove_unpublished
 from streamxf.checkpoint.saving import Extensions, Save, Stock, check_stock

@@ -10,7 +10,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise, repeat
+from itertools import islice, pairwise, repeat
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -228,6 +228,14 @@ class IndexPart:
         found = zip(self[BEGIN][first:last].tolist(), self[END][first:last].tolist(), strict=True)
         each = zip(kinds.tolist(), self.coded[begin:end].tolist(), self[BYTES][begin:end].tolist(), strict=True)
         return [(next(found) if coded else (0, size)) if is_value else None for is_value, coded, size in each]
+
+    def beneath(self, begin: int, end: int, paths: Sequence[str]) -> Iterable[tuple[tuple[str, int, int], ...]]:
+        """What lies beneath some chunks, by where they are here: as in `Place`."""
+        if BENEATH.id not in self.columns or not (counts := self[BENEATH][begin:end]).any():
+            return repeat(())
+        lower = self[LOWER][3 * int(self[BENEATH][:begin].sum(dtype="i8")) :].tolist()
+        found = ((paths[file], at, size) for file, at, size in zip(*[iter(lower)] * 3, strict=True))
+        return [tuple(islice(found, count)) for count in counts.tolist()]
 
     def value(self, column: Column, row: int) -> bytes:
         """That of a row, where a column has bytes."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from streamxf.buffers import collector_paused
 from streamxf.descriptor import ENCRYPT, Descriptor
-from streamxf.errors import DescriptorError, MetadataError, UnsupportedError
+from streamxf.errors import DescriptorError, MetadataError
 from streamxf.format import columns as col
 from streamxf.format import fields, limits
 from streamxf.format.columns import Array, Column, IndexPart, ItemRules, PartEntry, TooLarge, pack_part
@@ -441,8 +441,6 @@ def _of_chunks(found: list[tuple[Sequence[Chunk], bool]], files: _Files) -> dict
 def _of_objects(chunks: list[Chunk], tensors: list[bool], files: _Files) -> dict[Column, Any]:
     offsets, shapes, places, framed = zip(*chunks, strict=True) if chunks else ((),) * 4
     paths, at, sizes, _, digests, numbers, crcs, beneath, spans = zip(*places, strict=True) if places else ((),) * 9
-    if any(beneath):
-        raise UnsupportedError("it has differences to other saves, which this version cannot write: upgrade streamxf")
     of_tensors = [Kind.FRAMED if frame else Kind.TENSOR for frame in framed]
     kinds_of = zip([Kind.OBJECT if span is None else Kind.VALUE for span in spans], of_tensors, strict=True)
     inside = [span for span, number in zip(spans, numbers, strict=True) if span is not None and number is not None]
@@ -458,6 +456,6 @@ def _of_objects(chunks: list[Chunk], tensors: list[bool], files: _Files) -> dict
         col.CRCS: b"".join(each or b"" for each in crcs),
         col.BEGIN: [begin for begin, _ in inside],
         col.END: [end for _, end in inside],
-        col.BENEATH: beneath,
-        col.LOWER: [],
+        col.BENEATH: [*map(len, beneath)],
+        col.LOWER: [each for some in beneath for path, *place in some for each in (files[path][0], *place)],
     }

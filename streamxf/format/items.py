@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -119,7 +119,7 @@ class Place(NamedTuple):
     - `digest`: the ordinal of its first digest, where an index is signed.
     - `number`: that of the container, among those of its writer, where an index says it.
     - `crcs`: where an index says that there is no container, the CRC-32C of each MiB, as four bytes, little-endian.
-    - `beneath`: of a difference, how many containers lie beneath; 0 of all else.
+    - `beneath`: of a difference the containers beneath, the newest first: file, at and size of each.
     - `span`: of a value, where it begins and ends in the stream, which other values may share; None of all else.
     """
 
@@ -130,7 +130,7 @@ class Place(NamedTuple):
     digest: int | None = None
     number: int | None = None
     crcs: bytes | None = None
-    beneath: int = 0
+    beneath: tuple[tuple[str, int, int], ...] = ()
     span: tuple[int, int] | None = None
 
     @staticmethod
@@ -148,6 +148,18 @@ class Place(NamedTuple):
     def container(self) -> tuple[Any, ...]:
         """What is the same for values of one container."""
         return self[:-1]
+
+    @property
+    def lower(self) -> Place:
+        """Where the container is that lies beneath a difference; its number and digest are not those of this one."""
+        (file, at, size), *rest = self.beneath
+        return self._replace(file=file, at=at, size=size, beneath=tuple(rest))
+
+    @property
+    def files(self) -> Iterator[str]:
+        """Its file, and those of what lies beneath."""
+        yield self.file
+        yield from (file for file, _, _ in self.beneath)
 
     @property
     def share(self) -> int:

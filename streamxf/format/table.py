@@ -201,7 +201,7 @@ class ItemParts:
             part[col.FIRST_DIGEST][begin:end].tolist() if self.rules.signed else repeat(None),
             numbers,
             crcs,
-            part[col.BENEATH][begin:end].tolist() if self.rules.increment else repeat(0),
+            part.beneath(begin, end, self._paths),
             part.spans_of_values(begin, end),
             strict=False,
         )

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from streamxf import errors
-from streamxf.checkpoint.increments import SaveMemory
+from streamxf.checkpoint.memory import SaveMemory
 from streamxf.checkpoint.writer import CheckpointWriter
 from streamxf.errors import ParameterError, StreamxfError, escaped
 from streamxf.manager.forget import remove_checkpoints

@@ -15,7 +15,7 @@ from streamxf.chain import Chain, StreamCoder
 from streamxf.codec import Codec, StreamInfo
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.descriptor import ENCRYPT, Descriptor
-from streamxf.errors import CodecError, ContainerError, StreamxfError, UnsupportedError
+from streamxf.errors import CodecError, ContainerError, StreamxfError, UnsupportedError, located
 from streamxf.format.container import Footer, Table, check_stored, lone_block, tail_size
 from streamxf.format.digests import Expected, digest_of
 from streamxf.format.header import Header, Kind, header_size
@@ -81,6 +81,7 @@ class BlockReader(Blocks):
     - `coder`: its seal was checked by the caller; it may come later. Without one, `decode` checks stored bytes alone.
     - `digests`: what was vouched for, if anything.
     - `check_size`: called with the stream's size, from the footer, before the table is read; may raise.
+    - `beneath`: the container beneath a difference, and how its file is called; it may come later, too.
     - `size`: bytes of the stream. Table and footer carry a CRC only, so in a keyed stream that is neither a tensor,
       whose size the header gives, nor has `digests`, it is authentic only once `decode_ends` was called.
     """
@@ -95,6 +96,7 @@ class BlockReader(Blocks):
     ) -> None:
         self._source = source
         self.coder = coder
+        self.beneath: tuple[BlockReader, str] | None = None
         self.header: Header = header
         footer, self._table = read_tail(source, header, check_size)
         super().__init__(footer.raw_size, header.block_size)
@@ -110,6 +112,8 @@ class BlockReader(Blocks):
 
     def expect(self, *runs: Span) -> None:
         self._source.expect(*((self._begin_of(first), self._table.ends[stop - 1]) for first, stop in runs))
+        if self.beneath is not None:
+            self.beneath[0].expect(*runs)
 
     def decode(self, index: int, out: memoryview | None) -> None:
         """Decode block `index` into `out`, which has exactly its size, or into nothing to check whether it is intact.
@@ -122,8 +126,8 @@ class BlockReader(Blocks):
         """A `decode` of block `index` for any thread, once; read here where threads cannot read at the same time."""
         if self._source.parallel:
             return partial(self.decode, index)
-        scratch = scratches.take()
-        return partial(self.decode_stored, index, self._read(index, scratch), scratch)
+        scratch, lower = scratches.take(), None if self.beneath is None else self.beneath[0].decoder(index)
+        return partial(self.decode_stored, index, self._read(index, scratch), scratch, lower=lower)
 
     def run(self, first: int, stop: int, put: Put) -> Callable[[], None]:
         if stop - first == 1 or not self._source.parallel:
@@ -138,8 +142,15 @@ class BlockReader(Blocks):
             put(index, partial(self.decode_stored, index, block, scratches.take()))
         scratches.give(scratch)
 
-    def decode_stored(self, index: int, stored: memoryview, scratch: Scratch, out: memoryview | None) -> None:
-        """The same, of a block that was read; gives `scratch` back."""
+    def decode_stored(
+        self,
+        index: int,
+        stored: memoryview,
+        scratch: Scratch,
+        out: memoryview | None,
+        lower: Callable[[memoryview], None] | None = None,
+    ) -> None:
+        """The same, of a block that was read, as that beneath it was where `lower` decodes it; gives `scratch` back."""
         last, size = index == self.count - 1, self.size_of(index)
         check = partial(check_stored, stored, index, self.header, last=last, digests=self._digests)
         coder = self.coder
@@ -149,7 +160,7 @@ class BlockReader(Blocks):
         payload = check(crc=not tagged)
         if coder is not None:
             try:
-                decoded = coder.decode(payload, index, last, scratch, out)
+                decoded = self._decoded(coder, lower, payload, index, last, scratch, out)
             except StreamxfError:
                 if tagged:
                     check()  # tells damage from a wrong key
@@ -157,6 +168,22 @@ class BlockReader(Blocks):
             if len(decoded) != size:
                 raise CodecError(f"block decodes to {len(decoded)} bytes where {size} belong", block=index)
         scratches.give(scratch)
+
+    def _decoded(self, coder: StreamCoder, lower: Any, payload: memoryview, index: int, *how: Any) -> memoryview:
+        if self.beneath is None:
+            return coder.decode(payload, index, *how)
+        (blocks, file), scratch = self.beneath, scratches.take()
+        last, work, out = how
+
+        def beneath() -> memoryview:
+            block = scratch.take(0, blocks.size_of(index))
+            with located(file=file):
+                lower(block) if lower is not None else blocks.decode(index, block)
+            return block
+
+        decoded = coder.decode(payload, index, last, work, out, beneath)
+        scratches.give(scratch)
+        return decoded
 
     def _begin_of(self, index: int) -> int:
         return self._table.ends[index - 1] if index else self.header.size
@@ -216,8 +243,6 @@ class ChainOpener:
         AuthenticationError if it does not match, KeyMissingError, WrongKeyError, DescriptorError without a data key;
         what is returned, UnknownCodecError, DescriptorError, ChainError if the chain cannot be built.
         """
-        if header.base:
-            raise UnsupportedError("it holds a difference, which this version of streamxf does not read: upgrade it")
         info = stream_info(header)
         state = self._encryption.unseal(info, header.seal)
         return lambda: StreamCoder(self._chain, info, state, meter=meter)
@@ -243,6 +268,7 @@ class StoredStream:
 
     - `header`: of its container; None if it is in none, or if that is damaged.
     - `digests`, `check_size`: as of `BlockReader`.
+    - `file`: for errors. `beneath`: of a difference, the stream beneath it, and what gives the opener of its chain.
     - `blocks`: None if header or table are damaged, so that they cannot be found.
     - `locked`: whether the chain needs a key, and there is none.
     - `errors`: in the order of the checks; a load raises the first.
@@ -254,12 +280,15 @@ class StoredStream:
     check_size: CheckSize | None = None
     blocks: BlockReader | BareBlocks | None = None
     locked: bool = False
+    file: str | None = None
+    beneath: tuple[StoredStream, Callable[[], ChainOpener]] | None = None
     errors: list[StreamxfError | OSError] = field(default_factory=list)
 
     def attempt(self, step: Callable[..., Any], *arguments: Any) -> Any:
         """What `step` returns; None if it raises, which is kept."""
         try:
-            return step(*arguments)
+            with located(file=self.file):
+                return step(*arguments)
         except (StreamxfError, OSError) as error:
             self.errors.append(error)
             return None
@@ -278,7 +307,23 @@ class StoredStream:
         blocks = self.blocks = self.attempt(BlockReader, *about)
         if blocks is not None and make_coder is not None:
             blocks.coder = self.attempt(make_coder)
+        if self.beneath is not None:
+            self._examine_beneath(blocks, chain is not None, meter)
+        elif self.header is not None and self.header.base and chain is not None:
+            text = "it holds differences from another container, and no metadata says which: read its whole checkpoint"
+            self.errors.append(UnsupportedError(text))
         return self
+
+    def _examine_beneath(self, blocks: BlockReader | None, opens: bool, meter: Meter | None) -> None:
+        assert self.beneath is not None
+        lower, opener = self.beneath
+        lower.examine(lower.attempt(opener) if opens and not lower.errors else None, meter)
+        if isinstance(lower.blocks, BlockReader) and blocks is not None:
+            blocks.beneath = lower.blocks, lower.file or ""
+            if lower.blocks.size != blocks.size:
+                text = "the container beneath a difference holds a stream of another size: one of them was altered"
+                lower.errors.append(ContainerError(text, file=lower.file))
+        self.errors += lower.errors
 
     def stored_digests(self) -> bytes:
         """Those that a signed index has of it; raises the first of the errors, and BlockError for damaged blocks."""
@@ -291,7 +336,8 @@ class StoredStream:
             made[index] = blocks.digest(index)
 
         run_jobs((partial(note, index), blocks.stored_size_of(index)) for index in range(count))
-        return b"".join([blocks.edges, *(made[index] for index in range(count))])
+        lower = b"" if self.beneath is None else self.beneath[0].stored_digests()
+        return b"".join([blocks.edges, *(made[index] for index in range(count)), lower])
 
     def decoded(self, chain: ChainOpener, meter: Meter | None = None) -> Blocks:
         """The stream of the container, its ends decoded; raises the first of the errors."""
@@ -309,7 +355,7 @@ class StoredStream:
         header, whole = self.header, self.source.whole
         assert header is not None
         found = lone_block(memoryview(whole), header) if whole is not None else None
-        if found is None or (size := found[1]) > _SMALL or self.digests is not None:
+        if found is None or (size := found[1]) > _SMALL or self.digests is not None or header.base:
             return None
         make_coder = chain.unseal(header, meter)
         if self.check_size is not None:

@@ -71,6 +71,24 @@ class MemorySource:
         return Load.of(self.data[start:stop])
 
 
+class Lower(Protocol):
+    """The blocks of the container beneath one of differences.
+
+    - `digest`: its H. `places`: where it is, and what is beneath it, the newest first.
+    - `digests`: those that a signed index has of all these.
+    """
+
+    digest: bytes
+    digests: bytes
+    places: tuple[tuple[str, int, int], ...]
+
+    def take(self, index: int, tag: bytes, data: memoryview, scratch: Scratch) -> memoryview | None:
+        """The block beneath `data`, which has this tag; None if it cannot be had."""
+
+    def give(self, index: int, tag: bytes, data: memoryview, beneath: memoryview | None) -> None:
+        """Called once a block is encoded, with what was taken for it."""
+
+
 @dataclass(slots=True)
 class Encoded:
     index: int
@@ -93,6 +111,7 @@ class ContainerEncoder:
     - `transforms`: descriptors of stream transforms that the data passed before it came here.
     - `signed`: whether to take the SHA-256 of each block, which a signature needs.
     - `mark`: gives a tag of each block before it is coded, which `tags` then has, in order.
+    - `beneath`: what the blocks are stored as differences from, where that pays; needs `mark`.
     - `raw_size`, `stored_size`: bytes of the blocks that were handed out so far, and bytes that were framed so far.
     """
 
@@ -105,18 +124,21 @@ class ContainerEncoder:
         published: bool = False,
         signed: bool = False,
         mark: Callable[[memoryview], bytes] | None = None,
+        beneath: Lower | None = None,
         block_log2: int = DEFAULT_BLOCK_LOG2,
         meter: Meter | None = None,
     ) -> None:
         if chain.raw:
             raise ChainError("raw is for tensors of checkpoints: here, take codecs, or none")
-        header = Header(block_log2, transforms + chain.bound, os.urandom(SALT_BYTES), identity, published)
+        base = b"" if beneath is None else beneath.digest
+        about = os.urandom(SALT_BYTES), identity, published
+        header = Header(block_log2, transforms + chain.bound, *about, base=base)
         self.block_size = 1 << block_log2
         info = StreamInfo(self.block_size, header.salt, header.digest, *encoding_facts(identity))
         self._coder = StreamCoder(chain, info, meter=meter)
         self._header = header
         self._lengths: list[int] = []
-        self._signed, self._mark = signed, mark
+        self._signed, self._mark, self.beneath = signed, mark, beneath
         self.tags = bytearray()
         self._digests: list[bytes] = []
         self._tail = b""
@@ -125,8 +147,14 @@ class ContainerEncoder:
 
     @property
     def digests(self) -> bytes:
-        """Once all was framed, that of header, table and footer, and if it is signed those of the blocks."""
-        return b"".join([digest_of(self._header.pack(self._coder.seal), self._tail), *self._digests])
+        """Once all was framed, that of header, table and footer; if it is signed those of blocks and all beneath."""
+        lower = b"" if self.beneath is None else self.beneath.digests
+        return b"".join([digest_of(self._header.pack(self._coder.seal), self._tail), *self._digests, lower])
+
+    @property
+    def header_digest(self) -> bytes:
+        """H."""
+        return self._header.digest
 
     def jobs(self, source: ByteSource) -> Iterator[tuple[Callable[[], Encoded], int]]:
         size = self.block_size
@@ -140,7 +168,7 @@ class ContainerEncoder:
         if self.raw_size + size > MAX_RAW_SIZE:
             raise ContainerError("the stream has more bytes than a container may hold")
         self.raw_size += size
-        return partial(_encode, self._coder, load, index, last, self._signed, self._mark)
+        return partial(_encode, self._coder, load, index, last, self._signed, self._mark, self.beneath)
 
     def framed(self, block: Encoded) -> list[bytes | memoryview]:
         """The bytes that have to be written for a block; called in the order of the blocks."""
@@ -159,7 +187,9 @@ class ContainerEncoder:
 
 
 # No method: a job must not hold its encoder, or one that is dropped would not go before its blocks are encoded.
-def _encode(coder: StreamCoder, load: Load, index: int, last: bool, signed: bool, mark: Any) -> Encoded:
+def _encode(
+    coder: StreamCoder, load: Load, index: int, last: bool, signed: bool, mark: Any, lower: Lower | None
+) -> Encoded:
     scratch = scratches.take()
     try:
         data, tag = load.take(partial(scratch.take, _INPUT)), b""
@@ -169,7 +199,10 @@ def _encode(coder: StreamCoder, load: Load, index: int, last: bool, signed: bool
                 own[:] = data
                 data = own
             tag = mark(data)
-        payload = coder.encode(data, index, last, scratch)
+        beneath = None if lower is None else lower.take(index, tag, data, scratch)
+        payload = coder.encode(data, index, last, scratch, None if beneath is None else lambda: beneath)
+        if lower is not None:
+            lower.give(index, tag, data, beneath)
         if not (payload or (last and not index)):
             raise CodecError("the chain makes no bytes of a block, and a stored block has at least one", block=index)
         head = pack_head(coder.stream.header_digest, index, last, payload)

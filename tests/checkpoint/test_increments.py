@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import streamxf
-from streamxf.checkpoint.increments import SaveMemory
+from streamxf.checkpoint.memory import SaveMemory
 
 FROZEN = np.arange(50_000, dtype="float32")
 

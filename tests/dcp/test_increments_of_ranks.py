@@ -9,7 +9,7 @@ import torch
 import streamxf
 from benchmarks.simulated import COLUMNS, ROWS, Planned, Shard, plan, sent, write
 from streamxf import FloatZip
-from streamxf.checkpoint.increments import SaveMemory
+from streamxf.checkpoint.memory import SaveMemory
 
 RANKS = 3
 WIDE = 300  # times the rows that a shard has elsewhere, so that it is linked

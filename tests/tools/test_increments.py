@@ -11,7 +11,7 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf import Checksum, Encrypt, FloatZip, Key, SigningKey
-from streamxf.checkpoint.increments import SaveMemory
+from streamxf.checkpoint.memory import SaveMemory
 from streamxf.errors import PolicyError
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.record import Taken

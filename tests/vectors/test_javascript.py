@@ -16,7 +16,7 @@ import torch
 import zstandard
 
 from streamxf import CheckpointWriter
-from streamxf.checkpoint.increments import SaveMemory
+from streamxf.checkpoint.memory import SaveMemory
 from streamxf.tools import inspect
 from tests.forge import frame_of, split_metadata
 from tests.reference_codecs import Refused

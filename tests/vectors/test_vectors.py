@@ -48,7 +48,7 @@ CLASSES: dict[str, tuple[type[StreamxfError], ...]] = {
     "C5": (errors.ContainerError, errors.MetadataError),
     "C6": (errors.ContainerError, errors.MetadataError),
     "C9": (errors.CodecError, errors.ContainerError),
-    "C17": (errors.UnsupportedError,),
+    "C17": (errors.IdentityError, errors.UnsupportedError),
     "C16": (errors.ContainerError, errors.MetadataError),
     "P1": (errors.ContainerError, errors.DescriptorError),
     "M3": (errors.MetadataError, errors.ContainerError),

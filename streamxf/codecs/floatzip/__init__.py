@@ -16,12 +16,13 @@ from streamxf.buffers import borrowed
 from streamxf.codec import BlockInfo, Codec, Role, WholeDecoder
 from streamxf.codecs import zstd
 from streamxf.codecs.checksum import Checksum
-from streamxf.codecs.floatzip import kernel, planes
+from streamxf.codecs.floatzip import differences, kernel, planes
 from streamxf.codecs.floatzip.sampling import WHOLE, BlockPlan, PlanePlan, best_period, choose, is_repetitive
 from streamxf.errors import CodecError
 
 _STORED = bytes([planes.STORED])
 _LITTLE = 4096  # bytes
+_SURELY_LESS = 16  # a difference of such a share of a block, or less, is taken without a look at the whole one
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,13 @@ class FloatZip(Codec):
         return kernel.implementation()
 
     def encode(self, block: memoryview, info: BlockInfo) -> memoryview:
+        made = None if info.beneath is None else _difference(info.beneath(), block, info)
+        if made is not None and len(made) * _SURELY_LESS <= len(block):
+            return made
+        whole = self._encode_whole(block, info)
+        return whole if made is None or len(whole) <= len(made) else made
+
+    def _encode_whole(self, block: memoryview, info: BlockInfo) -> memoryview:
         dtype = info.stream.dtype
         width = kernel.WIDTHS.get(dtype or "")
         if width is not None and (payload := _encode_compiled(block, info, width)) is not None:
@@ -70,6 +78,13 @@ class FloatZip(Codec):
             if len(block) - 1 > info.limit:
                 raise CodecError(f"FloatZip block holds {len(block) - 1} bytes, {info.limit} are allowed here")
             return block[1:]
+        if block[0] & differences.DIFFERENCE:
+            if info.beneath is None:
+                raise CodecError("FloatZip block is a difference, and there is no block beneath it")
+            base = info.beneath()
+            out = info.scratch(len(base))
+            differences.decode(base, block, out)
+            return out
         if len(block) > _LITTLE or block[0] & 3:  # else, if elements have one byte, zstd's own decoder is as fast
             out = info.scratch(planes.raw_size(block, info.limit))
             if kernel.decode_into(block, out):
@@ -86,6 +101,12 @@ class FloatZip(Codec):
         if type(self) is not FloatZip or checksum not in (None, Checksum()):  # a derived class may decode differently
             return None
         return partial(_decode_whole, checked=checksum is not None)
+
+
+def _difference(base: memoryview, block: memoryview, info: BlockInfo) -> memoryview | None:
+    row, width = info.stream.row or 0, differences.width_of(info.stream.dtype)
+    before = info.index * info.stream.block_size // width % row if row else 0
+    return differences.encode(base, block, info.stream.dtype, row=row, before=before)
 
 
 def _decode_whole(block: memoryview, out: memoryview, *, checked: bool) -> bool:

@@ -24,7 +24,7 @@ try:
 except ImportError:
     compiled = None  # type: ignore[assignment]
 
-__all__ = ["KINDS", "changes", "compiled", "decode", "encode"]
+__all__ = ["DIFFERENCE", "KINDS", "changes", "compiled", "decode", "encode", "width_of"]
 
 Array = NDArray[Any]
 
@@ -34,7 +34,7 @@ KINDS = {
 }
 """Bytes of an element, and how many bits of exponent follow its sign, by dtype."""
 
-_DIFFERENCE = 0x80
+DIFFERENCE = 0x80  # of the first byte of a payload
 _HEAD = 6  # bytes: layout, CRC, levels
 _MAX_BANDS = 8
 _NONE = 31  # in place of k: no gap follows
@@ -48,7 +48,7 @@ class _Layout:
 
     @classmethod
     def of(cls, payload: memoryview, size: int) -> _Layout:
-        if len(payload) < _HEAD or not payload[0] & _DIFFERENCE:
+        if len(payload) < _HEAD or not payload[0] & DIFFERENCE:
             raise CodecError(f"payload of {len(payload)} bytes is no difference")
         layout = cls(1 << (payload[0] & 3), payload[0] >> 2 & 15)
         bits = 8 * layout.width
@@ -155,6 +155,11 @@ def _changes(payload: memoryview, contexts: Array) -> tuple[Array, Array]:
         deltas[negative] *= -1
     bits.finish()
     return places, deltas
+
+
+def width_of(dtype: str | None) -> int:
+    """Bytes of an element."""
+    return KINDS.get(dtype or "", (1, 0))[0]
 
 
 def encode(

@@ -191,8 +191,7 @@ class Transfer:
             progress.expect(stored)
         rounds = [list(units) for _, units in groupby(self._share.units, key=lambda unit: unit.round)]
         scratches = Scratch(), Scratch()
-        with storage.entered() as held:
-            files = storage.open_files(partial(self._loader.opened, held))
+        with storage.entered() as held, self._loader.opening(held) as files:
             try:
                 work = self._decode(_Round(rounds[0], scratches[0]), files)
                 for number in range(1, len(rounds) + 1):
@@ -207,7 +206,6 @@ class Transfer:
                     meeting.check()
             finally:
                 self._pipeline.cancel()
-                files.close()
         for sink in self._all:
             if sink.missing:
                 raise MetadataError("a part of the tensor is missing", item=sink.request.storage_index.fqn)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -75,7 +76,12 @@ def _digests(
     storage: Storage, metadata: Metadata, access: Access, progress: Progress | None
 ) -> dict[tuple[str, int, int], bytes]:
     """Those of all that is stored, by file, place and size."""
-    opener, found = ItemOpener(metadata, access), dict[tuple[str, int, int], bytes]()
+    with closing(storage.open_files()) as files:
+        return _digests_by(ItemOpener(metadata, access, open_file=files.__getitem__), storage, progress)
+
+
+def _digests_by(opener: ItemOpener, storage: Storage, progress: Progress | None) -> dict[tuple[str, int, int], bytes]:
+    metadata, found = opener.metadata, dict[tuple[str, int, int], bytes]()
     parts = sorted((part for item in metadata.each() for part in ItemPart.of(item)), key=lambda part: part.place[:3])
     if progress is not None:
         progress.expect(sum(part.place.size for part in parts))

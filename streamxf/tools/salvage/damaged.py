@@ -37,6 +37,7 @@ from streamxf.reading import (
     Progress,
     Scan,
     Shares,
+    StoredFile,
     StreamReader,
     TensorItem,
     read_metadata,
@@ -78,8 +79,8 @@ class DamagedCheckpoint:
         self.damaged: list[Damage] = []
         self.unchecked: list[str] = []
         self.shares = Shares(None, {})
-        self._openers = [ItemOpener(each, access, budget) for each in metadata]
         self._files = storage.open_files()
+        self._openers = [ItemOpener(each, access, budget, partial(self._open_file, each)) for each in metadata]
         self.stored = self._united()
 
     def __enter__(self) -> Self:
@@ -161,10 +162,7 @@ class DamagedCheckpoint:
         """The stream of a copy, with all checks; what has no codec is compared with its CRCs, if there are any."""
         opener, wanted = copy
         place = wanted.place
-        try:
-            file = self._files[place.file]
-        except FileNotFoundError as error:
-            raise opener.metadata.no_file(self.storage, place.file) from error
+        file = self._open_file(opener.metadata, place.file)
         share = self.shares.begin(place[:2])
         stored = file.counted(share.advance).slice(place.at, place.size)
         blocks = opener.blocks(stored, wanted)
@@ -174,6 +172,12 @@ class DamagedCheckpoint:
         blocks = opener.blocks(stored.read_whole(Scratch()), wanted)  # what is compared is what is loaded
         _check_bare(StreamReader(blocks).read(), self.access)
         return blocks
+
+    def _open_file(self, metadata: Metadata, name: str) -> StoredFile:
+        try:
+            return self._files[name]
+        except FileNotFoundError as error:
+            raise metadata.no_file(self.storage, name) from error
 
 
 def _key(name: str, chunk: Chunk | None) -> Hashable:

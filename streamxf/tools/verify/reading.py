@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby, pairwise
@@ -243,7 +243,9 @@ class FileCheck(AnyCheck):
         super().__init__(call, name)
         self._only = only
         self._metadata = metadata
-        self._opener = ItemOpener(metadata or Metadata("", None, {}, None), call.access)
+        self._beneath = call.storage.open_files(partial(call.open, share=Share(None, 0)))
+        metadata = metadata or Metadata("", None, {}, None)
+        self._opener = ItemOpener(metadata, call.access, open_file=self._beneath.__getitem__)
         self._items = items
         self._size = size
         self.share: Share = Share.announced(call.progress, size)
@@ -255,7 +257,7 @@ class FileCheck(AnyCheck):
         try:
             with self.call.open(findings.file, share=self.share, held=only.held if only else None) as file:
                 findings.files = 1
-                with self._checks:
+                with closing(self._beneath), self._checks:
                     self._scan(file) if self._metadata is None else self._check(file, only)
         except FileNotFoundError:
             self._lose_all("the file is missing from the checkpoint")

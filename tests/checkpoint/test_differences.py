@@ -1,0 +1,127 @@
+"""Tensors that changed are stored as their differences from the base: what is read is what was saved, or an error."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import streamxf
+from streamxf import Checksum, Encrypt, FloatZip, SigningKey
+from streamxf.checkpoint.memory import SaveMemory
+from streamxf.format.limits import MAX_BENEATH, NO_PICKLE
+from streamxf.report import SaveReport
+from tests.dcp.helpers import KEY, raw_bytes
+
+BLOCK = 1 << 16
+SIGNER = SigningKey.generate()
+CHAINS: dict[str, dict[str, Any]] = {
+    "plain": {"chain": [FloatZip()]},
+    "encrypted": {"chain": [FloatZip(), Checksum(), Encrypt(KEY)]},
+    "signed": {"chain": [FloatZip()], "signer": SIGNER},
+    "encrypted and signed": {"chain": [FloatZip(), Encrypt(KEY, signer=SIGNER)]},
+}
+chains = pytest.mark.parametrize("kind", CHAINS)
+DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2]
+ODD = {1: [0x80, 0x7F, 0xFF, 0x00], 2: [0x8000, 0x7FC1, 0xFFFF, 0x0000], 4: [0x80000000, 0x7FC00001, 0xFFFFFFFF, 0]}
+
+
+def terms_of(kind: str) -> dict[str, Any]:
+    """What a reader of such a save needs."""
+    return ({"keys": KEY} if "encrypted" in kind else {}) | ({"trust": [SIGNER.verify_key]} if "signed" in kind else {})
+
+
+def save(path: Path, state: dict[str, Any], memory: SaveMemory, base: Path | None, kind: str = "plain") -> SaveReport:
+    how = {"block_size": BLOCK, **CHAINS[kind]}
+    with streamxf.CheckpointWriter(path, memory=memory, base=base, **how) as writer:
+        for name, value in state.items():
+            writer[name] = value
+    assert writer.report is not None
+    return writer.report
+
+
+def assert_holds(path: Path, state: dict[str, torch.Tensor], kind: str = "plain") -> None:
+    """As a whole, in part, by DCP, and by `verify`."""
+    with streamxf.Checkpoint(path, **terms_of(kind)) as checkpoint:
+        for name, tensor in state.items():
+            assert torch.equal(raw_bytes(checkpoint[name].read()), raw_bytes(tensor)), name
+            half = len(tensor) // 2
+            assert torch.equal(raw_bytes(checkpoint[name][half : half + 3]), raw_bytes(tensor[half : half + 3]))
+    into = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    terms = terms_of(kind)
+    dcp.load(into, storage_reader=streamxf.FileSystemReader(path, **terms), no_dist=True)
+    assert all(torch.equal(raw_bytes(into[name]), raw_bytes(tensor)) for name, tensor in state.items())
+    report = streamxf.verify(path, **terms)
+    assert report.ok, report
+
+
+def stepped(tensor: torch.Tensor, share: float, seed: int) -> torch.Tensor:
+    """The tensor with a share of its elements changed, some to zeros with a sign and to NaNs with payloads."""
+    generator = torch.Generator().manual_seed(seed)
+    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.itemsize]
+    bits = tensor.view(kind).flatten().clone()
+    changed = torch.rand(bits.shape, generator=generator) < share
+    steps = torch.randint(-2, 3, bits.shape, generator=generator).to(kind)
+    bits[changed] += steps[changed]
+    if share:
+        odd = torch.tensor(ODD[tensor.itemsize], dtype=torch.int64).to(kind)
+        bits[torch.randint(0, len(bits), (4,), generator=generator)] = odd
+    return bits.view(tensor.dtype).view(tensor.shape)
+
+
+def weights(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(1)) / 16).to(dtype)
+
+
+@chains
+@pytest.mark.parametrize("copies", [0, None, BLOCK])
+def test_changed_weights_are_stored_as_differences_one_upon_the_other(
+    tmp_path: Path, kind: str, copies: int | None
+) -> None:
+    memory = SaveMemory(copies=copies)
+    state = {"w": weights(torch.bfloat16, 120, 1000), "b": weights(torch.float32, 3000), "frozen": torch.ones(9000)}
+    full = save(tmp_path / "0", state, memory, None, kind)
+    for step in range(1, 5):
+        state |= {"w": stepped(state["w"], 0.02, step), "b": stepped(state["b"], 0.02, step)}
+        report = save(tmp_path / f"{step}", state, memory, tmp_path / f"{step - 1}", kind)
+        assert (report.differences, report.unchanged, report.whole) == (2, 1, {})
+        assert report.differences_bytes == state["w"].nbytes + state["b"].nbytes
+        assert report.differences_stored == report.stored_bytes < full.stored_bytes / 10
+        shutil.rmtree(tmp_path / f"{step - 1}")
+        assert_holds(tmp_path / f"{step}", state, kind)
+        assert (tmp_path / f"{step}/.metadata").read_bytes().startswith(NO_PICKLE)
+
+
+@settings(max_examples=max(12, settings.default.max_examples // 8))
+@given(st.sampled_from(DTYPES), st.lists(st.sampled_from([0.0, 1e-4, 0.02, 0.5, 1.0]), max_size=4), st.data())
+def test_any_change_of_any_dtype_is_read_as_it_was_saved(
+    tmp_path_factory: pytest.TempPathFactory, dtype: torch.dtype, shares: list[float], data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("differences")
+    memory = SaveMemory(increments=data.draw(st.booleans()), copies=data.draw(st.sampled_from([0, None])))
+    rows = data.draw(st.integers(2, 90))
+    state, base = {"x": weights(dtype, rows, 1100)}, folder / "full"
+    save(base, state, memory, None)
+    for step, share in enumerate(shares):
+        state = {"x": stepped(state["x"], share, step)}
+        report = save(folder / f"{step}", state, memory, base)
+        assert report.differences + report.unchanged + sum(report.whole.values()) == 1
+        assert_holds(folder / f"{step}", state)
+        base = folder / f"{step}" if memory.increments else base
+    shutil.rmtree(folder)
+
+
+def test_more_links_than_the_format_has_are_stored_whole(tmp_path: Path) -> None:
+    memory, state, last = SaveMemory(), {"x": weights(torch.bfloat16, 9000)}, None
+    for step in range(MAX_BENEATH + 3):
+        report = save(tmp_path / f"{step}", state, memory, last)
+        assert report.differences == (step not in (0, MAX_BENEATH + 1)), report
+        last = tmp_path / f"{step}"
+        state = {"x": stepped(state["x"], 0.01, step)}
+    with streamxf.Checkpoint(tmp_path / f"{MAX_BENEATH}") as checkpoint:
+        assert len(checkpoint["x"].chunks[0].place.beneath) == MAX_BENEATH
+    assert streamxf.verify(tmp_path / f"{MAX_BENEATH}").ok
