@@ -207,7 +207,7 @@ class Interrupts:
 PANELS = {
     "Look": dict.fromkeys(("inspect", "diff", "cat", "viewer"), "look"),
     "Check and repair": dict.fromkeys(("verify", "salvage", "clean"), "check"),
-    "Training runs": dict.fromkeys(("list", "latest", "forget"), "runs"),
+    "Training runs": {**dict.fromkeys(("list", "latest", "forget"), "runs"), "follow": "follow"},
     "Convert": dict.fromkeys(("pack", "unpack", "transcode", "rename", "stock"), "convert"),
     "Keys": dict.fromkeys(("keygen", "sign", "rekey", "recipients"), "convert"),
     "Try it": {"codecs": "check", "check": "check", "demo": "demo"},

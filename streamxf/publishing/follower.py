@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, MutableMapping
-from contextlib import ExitStack
-from typing import Any
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Self
 
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.errors import IdentityError, MetadataError, ParameterError, StreamxfError, UnsupportedError, shorten
+from streamxf.errors import (
+    IdentityError,
+    MetadataError,
+    NoCheckpointError,
+    ParameterError,
+    StreamxfError,
+    UnsupportedError,
+    shorten,
+)
+from streamxf.lazy import torch
 from streamxf.places import Location, open_storage
-from streamxf.publishing.update import Flat, Update, changes, flat_of, tensor_of, zeros_for
+from streamxf.publishing.folder import HubFolder
+from streamxf.publishing.update import Coming, Flat, Update, WeightStore, changes, flat_of, tensor_of, zeros_for
 from streamxf.publishing.version import HINT, Version, items_of, opened
 from streamxf.reading import Access, KeysLike, TensorItem, TrustLike
 from streamxf.wording import some
 
 _TRIES = 5  # at versions that are removed or replaced while they are read
-Place = tuple[tuple[Any, ...], ...]
 
 
 class Follower:
@@ -31,9 +43,12 @@ class Follower:
     ----------
     run : path, str or Storage
         The folder of a `Publisher`, or its URL.
-    into : dict
+    into : dict or path
         Tensors on the CPU, of torch or NumPy, by name, whose memory an update changes. Of a version, the tensors of
         these names are read, and each must be there. If the dict is empty, the first update puts all of them there.
+        Or a folder, for one of Hugging Face's, as ``streamxf follow`` keeps it.
+    in_place : bool
+        Of a folder, whether its files are changed in place; else ``newest`` in it is a link to one of two.
     keys, trust, allow_unsigned
         As in `FileSystemReader`.
     run_id : str, optional
@@ -47,6 +62,8 @@ class Follower:
     ----------
     held : Version or None
         What is there.
+    folder : Path or None
+        The folder with the weights; None in memory.
 
     Raises ParameterError, UnsupportedError if tensors are not such that they can be changed in place.
     """
@@ -54,8 +71,9 @@ class Follower:
     def __init__(
         self,
         run: Location,
-        into: MutableMapping[str, Any],
+        into: MutableMapping[str, Any] | str | os.PathLike[str],
         *,
+        in_place: bool = False,
         keys: KeysLike = None,
         trust: TrustLike = None,
         allow_unsigned: bool = False,
@@ -65,11 +83,16 @@ class Follower:
     ) -> None:
         self._storage = open_storage(run, storage_options).past_caches()
         self._access = Access.of(keys, trust, allow_unsigned)
-        self._into = into
         self._run_id, self._allow_older = run_id, allow_older
-        self._flats = {name: _memory_of(name, tensor) for name, tensor in into.items()}
-        self._places = dict[str, Place]()
-        self.held: Version | None = None
+        self._target = HubFolder(into, in_place) if isinstance(into, str | os.PathLike) else Tensors(into)
+
+    @property
+    def held(self) -> Version | None:
+        return self._target.held
+
+    @property
+    def folder(self) -> Path | None:
+        return self._target.folder
 
     def prepare(self) -> Update | None:
         """Download the newest version, if it is newer than what is there, and check every tag, CRC and signature.
@@ -89,72 +112,96 @@ class Follower:
             if hint is None or (self.held is not None and hint.save_id == self.held.save_id):
                 return None
             try:
-                return self._prepared(hint)
+                with opened(self._storage, hint.folder, self._access) as checkpoint:
+                    version = Version.of(checkpoint, hint.folder)
+                    self._check(version, hint)
+                    return self._target.update(checkpoint, self._coming(checkpoint, version))
             except (StreamxfError, OSError):
                 if not left or Version.hinted(self._storage) == hint:
                     raise  # else it was removed or replaced meanwhile: the newest is another one
         raise AssertionError
 
-    def _prepared(self, hint: Version) -> Update:
-        with ExitStack() as stack:
-            checkpoint = stack.enter_context(opened(self._storage, hint.folder, self._access))
-            version = Version.of(checkpoint, hint.folder)
-            self._check(version, hint)
-            items = self._wanted(checkpoint)
-            places = {name: _places_of(checkpoint, item) for name, item in items.items()}
-            changed = [item for name, item in items.items() if self._places.get(name) != places[name]]
-            flats = self._flats or {name: zeros_for(item) for name, item in items.items()}
-            known = self._flats if self._flats else {}
-            parts = changes(checkpoint, changed, known)
+    def verify(self) -> tuple[str, ...]:
+        """Read all of the version that is there once more, and compare. Returns the tensors that are not as it has
+        them. Raises NoCheckpointError if nothing is there, and as `prepare`, also if the version is gone.
+        """
+        if (held := self.held) is None:
+            raise NoCheckpointError("no version was applied yet", file=self._storage.label())
+        access = replace(self._access, expected_saves=frozenset([held.save_id]))
+        with opened(self._storage, held.folder, access) as checkpoint:
+            items = self._target.wanted(items_of(checkpoint))
+            found = changes(checkpoint, items.values(), self._target.flats(items))
+            return tuple(dict.fromkeys(part.name for part in found))
 
-            def done(update: Update) -> None:
-                if self.held != update.since:
-                    raise ParameterError(f"another update was applied since: {self.held} is there")
-                if not self._flats:
-                    self._fill(items, flats)
-                self._places, self.held, self._run_id = places, version, version.run
+    def close(self) -> None:
+        """Let another follower have the folder, as the end of a ``with`` block does."""
+        self._target.close()
 
-            return Update(version, self.held, items, flats, parts, done)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _coming(self, checkpoint: Checkpoint, version: Version) -> Coming:
+        items = self._target.wanted(items_of(checkpoint))
+        files = {name: file.writer for each in checkpoint.metadata for name, file in each.files.items()}
+        return Coming(version, items, {name: _places_of(item, files) for name, item in items.items()})
 
     def _check(self, version: Version, hint: Version) -> None:
         """Check what vouched metadata says against the hint, and against what is there."""
-        label = self._storage.label(HINT)
+        label, held = self._storage.label(HINT), self.held
         if version.number < hint.number or (version.number == hint.number and version != hint):
+            text = f"the hint names {hint}, and its folder has {version}: one of them was altered"
+            raise IdentityError(text, file=label)
+        run = self._run_id or (held and held.run)
+        if run not in (None, version.run):
+            raise IdentityError(f"the newest version is of the run {version.run}, not of {run}", file=label)
+        if held is not None and version.number < held.number and not self._allow_older:
             raise IdentityError(
-                f"the hint names {hint}, and its folder has {version}: one of them was altered", file=label
-            )
-        if self._run_id not in (None, version.run):
-            raise IdentityError(f"the newest version is of the run {version.run}, not of {self._run_id}", file=label)
-        if self.held is not None and version.number < self.held.number and not self._allow_older:
-            raise IdentityError(
-                f"the newest is {version}, which was published before what is there, {self.held}: somebody put it "
+                f"the newest is {version}, which was published before what is there, {held}: somebody put it "
                 "back. Pass allow_older=True to take it",
                 file=label,
             )
 
-    def _wanted(self, checkpoint: Checkpoint) -> dict[str, TensorItem]:
-        items = items_of(checkpoint)
-        if not self._into:
-            return items
+
+class Tensors(WeightStore):
+    """Tensors in memory, by name."""
+
+    def __init__(self, into: MutableMapping[str, Any]) -> None:
+        self._into = into
+        self._flats = {name: _memory_of(name, tensor) for name, tensor in into.items()}
+
+    def wanted(self, items: Mapping[str, TensorItem]) -> dict[str, TensorItem]:
         if missing := [name for name in self._into if name not in items]:
-            raise MetadataError(f"the version lacks {some(map(shorten, missing))}", file=checkpoint.storage.label())
+            raise MetadataError(f"the version lacks {some(map(shorten, missing))}")
         for name, tensor in self._into.items():
             have, item = (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)), items[name]
             if have != (item.dtype, item.shape):
                 text = f"the version has {item.dtype} {list(item.shape)}, and there is {have[0]} {list(have[1])}"
                 raise UnsupportedError(text, item=shorten(name))
-        return {name: items[name] for name in self._into}
+        return {name: items[name] for name in self._into or items}
 
-    def _fill(self, items: Mapping[str, TensorItem], flats: Mapping[str, Flat]) -> None:
-        self._flats = dict(flats)
-        self._into.update({name: tensor_of(item, flats[name]) for name, item in items.items()})
+    def flats(self, items: Mapping[str, TensorItem]) -> Mapping[str, Flat]:
+        return self._flats
+
+    def update(self, checkpoint: Checkpoint, coming: Coming) -> Update:
+        flats = self._flats or {name: zeros_for(item) for name, item in coming.items.items()}
+        parts = changes(checkpoint, coming.changed(self.places), self._flats)
+        return Update(self, coming, flats, parts)
+
+    def settle(self, coming: Coming | None, flats: Mapping[str, Flat]) -> None:
+        super().settle(coming, flats)
+        if coming is not None and not self._flats:
+            self._flats = dict(flats)
+            self._into.update({name: tensor_of(item, flats[name]) for name, item in coming.items.items()})
 
 
-def _places_of(checkpoint: Checkpoint, item: TensorItem) -> Place:
-    """Which containers have a tensor, by what no two containers share, wherever a file lies."""
-    files = {name: file.writer for each in checkpoint.metadata for name, file in each.files.items()}
-    found = ((chunk.offset, chunk.shape, chunk.place) for chunk in item.chunks)
-    return tuple((files[place.file], place.file.rpartition("/")[2], place.at, *box) for *box, place in found)
+def _places_of(item: TensorItem, files: Mapping[str, bytes]) -> str:
+    """Which containers have a tensor, by what no two of them share, wherever their files lie; `files` have writers."""
+    of_chunk = ((*each[:2], each.place) for each in item.chunks)
+    found = [(*box, files[place.file], os.path.basename(place.file), place.at) for *box, place in of_chunk]
+    return sha256(repr(found).encode()).hexdigest()
 
 
 def _memory_of(name: str, tensor: Any) -> Flat:
@@ -162,10 +209,8 @@ def _memory_of(name: str, tensor: Any) -> Flat:
     if hasattr(tensor, "untyped_storage"):
         if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
             raise UnsupportedError("an update changes contiguous tensors on the CPU: give such a copy", item=name)
-        import torch
-
-        array = tensor.detach().reshape(-1).view(torch.uint8).numpy().view(f"u{min(tensor.itemsize, 8)}")
-        return flat_of(array)
+        flat: Flat = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+        return flat.view(f"u{min(tensor.itemsize, 8)}")
     if not getattr(tensor, "flags", None) or not (tensor.flags.c_contiguous and tensor.flags.writeable):
         raise ParameterError("into= has tensors of torch, or contiguous arrays that can be written to", item=name)
     return flat_of(tensor)

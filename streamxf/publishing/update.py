@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from streamxf.checkpoint.checkpoint import Checkpoint
+from streamxf.errors import ParameterError
 from streamxf.lazy import numpy as np
 from streamxf.lazy import torch
 from streamxf.publishing.version import Version
@@ -84,16 +87,20 @@ def changes(checkpoint: Checkpoint, items: Iterable[TensorItem], held: Mapping[s
         name, start = coming.popleft()
         new = flat_of(array)
         old = held[name][start : start + new.size] if name in held else None
-        if old is None:
-            yield Part(name, start, new.size, None, new)
-            continue
+        if (part := difference(name, start, old, new)) is not None:
+            yield part
+
+
+def difference(name: str, start: int, old: Flat | None, new: Flat) -> Part | None:
+    """What makes `new` of `old`, a stretch of a tensor; None if nothing does."""
+    if old is not None:
         differs = new != old
-        count = int(np.count_nonzero(differs))
-        if count * _DENSE > new.size:
-            yield Part(name, start, new.size, None, new)
-        elif count:
+        if not (count := int(np.count_nonzero(differs))):
+            return None
+        if count * _DENSE <= new.size:
             where = np.flatnonzero(differs).astype(np.uint32)  # a box has fewer elements
-            yield Part(name, start, new.size, where, new[where])
+            return Part(name, start, new.size, where, new[where])
+    return Part(name, start, new.size, None, new)
 
 
 class WeightPatch(NamedTuple):
@@ -110,8 +117,55 @@ class WeightPatch(NamedTuple):
     indices: torch.Tensor | None = None
 
 
+class WeightStore(ABC):
+    """Where weights are kept.
+
+    - `held`: what is there.
+    - `places`: of each tensor that is, which containers it came from.
+    """
+
+    folder: Path | None = None
+    held: Version | None = None
+    places: Mapping[str, str] = {}
+
+    @abstractmethod
+    def wanted(self, items: Mapping[str, TensorItem]) -> dict[str, TensorItem]:
+        """Those of a version that are kept here; raises MetadataError, UnsupportedError if they do not fit."""
+
+    @abstractmethod
+    def update(self, checkpoint: Checkpoint, coming: Coming) -> Update:
+        """Download what changes; raises as `Checkpoint`."""
+
+    @abstractmethod
+    def flats(self, items: Mapping[str, TensorItem]) -> Mapping[str, Flat]:
+        """What is there, in its memory or in files."""
+
+    def close(self) -> None:  # noqa: B027 - memory needs none
+        """Let go of it."""
+
+    def begin(self) -> None:  # noqa: B027 - memory has nothing that tells what is there
+        """What is there is about to change."""
+
+    def settle(self, coming: Coming | None, flats: Mapping[str, Flat]) -> None:
+        """What is there is this version by now, or the one before if None; `flats` are its elements."""
+        if coming is not None:
+            self.held, self.places = coming.version, coming.places
+
+
+class Coming(NamedTuple):
+    """A version that is about to be kept."""
+
+    version: Version
+    items: Mapping[str, TensorItem]
+    places: Mapping[str, str]
+
+    def changed(self, known: Mapping[str, str]) -> list[TensorItem]:
+        """The tensors that do not come from the same containers."""
+        return [item for name, item in self.items.items() if known.get(name) != self.places[name]]
+
+
 class Update:
-    """A version that was downloaded and checked, as what it changes; `Follower.prepare` makes it.
+    """A version that was downloaded and checked; `Follower.prepare` makes it.
 
     Attributes
     ----------
@@ -123,42 +177,41 @@ class Update:
         The tensors in which something changes.
     """
 
-    def __init__(
-        self,
-        version: Version,
-        since: Version | None,
-        items: Mapping[str, TensorItem],
-        held: Mapping[str, Flat],
-        parts: Iterable[Part],
-        done: Callable[[Update], None],
-    ) -> None:
-        self.version, self.since = version, since
-        self._items, self._held, self._done = items, held, done
+    def __init__(self, target: WeightStore, coming: Coming, held: Mapping[str, Flat], parts: Iterable[Part]) -> None:
+        self.version, self.since = coming.version, target.held
+        self._target, self.coming, self.flats = target, coming, held
         self._parts = dict[str, list[Part]]()
         for part in parts:
             self._parts.setdefault(part.name, []).append(part)
         self.changed = tuple(self._parts)
 
     def apply(self) -> None:
-        """Change the weights in place. After any error they are as they were, and it can be applied again.
+        """Change what is there. After any error it is as it was, and the update can be applied again.
 
         Raises ParameterError if another update was applied since this one was prepared.
         """
+        if self._target.held != self.since:
+            raise ParameterError(f"another update was applied since: {self._target.held} is there")
+        self._apply()
+
+    def _apply(self) -> None:
         undo = list[tuple[Part, Flat]]()
         try:
+            self._target.begin()
             for name, parts in self._parts.items():
                 for part in parts:
-                    undo.append((part, part.taken(self._held[name])))
-                    part.put(self._held[name], part.values)
-            self._done(self)
+                    undo.append((part, part.taken(self.flats[name])))
+                    part.put(self.flats[name], part.values)
+            self._target.settle(self.coming, self.flats)
         except BaseException:
             for part, values in reversed(undo):
-                part.put(self._held[part.name], values)
+                part.put(self.flats[part.name], values)
+            self._target.settle(None, self.flats)
             raise
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors that change, each by its name and as it will be, one at a time in memory of its own."""
-        for name in self._parts:
+        for name in self.changed:
             yield name, self._whole(name)
 
     def patches(self) -> Iterator[WeightPatch]:
@@ -166,20 +219,24 @@ class Update:
         is. A tensor comes whole, without indices, if a quarter of some part of it changes, if it is not of floats, or
         if something becomes NaN, which vLLM takes for "unchanged". It takes patches of the two kinds in two calls.
         """
-        for name, parts in self._parts.items():
-            item, sparse = self._items[name], all(part.where is not None for part in parts)
-            if sparse:
+        for name in self.changed:
+            item, parts = self.coming.items[name], self._parts_of(name)
+            if parts and all(part.where is not None for part in parts):
                 values = np.concatenate([part.values for part in parts])
                 where = [part.where.astype(np.int64) + part.start for part in parts if part.where is not None]
                 made = tensor_of(replace(item, shape=values.shape), values)
                 if made.is_floating_point() and not made.isnan().any():
                     yield WeightPatch(name, item.shape, made.dtype, made, torch.from_numpy(np.concatenate(where)))
                     continue
-            whole = self._whole(name)
-            yield WeightPatch(name, item.shape, whole.dtype, whole.reshape(-1))
+            if parts:
+                whole = self._whole(name)
+                yield WeightPatch(name, item.shape, whole.dtype, whole.reshape(-1))
+
+    def _parts_of(self, name: str) -> Sequence[Part]:
+        return self._parts[name]
 
     def _whole(self, name: str) -> torch.Tensor:
-        flat = self._held[name].copy()
+        flat = self.flats[name].copy()
         for part in self._parts[name]:
             part.put(flat, part.values)
-        return tensor_of(self._items[name], flat)
+        return tensor_of(self.coming.items[name], flat)

@@ -212,12 +212,11 @@ def fresh(
             f"{some(map(shorten, objects))}. Write a .pt file or a DCP checkpoint, choose items (only, prefix), or "
             "leave objects out (skip_objects)"
         )
-    _check_fit(tensors)
     metadata = {"format": "pt"}  # without which transformers refuses a file
     if isinstance(reader, FileReader) and reader.contents.format is Format.SAFETENSORS:
         metadata |= reader.contents.extra
     folder = format is Format.HUGGING_FACE
-    files = _shards(tensors, metadata, shard_size) if folder else [_safetensors_file(name, tensors, metadata)]
+    files = shards(tensors, metadata, shard_size) if folder else [_safetensors_file(name, tensors, metadata)]
     return Plan(files, folder, tensors.values(), left_out=(*objects, *left_out), notes=notes)
 
 
@@ -313,6 +312,7 @@ def _check_fit(tensors: Mapping[str, TensorItem]) -> None:
 
 def _safetensors_file(file: str, tensors: Mapping[str, TensorItem], metadata: Mapping[str, str]) -> NewFile:
     """A file as the safetensors library writes it, with compact JSON, padded with spaces to a multiple of 8 bytes."""
+    _check_fit(tensors)
     ordered = sorted(tensors.items(), key=lambda each: (_RANKS[_NAMES[each[1].dtype]], each[0]))
     header: dict[str, object] = {BareHeader.METADATA: dict(sorted(metadata.items()))}
     at = 0
@@ -332,7 +332,7 @@ def _safetensors_file(file: str, tensors: Mapping[str, TensorItem], metadata: Ma
     return NewFile(file, runs, len(text).to_bytes(BareHeader.LENGTH, "little") + text)
 
 
-def _shards(tensors: Mapping[str, TensorItem], metadata: Mapping[str, str], shard_size: int) -> list[NewFile]:
+def shards(tensors: Mapping[str, TensorItem], metadata: Mapping[str, str], shard_size: int) -> list[NewFile]:
     """A Hugging Face folder's files, an index last if several. A tensor beyond `shard_size` has its own shard."""
     shards: list[dict[str, TensorItem]] = [{}]
     filled = 0

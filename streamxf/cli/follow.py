@@ -1,0 +1,126 @@
+"""``streamxf follow``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from streamxf.cli import options, show
+from streamxf.cli.exits import FINE, line_of
+from streamxf.errors import AbortedError, NoCheckpointError, ParameterError, StreamxfError, escaped
+from streamxf.wording import many, printable, some
+
+if TYPE_CHECKING:
+    from streamxf.publishing.engines import InferenceEngine
+    from streamxf.publishing.follower import Follower
+    from streamxf.publishing.version import Version
+
+_TOLD = ".streamxf-told"  # the last version of which all engines and commands have been told
+_FIRST, _MOST = 1.0, 60.0  # seconds between two attempts
+
+
+def follow(
+    run: str = options.argument("RUN", "The folder of a streamxf.Publisher, or its URL."),
+    into: str = options.value("DIR", "The folder to keep.", ...),
+    double: bool = options.flag("Keep two folders in DIR, one and two, and a link, newest; the default."),
+    in_place: bool = options.flag("Change the files in DIR itself: less space, and not whole at each moment."),
+    exec: str | None = options.value(
+        "CMD", "Run by the shell after each version, with STREAMXF_STEP, STREAMXF_SAVE_ID and STREAMXF_FOLDER."
+    ),
+    engine: list[str] | None = options.value(
+        "KIND=URL",
+        "An engine that is to reload after each version: sglang=http://HOST:PORT, or vllm=http://HOST:PORT in "
+        "development mode (VLLM_SERVER_DEV_MODE=1); repeatable.",
+    ),
+    once: bool = options.flag("End once the newest version is there."),
+    every: float = options.value("TIME", "How often to ask for a newer version.", "10s", parser=options.seconds),
+    verify: bool = options.flag("Compare all weights once more with each version that is there."),
+    run_id: str | None = options.value("ID", "The only run whose versions are acceptable."),
+    allow_older: bool = options.flag("Take a version that was published earlier than the one that is there."),
+    *,
+    keys: options.Group,
+    out: show.Output,
+) -> int:
+    """Keep a folder of safetensors as the newest published weights, and have inference engines reload it.
+
+    DIR/newest is a link to a whole version at any moment, and what else is in DIR, such as config.json, is linked
+    beside the weights. What fails is told and tried again; with --once it ends the command.
+
+    Examples:
+    streamxf follow s3://bucket/policy --into /dev/shm/policy --engine sglang=http://127.0.0.1:30000
+    streamxf follow /shared/policy --into policy --once --verify --trust file:trainer.pub
+    """
+    from streamxf.publishing.engines import InferenceEngine
+    from streamxf.publishing.follower import Follower
+
+    if double and in_place:
+        raise ParameterError("double and in place exclude each other")
+    terms: dict[str, Any] = {"run_id": run_id, "allow_older": allow_older, **keys}
+    with Follower(run, into, in_place=in_place, **terms) as follower:
+        hooks = _Hooks(Path(into), exec, [*map(InferenceEngine, engine or ())])
+        verified = "" if verify else None
+        last, pause = "", _FIRST
+        while True:
+            try:
+                if (update := follower.prepare()) is not None:
+                    update.apply()
+                    _show(run, update.version, str(follower.folder), out)
+                if (held := follower.held) is not None:
+                    if verified not in (None, held.save_id):
+                        _verify(follower)
+                        verified = held.save_id
+                    hooks.tell(held, str(follower.folder))
+                elif once:
+                    raise NoCheckpointError("no version was published yet", file=run)
+                last, pause = "", _FIRST
+            except (StreamxfError, OSError) as error:
+                if once:
+                    raise
+                if (text := line_of(error)) != last:
+                    print(f"streamxf follow: {text}; trying again", file=sys.stderr, flush=True)
+                last, pause = text, min(2 * pause, _MOST)
+            if once:
+                return FINE
+            time.sleep(min(pause, every) if last else every)
+
+
+def _show(run: str, version: Version, folder: str, out: show.Output) -> None:
+    if out.json:
+        facts = {"number": version.number, "step": version.step, "save_id": version.save_id}
+        show.as_json({"path": run, "folder": folder, **facts})
+    else:
+        show.say(f"{version} is in {folder}")
+    sys.stdout.flush()
+
+
+def _verify(follower: Follower) -> None:
+    if wrong := follower.verify():
+        text = f"{many(len(wrong), 'tensor')} in {follower.folder} are not as {follower.held} has them: {some(wrong)}"
+        raise AbortedError(f"{text}. Remove that folder, and follow again")
+
+
+class _Hooks:
+    """Those that are told of each version, until all were."""
+
+    def __init__(self, into: Path, command: str | None, engines: list[InferenceEngine]) -> None:
+        self._note, self._command, self._engines = into / _TOLD, command, engines
+
+    def tell(self, version: Version, folder: str) -> None:
+        """Raises ForeignError for an engine, AbortedError for a command that failed; the next call tells all again."""
+        if not self._engines and self._command is None:
+            return
+        if self._note.exists() and self._note.read_text() == version.save_id:
+            return
+        for engine in self._engines:
+            engine.reload(folder, version)
+        if self._command is not None:
+            facts = {"STEP": str(version.step), "SAVE_ID": version.save_id, "FOLDER": folder}
+            variables = {f"STREAMXF_{name}": value for name, value in facts.items()}
+            done = subprocess.run(self._command, shell=True, env={**os.environ, **variables}, check=False)
+            if done.returncode:
+                raise AbortedError(printable(escaped(f"{self._command} ended with {done.returncode}"), 500))
+        self._note.write_text(version.save_id)

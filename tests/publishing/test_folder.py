@@ -1,0 +1,253 @@
+"""Weights followed into a folder of safetensors, by the library and by ``streamxf follow``."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import streamxf
+from streamxf import errors
+from streamxf.publishing import folder as folders
+from tests.cli.command import Run
+from tests.polling import wait_until
+from tests.publishing.weights import Policy, assert_same, publisher
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch):
+    monkeypatch.setattr(folders, "SHARD_SIZE", 300_000)
+
+
+def loaded(folder: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for path in folder.glob("*.safetensors"):
+        found |= load_file(path)
+    if not (folder / "model.safetensors").exists():
+        assert json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"].keys() == found.keys()
+    return found
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_folder_is_as_each_version(tmp_path: Path, in_place: bool):
+    """Also for a follower that is started again; and for who stays with the files of a version."""
+    into, run, policy = tmp_path / "into", tmp_path / "run", Policy()
+    into.mkdir()
+    (into / "config.json").write_text("{}")
+    publishing = publisher(run)
+    for step in range(1, 6):
+        policy.step()
+        publishing.publish(step, policy.tensors.items())
+        follower = streamxf.Follower(run, into, in_place=in_place)
+        assert (follower.held and follower.held.number) == (step - 1 or None)
+        update = follower.prepare()
+        before = {} if step == 1 else loaded(follower.folder)
+        assert_same(dict(update.tensors()), {name: policy.tensors[name] for name in update.changed})
+        for patch in update.patches():
+            whole = before.get(patch.name, torch.empty(patch.shape, dtype=patch.dtype)).clone().reshape(-1)
+            whole[slice(None) if patch.indices is None else patch.indices] = patch.values
+            assert torch.equal(whole.view(torch.uint8), policy.tensors[patch.name].reshape(-1).view(torch.uint8))
+        update.apply()
+        assert_same(loaded(follower.folder), policy.tensors)
+        assert (follower.folder / "config.json").read_text() == "{}"
+        assert follower.verify() == ()
+        assert follower.prepare() is None
+        assert follower.folder == (into if in_place else (into / "newest").resolve())
+        follower.close()
+
+
+def test_a_version_stays_as_it_was_for_who_has_mapped_it(tmp_path: Path):
+    policy, publishing = Policy(), publisher(tmp_path / "run")
+    policy.tensors["head"] = torch.ones(200_000)  # with a file of its own
+    follower = streamxf.Follower(tmp_path / "run", tmp_path / "into")
+    kept = []
+    for step in range(1, 5):
+        policy.step()
+        publishing.publish(step, policy.tensors.items())
+        follower.prepare().apply()
+        kept.append((loaded(follower.folder), {name: tensor.clone() for name, tensor in policy.tensors.items()}))
+    for found, wanted in kept:
+        assert_same(found, wanted)
+    ids = {path.name: path.stat().st_ino for path in (tmp_path / "into/one").glob("*.safetensors")}
+    same = [path for path in (tmp_path / "into/two").glob("*.safetensors") if ids[path.name] == path.stat().st_ino]
+    assert same, "a file in which nothing changed is linked"
+
+
+def test_what_was_written_to_meanwhile_is_found_and_mended(tmp_path: Path):
+    policy, publishing = Policy(), publisher(tmp_path / "run")
+    publishing.publish(1, policy.tensors.items())
+    follower = streamxf.Follower(tmp_path / "run", tmp_path / "into")
+    with pytest.raises(errors.NoCheckpointError, match="no version was applied"):
+        follower.verify()
+    follower.prepare().apply()
+    path = max(follower.folder.glob("*.safetensors"), key=lambda each: b"layers.0.frozen" in each.read_bytes())
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\xaa")
+    assert len(follower.verify()) == 1
+    follower.close()
+    again = streamxf.Follower(tmp_path / "run", tmp_path / "into")
+    assert again.held is None
+    again.prepare().apply()
+    assert again.verify() == ()
+
+
+def test_one_process_at_a_time_follows_into_a_folder_in_one_way(tmp_path: Path):
+    publisher(tmp_path / "run").publish(1, Policy().tensors.items())
+    follower = streamxf.Follower(tmp_path / "run", tmp_path / "into")
+    with pytest.raises(errors.AbortedError, match="another process follows"):
+        streamxf.Follower(tmp_path / "run", tmp_path / "into")
+    first, second = follower.prepare(), follower.prepare()
+    with pytest.raises(errors.ParameterError, match="another update was prepared"):
+        first.apply()
+    second.apply()
+    follower.close()
+    with pytest.raises(errors.ParameterError, match="in place"):
+        streamxf.Follower(tmp_path / "run", tmp_path / "into", in_place=True)
+
+
+def test_an_error_in_place_is_undone_and_a_kill_has_all_written_anew(tmp_path: Path, monkeypatch):
+    policy, publishing = Policy(), publisher(tmp_path / "run")
+    follower = streamxf.Follower(tmp_path / "run", tmp_path / "into", in_place=True)
+    for step in (1, 2):
+        publishing.publish(step, policy.tensors.items())
+        follower.prepare().apply()
+        before = {name: tensor.clone() for name, tensor in policy.tensors.items()}
+        policy.step()
+    publishing.publish(3, policy.tensors.items())
+    update, taken = follower.prepare(), folders.Part.taken
+    for killed in (False, True):
+        calls: list[Any] = []
+
+        def interrupted(*given: Any, calls: list[Any] = calls) -> Any:
+            calls.append(given)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            return taken(*given)
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(folders.Part, "taken", interrupted)
+            if killed:
+                patch.setattr(folders.Part, "put", lambda part, flat, values: None)
+                patch.setattr(folders.HubFolder, "settle", lambda *given: None)
+            update.apply()
+        assert_same(loaded(tmp_path / "into"), before)
+        follower.close()
+        follower = streamxf.Follower(tmp_path / "run", tmp_path / "into", in_place=True)
+        assert (follower.held is None) == killed
+        update = follower.prepare()
+    update.apply()
+    assert_same(loaded(tmp_path / "into"), policy.tensors)
+
+
+FOLLOW = [sys.executable, "-m", "streamxf", "follow"]
+
+
+def test_followers_killed_at_random_leave_a_whole_version(tmp_path: Path):
+    """While a trainer, which is killed, too, publishes: each version in which a follower believes is one of its own."""
+    trainer = f"""
+import sys, torch
+sys.path.insert(0, {os.getcwd()!r})
+from tests.publishing.weights import Policy, publisher
+torch.set_num_threads(1)
+policy, publishing = Policy(), publisher(sys.argv[1], keep=2, grace=0)
+for step in range(10**6):
+    policy.step()
+    policy.tensors["norm"].fill_(step)
+    policy.tensors["layers.0.count"].fill_(step)
+    publishing.publish(step, policy.tensors.items())
+"""
+    run, into, draw, seen = tmp_path / "run", tmp_path / "into", random.Random(3), set()
+    processes: dict[str, subprocess.Popen[bytes]] = {}
+    commands = {
+        "trainer": [sys.executable, "-c", trainer, str(run)],
+        "follower": [*FOLLOW, str(run), "--into", str(into), "--every", "0.05", "--verify"],
+    }
+    try:
+        for _ in range(6):
+            for name, command in commands.items():
+                if name not in processes:
+                    processes[name] = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            begun = time.monotonic()
+            known = os.readlink(into / "newest") if (into / "newest").is_symlink() else ""
+            with suppress(AssertionError):
+                wait_until(
+                    lambda known=known: (into / "newest").is_symlink() and os.readlink(into / "newest") != known, 8
+                )
+            time.sleep(draw.random() * 0.3)
+            for name in draw.choice([["follower"], ["trainer"], ["follower", "trainer"]]):
+                process = processes.pop(name)
+                process.kill()
+                process.wait()
+            if (into / "newest").is_symlink() and "follower" not in processes:
+                found = loaded((into / "newest").resolve())
+                steps = {float(found["norm"][0]), float(found["layers.0.count"][0])}
+                assert len(steps) == 1, "of two versions"
+                assert bool((found["norm"] == found["norm"][0]).all())
+                seen |= steps
+            assert time.monotonic() - begun < 60
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()
+    assert seen
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_command(tmp_path: Path, number: int):
+    publisher(tmp_path / "run").publish(1, Policy().tensors.items())
+    command = [*FOLLOW, str(tmp_path / "run"), "--into", str(tmp_path / "into")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert "version 1, of step 1 is in" in process.stdout.readline()
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (128 + number, "", "streamxf follow: interrupted\n")
+
+
+def test_the_command_keeps_a_folder_and_tells_of_it(tmp_path: Path, run: Run):
+    policy, into, out = Policy(), tmp_path / "into", tmp_path / "told"
+    run.exits(2, "follow", tmp_path / "run", "--into", into, "--once", out="")
+    publishing = publisher(tmp_path / "run")
+    tell = f'echo "$STREAMXF_STEP $STREAMXF_SAVE_ID $STREAMXF_FOLDER" >> {out}'
+    once = ("follow", tmp_path / "run", "--into", into, "--once", "--verify", "--exec", tell)
+    lines = []
+    for step in (7, 8):
+        made = publishing.publish(step, policy.tensors.items())
+        folder = into / ("one" if step == 7 else "two")
+        done = run.exits(0, *once, "--json")
+        facts = {"path": str(tmp_path / "run"), "folder": str(folder), "number": made.number, "step": step}
+        assert json.loads(done.out) == {"json_version": 1, **facts, "save_id": made.save_id}
+        lines.append(f"{step} {made.save_id} {folder}\n")
+        run.exits(0, *once, out="")
+        assert out.read_text() == "".join(lines)
+    assert_same(loaded(into / "newest"), policy.tensors)
+
+
+def test_a_command_that_fails_is_told_and_tried_again(tmp_path: Path, run: Run):
+    publisher(tmp_path / "run").publish(1, Policy().tensors.items())
+    once = ("follow", tmp_path / "run", "--into", tmp_path / "into", "--once")
+    assert "ended with 3" in run.exits(1, *once, "--exec", "exit 3").err
+    run.exits(0, *once, "--exec", f"touch {tmp_path / 'told'}", out="")
+    assert (tmp_path / "told").exists()
+    run.exits(2, *once, "--double", "--in-place")
+    assert "no engine" in run.exits(2, *once, "--engine", "triton=http://localhost").err
+
+
+def test_weights_that_were_altered_are_told_by_name(tmp_path: Path, run: Run):
+    publisher(tmp_path / "run").publish(1, {"weight": torch.ones(1000)}.items())
+    once = ("follow", tmp_path / "run", "--into", tmp_path / "into", "--once", "--verify")
+    run.exits(0, *once)
+    path = tmp_path / "into/one/model.safetensors"
+    times = path.stat()
+    path.write_bytes(path.read_bytes()[:-1] + b"\xaa")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert "weight" in run.exits(1, *once).err
