@@ -79,13 +79,13 @@ def test_one_of_two_ranks_is_killed_or_both(passes: Try, together: bool) -> None
 
 
 def test_one_of_two_ranks_that_save_each_for_itself_is_killed(passes: Try) -> None:
-    passes("killed", "two ranks, each for itself", every=128, next_every=16, at_least=12)
+    passes("killed", "two ranks, each for itself", every=256, next_every=16, at_least=8)
 
 
 @pytest.mark.parametrize(("change", "chain", "layout"), CHANGES[1:4] + CHANGES[5:])
 def test_a_process_that_replaces_metadata_is_killed(passes: Try, change: str, chain: str, layout: str) -> None:
     """All names are the old ones or the new ones, of each rank's metadata, and a second call does what is missing."""
-    passes("killed_change", layout, chain, change=change, every=32, next_every=4, at_least=8, shows=EITHER)
+    passes("killed_change", layout, chain, change=change, every=64, next_every=8, at_least=4, shows=EITHER)
 
 
 def test_the_first_save_is_killed(passes: Try) -> None:

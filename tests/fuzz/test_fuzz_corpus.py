@@ -39,7 +39,7 @@ def test_seeds_are_accepted_and_can_be_changed(name):
     seeds = list(target.seeds())
     for seed in seeds:
         target.run(seed)
-    for number in range(60):
+    for number in range(max(30, len(seeds))):
         target.run(target.mutate(seeds[number % len(seeds)], choose, havoc))
 
 

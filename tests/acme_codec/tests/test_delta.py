@@ -11,7 +11,7 @@ from streamxf.testing import CodecConformance
 
 class TestConformance(CodecConformance):
     def codecs(self) -> Sequence[streamxf.Codec]:
-        return [Delta(), Delta(stride=2), Delta(stride=3), Delta(stride=64)]
+        return [Delta(), Delta(stride=3)]
 
     examples = 20
 
