@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from streamxf.storage.storage import Storage as Storage
     from streamxf.stream.plain import decode as decode, encode as encode, open as open
     from streamxf.tools.clean import clean as clean
+    from streamxf.tools.convert.consolidate import consolidate as consolidate
     from streamxf.tools.convert.pack import pack as pack, transcode as transcode
     from streamxf.tools.convert.unpack import unpack as unpack
     from streamxf.tools.diff.diff import diff as diff
@@ -106,6 +107,7 @@ _NAMES = {
     "storage.storage": "Storage",
     "stream.plain": "decode encode open",
     "tools.clean": "clean",
+    "tools.convert.consolidate": "consolidate",
     "tools.convert.pack": "pack transcode",
     "tools.convert.unpack": "unpack",
     "tools.diff.diff": "diff",

@@ -1,5 +1,5 @@
-"""``streamxf pack``, ``unpack``, ``transcode``, ``stock`` and ``rename``; ``keygen``, ``sign``, ``rekey`` and
-``recipients``."""
+"""``streamxf pack``, ``unpack``, ``transcode``, ``consolidate``, ``stock`` and ``rename``; ``keygen``, ``sign``,
+``rekey`` and ``recipients``."""
 
 from __future__ import annotations
 
@@ -128,6 +128,34 @@ def transcode(
         how = {**written, **access, "file_size": options.size(file_size)}
         done = streamxf.transcode(source, target, in_place=in_place, overwrite=overwrite, **how, progress=bar)
     return out.result({"target": source if target is None else target, **asdict(done)}, str(done))
+
+
+def consolidate(
+    path: str = options.PATH,
+    *,
+    resealed: options.Group,
+    file_size: str = options.FILE_SIZE,
+    access: options.Group,
+    out: Output,
+) -> int:
+    """Have a checkpoint of an incremental save be whole by itself.
+
+    What it shares with others, by links or by naming their files, is written to its own folder, through the same chain,
+    in one step and under a new save id. Then the others may be removed. If the command is killed, the old checkpoint or
+    the new one loads, and the same command resumes; both need space until then.
+
+    One that is encrypted needs all recipients' keys: by --recipient, unless --key has them. One that is signed needs
+    --signer.
+
+    Examples:
+    streamxf consolidate s3://bucket/run/step-120
+    """
+    with out.progress("Consolidating") as bar:
+        how = {**access, "file_size": options.size(file_size)}
+        done = streamxf.consolidate(path, **resealed, **how, progress=bar)
+    if done is None:
+        return out.result({"path": path, "files": 0}, "nothing changed: it is whole by itself, and no increment")
+    return out.result({"path": path, **asdict(done)}, str(done))
 
 
 def stock(path: str = options.PATH, *, out: Output) -> int:

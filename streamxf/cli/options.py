@@ -254,6 +254,13 @@ _GROUPS: dict[str, dict[str, tuple[Any, Any]]] = {
         "recipient": (Several, location("A key that can read the result; repeatable.", *RECIPIENT)),
         "signer": _SIGNER,
     },
+    "resealed": {
+        "recipient": (
+            Several,
+            location("The key of a reader, besides those of --key; repeatable.", *RECIPIENT),
+        ),
+        "signer": _SIGNER,
+    },
     "out": {"json": (bool, flag("Print JSON, without progress."))},
 }
 

@@ -208,7 +208,7 @@ PANELS = {
     "Look": dict.fromkeys(("inspect", "diff", "cat", "viewer"), "look"),
     "Check and repair": dict.fromkeys(("verify", "salvage", "clean"), "check"),
     "Training runs": {**dict.fromkeys(("list", "latest", "forget"), "runs"), "follow": "follow"},
-    "Convert": dict.fromkeys(("pack", "unpack", "transcode", "rename", "stock"), "convert"),
+    "Convert": dict.fromkeys(("pack", "unpack", "transcode", "consolidate", "rename", "stock"), "convert"),
     "Keys": dict.fromkeys(("keygen", "sign", "rekey", "recipients"), "convert"),
     "Try it": {"codecs": "check", "check": "check", "demo": "demo"},
 }

@@ -67,19 +67,22 @@ def _as_dict(record: Record) -> dict[str, Any]:
         "metrics": {name: value if math.isfinite(value) else None for name, value in (record.metrics or {}).items()},
         "kind": "damaged" if record.damaged else "unread" if record.unread else record.kind,
         **{name: value for name in ("save_id", "run", "link", "abandoned", "note") if (value := getattr(record, name))},
+        **({"needs": [*record.needs]} if record.needs else {}),
     }
 
 
 def _print(found: Sequence[Record], readers: Mapping[str, str]) -> None:
     headings = ("name", "step", "saved", "age", "size", "metrics", "kind")
     table = show.TextTable(*headings, right=("step", "age", "size"), fold=("name", "metrics", "kind"))
-    now = time.time()
+    now, needed = time.time(), {base: each.name for each in found if each.complete for base in each.needs}
     for each in found:
         kind = ["damaged"] if each.damaged else ["not read"] if each.unread else [each.kind, each.note]
         notes = (
             *kind,
             each.abandoned and f"abandoned: {each.abandoned}",
             "metrics may be missing, since notes beside it do not count" if each.other_notes else "",
+            f"needs {some(each.needs)}" if each.needs else "",
+            f"{needed[each.name]} needs it" if each.name in needed else "",
             each.link and f"link to {each.link}",
             readers.get(each.name),
         )

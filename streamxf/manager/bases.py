@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from streamxf.checkpoint.memory import SaveMemory
 from streamxf.errors import ForeignError
+from streamxf.manager.pins import may_pin
 from streamxf.places import GLOBAL, Storage
 
 
@@ -28,6 +29,8 @@ class Bases:
         """The checkpoint whose files the save of `name` may share; None if it has to store all. `under_way` are the
         bases of saves in the background.
         """
+        if not (run.abilities.links or may_pin(run)):
+            return None
         found = [each for each in self._names if each != name and _is_there(run, each)]
         if not found or (self._begun + 1 >= self.every and None not in under_way):
             return None

@@ -177,7 +177,7 @@ class Folder:
             record = self._with_facts(record, index.save_id, index.run)
             linked = {path: size for path in ours if (size := self.files[path].size) and self.files[path].names > 1}
             if index.bases is not None:
-                record = replace(record, increment=True, files=linked)
+                record = replace(record, increment=True, files=linked, needs=tuple(sorted(index.beside)))
             elif len(ours) <= _MANY:
                 record = replace(record, files={path: self.files[path].size or 0 for path in ours})
         counts = self.authority.has_published(record.save_id, self.place.name)

@@ -17,6 +17,7 @@ from streamxf.manager.folder import Folder
 from streamxf.manager.holds import active_holds, announce_removal, announced_removals, has_no_place, is_over
 from streamxf.manager.listing import Run, read_named
 from streamxf.manager.notes import remove_notes, written_since
+from streamxf.manager.pins import in_turn, keep_needed, unpin, who_needs
 from streamxf.manager.record import Line, Record, Taken, series_of
 from streamxf.manager.removal import Listing, Order, files_of_many, remove_tree, remove_trees
 from streamxf.manager.retention import Retention
@@ -25,6 +26,7 @@ from streamxf.notes import COMMIT, REMOVED, SAVING
 from streamxf.places import Location, is_metadata_name, is_run_file, locked, made_by_saves, put_small, read_small
 from streamxf.reading import KeysLike, TrustLike
 from streamxf.wording import by_reason, listed, many, reason_of, size_text, some
+from streamxf.writing import Pins
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,7 @@ def forget_in(
         if line is None and (last := state.newest(each)) is not None:
             check_later(run, state, last, ())  # or the rules of the wrong line might remove the other
         reasons |= state.rules_applied(each, keep, now, readers, **how)
+    keep_needed(records, reasons, readers)
     in_use = {name: who for name, who in readers.items() if reasons.get(name) == ()}
     going = [record for record in records if reasons.get(record.name) == () and record.name not in readers]
     read, failed = ({}, {}) if dry_run else remove_checkpoints(run, going, extras=extras)
@@ -210,27 +213,27 @@ def remove_checkpoints(
     ones, too. Returns those that were not removed because somebody reads them, and those that could not be, each with
     the reason.
     """
-    storage, in_use, failed = run.storage, {}, {}
-    files = files_of_many(storage, [each.name for each in records])
-    for at in range(0, len(records), _AT_ONCE):
-        part = {each.name: each for each in records[at : at + _AT_ONCE]}
+    storage, in_use, failed = run.storage, dict[str, str](), dict[str, str]()
+    groups = (group[at : at + _AT_ONCE] for group in in_turn(records) for at in range(0, len(group), _AT_ONCE))
+    for part in ({each.name: each for each in group} for group in groups):
         with ExitStack() as stack:
             try:
                 stack.enter_context(announce_removal(run, part))
             except OSError as error:
                 if not has_no_place(error):
                     raise  # otherwise unannounced, or a full disk would stay full
+            files = files_of_many(storage, part)
             readers = active_holds(storage, tidies=True)
             in_use.update({name: readers[name] for name in part if name in readers})
             unread = [record for name, record in part.items() if name not in readers]
             if not storage.near:
-                failed.update(_remove_unchanged(run, unread, files, extras))
+                failed.update(_remove_unchanged(run, unread, files, extras, in_use))
             for record in unread if storage.near else ():
                 try:
                     # or a save might be published between the look and the removal; what a link leads to is not touched
                     with nullcontext() if record.link else locked(storage.child(record.name), links=False):
-                        failed.update(_remove_unchanged(run, [record], files, extras))
-                    if not record.link and record.name not in failed:
+                        failed.update(_remove_unchanged(run, [record], files, extras, in_use))
+                    if not (record.link or record.name in failed or record.name in in_use):
                         _remove_if_empty(run, record.name)
                 except (OSError, StreamxfError) as error:  # the others are removed all the same
                     failed[record.name] = reason_of(error, record.name)
@@ -243,30 +246,39 @@ def _remove_if_empty(run: Run, name: str) -> None:
         remove_tree(run.storage, name, [], [])
 
 
-def _remove_unchanged(run: Run, records: Sequence[Record], files: Listing, extras: bool) -> dict[str, str]:
-    """Those that could not be removed, each with the reason."""
+def _remove_unchanged(
+    run: Run, records: Sequence[Record], files: Listing, extras: bool, in_use: dict[str, str]
+) -> dict[str, str]:
+    """Those that could not be removed, each with the reason; what others need comes to those `in_use`."""
 
     def order(record: Record) -> Order | Exception | None:
         try:
             folder = run.folder(record.name, files(record.name))
             if not run.is_still(record, folder):
                 return None
+            if not record.link and (needing := who_needs(run, folder)):
+                in_use[record.name] = f"{some(needing)} needs it: `streamxf consolidate` ends that"
+                return None
             return ([], []) if record.link else _order(run, folder, extras and record.kind == "own")
         except (OSError, StreamxfError) as error:  # the others are removed all the same
             return error
 
-    made = dict(zip([each.name for each in records], run.side_by_side(order, records), strict=True))
+    by_name = {each.name: each for each in records}
+    made = dict(zip(by_name, run.side_by_side(order, records), strict=True))
     orders = {name: order for name, order in made.items() if isinstance(order, tuple)}
-    failed = dict.fromkeys(made.keys() - orders, "it has changed since it was listed; the next call looks at it again")
+    others = {*made} - orders.keys() - in_use.keys()
+    failed = dict.fromkeys(others, "it has changed since it was listed; the next call looks at it again")
     failed |= {name: reason_of(order, name) for name, order in made.items() if isinstance(order, Exception)}
     with suppress(*[OSError] * run.storage.near):  # a full disk: what cannot be noted goes all the same
         run.saves.drop(orders)
     for name, left in remove_trees(run.storage, orders, files).items():
         if isinstance(left, Exception):
             failed[name] = reason_of(left, name)
-        elif others := sorted({*left}.difference(orders[name][1])):  # the log has a warning of what was to go
+            continue
+        unpin(run, by_name[name])
+        if stays := sorted({*left}.difference(orders[name][1])):  # the log has a warning of what was to go
             _log.info(
-                "%s: what is not of the checkpoint stays: %s", escaped(run.storage.label(name)), escaped(some(others))
+                "%s: what is not of the checkpoint stays: %s", escaped(run.storage.label(name)), escaped(some(stays))
             )
     return failed
 
@@ -310,6 +322,8 @@ def finish(run: Run, series: str, *, session: str = "", saves: bool = False, ext
                 left = _in_order(folder.files if ours and extras else ours, ours)
             else:
                 left = leftovers(run, folder, session)
+            needed = Pins.of(folder.place, folder.top).needed(left)
+            left = [path for path in left if path not in needed]
             if left:
                 with locked(run.storage.child(name), links=False):
                     remove_tree(run.storage, name, [], left)

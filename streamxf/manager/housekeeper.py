@@ -30,7 +30,7 @@ from streamxf.notes import COMMIT, REMOVED, SAVING, Commit, CommittedFile, Savin
 from streamxf.places import is_metadata_name, made_by_saves, put_small
 from streamxf.reading import Note
 from streamxf.wording import many, size_text, some
-from streamxf.writing import RunFacts
+from streamxf.writing import Pins, RunFacts
 
 T = TypeVar("T")
 
@@ -236,6 +236,7 @@ class Housekeeper:
         if record is not None and record.counts:  # some frameworks refuse to save over files of theirs
             kept = set() if save.framework else published.union(filter(made_by_saves, files))  # of DCP, until replaced
             gone |= {*ours} - kept - {SAVING}
+        gone -= Pins.of(folder.place, folder.files).needed(gone)
         # another run's files stay, and what this save does not write of them is none of it
         goes_on = gone if record is not None and record.complete else gone.union(ours)
         save.before = {path: notes.mark_of(entry) for path, entry in files.items() if path not in goes_on}

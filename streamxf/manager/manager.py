@@ -44,6 +44,7 @@ from streamxf.manager.holds import MAX_NAME_BYTES
 from streamxf.manager.housekeeper import Housekeeper
 from streamxf.manager.listing import Run
 from streamxf.manager.notes import Authority
+from streamxf.manager.pins import pin_base
 from streamxf.manager.record import MAX_DIGITS, Record, is_numbered, numbers_in, series_of
 from streamxf.manager.retention import Retention
 from streamxf.manager.schedule import Interval, SaveTimer, Schedule
@@ -151,8 +152,8 @@ class CheckpointManager:
     in_flight : int
         How many saves may be in the background at a time.
     incremental : int, optional
-        Every how many saves all is stored, as 20. The others share with the last such one, by links, the files of
-        tensors that have not changed since; see the guide to incremental saves. By default each save stores all.
+        Every how many saves all is stored, as 20. The others share with the last such one the files of tensors that
+        have not changed since; see the guide to incremental saves. By default each save stores all.
     when_busy : {"wait", "skip"}
         Whether a save that is due while too many are in the background waits for them, or is left out. The last one,
         and one before the job ends, are never left out.
@@ -737,7 +738,9 @@ class CheckpointManager:
         return self._storage.child(name) if self._gives_storages else self._storage.location(name)
 
     def _make_writer(self, name: str) -> FileSystemWriter:
-        return FileSystemWriter(self._storage.child(name), chain=self._chain, **self._writer)
+        made = FileSystemWriter(self._storage.child(name), chain=self._chain, **self._writer)
+        made.pin = pin_base
+        return made
 
     def _make_reader(self, place: Storage, *, plaintext: bool = False, **more: Any) -> FileSystemReader:
         reader = FileSystemReader(place, **{**more, **self._reader, **({"require": None} if plaintext else {})})

@@ -52,6 +52,7 @@ class Record:
     - `other_notes`: whether notes there are unreadable, not authentic or of another save: other metrics are unknown.
     - `increment`, `files`: whether it is one, and the sizes of files that others may share: of an increment of those
       that have other names, else of all, unless they are very many.
+    - `needs`: the folders of checkpoints beside it, of whose files it has some there: where files cannot be linked.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Record:
     other_notes: bool = False
     increment: bool = field(default=False, repr=False, compare=False)
     files: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
+    needs: tuple[str, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -131,16 +133,24 @@ class Record:
 
 
 class Taken:
-    """The bytes that checkpoints take together: what increments share counts once, and not where another has it."""
+    """The bytes that checkpoints take together: what increments share counts once, and not where another has it; what
+    one of them needs counts until that is dropped, too.
+    """
 
     def __init__(self, records: Iterable[Record]) -> None:
         self.bytes, self._whole, self._linked = 0, Counter[str](), Counter[str]()
+        self._needed, self._dropped = Counter[str](), dict[str, Record]()
         for record in records:
             self._count(record, 1)
+            self._needed.update(record.needs)
 
     def drop(self, record: Record) -> None:
         """Do without one of them."""
-        self._count(record, -1)
+        self._dropped[record.name] = record
+        self._needed.subtract(record.needs)
+        for name in (record.name, *record.needs):
+            if not self._needed[name] and (gone := self._dropped.pop(name, None)) is not None:
+                self._count(gone, -1)
 
     def _count(self, record: Record, by: int) -> None:
         self.bytes += by * ((record.bytes or 0) - sum(record.files.values()))

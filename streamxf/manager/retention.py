@@ -153,7 +153,9 @@ class Retention:
                 if record.time is not None and record.time < newest - float(self.max_age):
                     reasons[record.name] = ()
         if self.max_bytes is not None:
-            taken = Taken(each for each in complete if reasons[each.name])
+            taken = Taken(complete)
+            for record in (each for each in complete if not reasons[each.name]):
+                taken.drop(record)
             for record in self._droppable([each for each in complete[:-1] if reasons[each.name]], complete):
                 if taken.bytes <= self.max_bytes:
                     break
