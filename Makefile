@@ -112,7 +112,7 @@ docs-screenshots: $(STAMPS)/test ## Take the pictures of docs/images/ again (a m
 	$(RUN) docs.recordings.screenshots
 
 clean: ## Remove .venv and everything that was built
-	rm -rf $(VENV) .nox build site dist .mutation streamxf.egg-info streamxf/codecs/floatzip/_*.so fuzz-findings .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .nox build site dist .mutation streamxf.egg-info streamxf/codecs/floatzip/_kernel*.so fuzz-findings .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find streamxf tests benchmarks -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # --clear, because a .venv without this stamp is one whose making was interrupted.
@@ -129,7 +129,7 @@ $(STAMPS)/build: $(STAMPS)/venv constraints.txt Makefile
 	touch $@
 
 # $* is the extra's name in pyproject.toml. This compiles FloatZip's kernel, too, where there is a compiler.
-$(STAMPS)/%: $(STAMPS)/build pyproject.toml setup.py $(wildcard streamxf/codecs/floatzip/_*.c) constraints.txt
+$(STAMPS)/%: $(STAMPS)/build pyproject.toml setup.py streamxf/codecs/floatzip/_kernel.c streamxf/codecs/floatzip/differences.h constraints.txt
 	$(PIP_INSTALL) --no-build-isolation -e '.[$*]'
 	touch $@
 

@@ -1,8 +1,8 @@
-"""``make sanitize``: FloatZip's kernel and that of differences, built with AddressSanitizer and
-UndefinedBehaviorSanitizer, through their tests and what fuzzing has kept.
+"""``make sanitize``: FloatZip's kernel, built with AddressSanitizer and UndefinedBehaviorSanitizer, through its tests
+and what fuzzing has kept.
 
 The process that tests is a child, since AddressSanitizer must be loaded before everything else. There this module is a
-plugin of pytest, which puts the sanitized kernels in the place of those that were installed.
+plugin of pytest, which puts the sanitized kernel in the place of the one that was installed.
 """
 
 import importlib.util
@@ -14,11 +14,10 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-PACKAGE = "streamxf.codecs.floatzip"
-NAMES = ("_kernel", "_differences")
+NAME = "streamxf.codecs.floatzip._kernel"
 VARIABLE = "STREAMXF_SANITIZED_KERNEL"
 TESTS = Path(__file__).parent
-SOURCES = TESTS.parent / "streamxf" / "codecs" / "floatzip"
+SOURCE = TESTS.parent / "streamxf" / "codecs" / "floatzip" / "_kernel.c"
 FLAGS = (
     "-std=c11 -O1 -g -shared -fPIC -Wall -Wextra -Wconversion -Wno-sign-conversion -Wshadow -Werror "
     "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer "
@@ -30,15 +29,14 @@ FLAGS = (
 def main(arguments: list[str]) -> int:
     compiler = shlex.split(os.environ.get("CC") or "cc")
     with tempfile.TemporaryDirectory() as folder:
+        built = Path(folder) / "_kernel.abi3.so"
         include = f"-I{sysconfig.get_path('include')}"
-        for name in NAMES:
-            files = [str(SOURCES / f"{name}.c"), "-o", f"{folder}/{name}.abi3.so"]
-            subprocess.run([*compiler, *FLAGS.split(), include, *files, "-lm"], check=True)
+        subprocess.run([*compiler, *FLAGS.split(), include, str(SOURCE), "-o", str(built), "-lm"], check=True)
         # libstdc++ as well: AddressSanitizer looks for its functions when it starts, and only torch would load it
         libraries = [_library(compiler, name) for name in ("libasan.so", "libstdc++.so")]
         environment = {
             **os.environ,
-            VARIABLE: folder,
+            VARIABLE: str(built),
             "LD_PRELOAD": " ".join(libraries),
             # Python frees little at its end
             "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=1:strict_string_checks=1",
@@ -48,8 +46,8 @@ def main(arguments: list[str]) -> int:
         }
         # These give the kernel memory of just the size; what the codec gives it is larger, and hides a byte too many.
         paths = [f"codecs/test_{name}.py" for name in ("floatzip_kernel", "floatzip_frames", "differences")]
-        options = ["-q", "--capture=sys", "-p", "tests.sanitized", "-p", "no:cacheprovider"]
         paths.append("fuzz/test_fuzz_corpus.py")
+        options = ["-q", "--capture=sys", "-p", "tests.sanitized", "-p", "no:cacheprovider"]
         command = [sys.executable, "-m", "pytest", *options, *(str(TESTS / path) for path in paths)]
         command += ["-k", "not numpy and (floatzip or codecs or differences)"]
         return subprocess.run([*command, *arguments], env=environment, cwd=TESTS.parent, check=False).returncode
@@ -64,17 +62,16 @@ def _library(compiler: list[str], name: str) -> str:
     return path
 
 
-def _load(name: str, folder: str) -> None:
-    spec = importlib.util.spec_from_file_location(name, f"{folder}/{name.rpartition('.')[2]}.abi3.so")
+def _load(path: str) -> None:
+    spec = importlib.util.spec_from_file_location(NAME, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    sys.modules[NAME] = module
     spec.loader.exec_module(module)
 
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
 if VARIABLE in os.environ:
-    for name in NAMES:
-        _load(f"{PACKAGE}.{name}", os.environ[VARIABLE])
+    _load(os.environ[VARIABLE])

@@ -1,5 +1,5 @@
-"""FloatZip's kernel and that of differences choose loops by the processor; here they are compiled for each level of
-x86-64, and all must agree. More mutations: ``python -m tests.codecs.test_floatzip_variants 10000000``.
+"""FloatZip's kernel chooses loops by the processor; here it is compiled for each level of x86-64, and all must agree.
+More mutations: ``python -m tests.codecs.test_floatzip_variants 10000000``.
 """
 
 import importlib.util
@@ -45,13 +45,13 @@ if kernel.compiled is None or CC is None or not any(each in FEATURES for each in
     pytest.skip("the kernel was not built, or there is no compiler or no x86-64 here", allow_module_level=True)
 
 
-def build(level: str, most: int, folder: Path, name: str = "_kernel") -> ModuleType:
-    path = folder / f"{name}-{level}-{most}.so"
-    source = Path(kernel.__file__).with_name(f"{name}.c")
+def build(level: str, most: int, folder: Path) -> ModuleType:
+    path = folder / f"_kernel-{level}-{most}.so"
+    source = Path(kernel.__file__).with_name("_kernel.c")
     include = f"-I{sysconfig.get_path('include')}"
     flags = [*FLAGS.split(), f"-march={level}", f"-DSTREAMXF_MOST={most}", include]
     subprocess.run([str(CC), *flags, str(source), "-o", str(path), "-lm"], check=True)
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location("_kernel", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -155,21 +155,21 @@ def test_the_crc_of_anything_after_anything(variants: list[ModuleType]) -> None:
         assert crc32c_of(part.data, before) == crc32c.crc32c(part, before)
 
 
-def test_differences_are_encoded_and_decoded_alike(tmp_path: Path) -> None:
-    variants = [build(*level, tmp_path, "_differences") for level, feature in LEVELS.items() if feature in FEATURES]
+def test_differences_are_encoded_and_decoded_alike(variants: list[ModuleType]) -> None:
     for seed in range(60):
         base, new, *layout = pair(seed, None if seed % 9 else 30_000)
         payloads = set()
         for variant in variants:
-            out, work = np.empty(2 * len(new) + 100, np.uint8), np.empty(variant.work_size(len(new)), np.uint8)
-            payloads.add(out[: variant.encode(base, new, out, work, *layout)].tobytes())
+            out = np.empty(2 * len(new) + 100, np.uint8)
+            work = np.empty(variant.difference_work_size(len(new)), np.uint8)
+            payloads.add(out[: variant.encode_difference(base, new, out, work, *layout)].tobytes())
         assert len(payloads) == 1
         payload = bytearray(payloads.pop())
         payload[random.Random(seed).randrange(len(payload))] ^= seed % 2  # or as it is
         results = set()
         for variant in variants:
-            out, work = np.empty(len(new), np.uint8), np.empty(variant.work_size(len(new)), np.uint8)
-            results.add(out.tobytes() if variant.decode(base, payload, out, work) else None)
+            out, work = np.empty(len(new), np.uint8), np.empty(variant.difference_work_size(len(new)), np.uint8)
+            results.add(out.tobytes() if variant.decode_difference(base, payload, out, work) else None)
         assert len(results) == 1
         assert seed % 2 or results <= {new, None}
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import crc32c
 
-from streamxf.codecs.floatzip import differences
+from streamxf.codecs.floatzip import differences, kernel
 from streamxf.errors import ChecksumError, CodecError
 from tests.differences_forge import LAYOUTS, forge
 from tests.fuzz.target import Havoc, Target
@@ -21,12 +21,14 @@ def run(data: bytes) -> None:
     """The first byte says how many fours of bytes the block has."""
     base, payload = memoryview(_BASE[: 4 * data[0]] if data else b""), data[1:]
     out = bytearray(len(base))
-    kernel = differences.compiled
-    good = kernel is not None and kernel.decode(base, payload, out, bytearray(kernel.work_size(len(base))))
+    compiled = kernel.compiled
+    good = compiled is not None and compiled.decode_difference(
+        base, payload, out, bytearray(compiled.difference_work_size(len(base)))
+    )
     if good:
         payload = payload[:1] + crc32c.crc32c(out).to_bytes(4, "little") + payload[5:]
     decoded = bytearray(len(base))
-    differences.compiled = None  # type: ignore[assignment]
+    kernel.compiled = None  # type: ignore[assignment]
     try:
         differences.decode(base, memoryview(payload), memoryview(decoded))
     except ChecksumError:
@@ -36,22 +38,22 @@ def run(data: bytes) -> None:
     else:
         assert not good or decoded == out
     finally:
-        differences.compiled = kernel
+        kernel.compiled = compiled
 
 
 def seeds() -> Iterable[bytes]:
     choose = random.Random(3)
-    for width, exponent in LAYOUTS:
-        yield _forged(choose, width, exponent, choose.randrange(60))
+    for width, banded in LAYOUTS:
+        yield _forged(choose, width, banded, choose.randrange(60))
 
 
-def _forged(choose: random.Random, width: int, exponent: int, row: int) -> bytes:
+def _forged(choose: random.Random, width: int, banded: int, row: int) -> bytes:
     fours = choose.randrange(256)
     base = _BASE[: 4 * fours]
     new = bytearray(base)
     for _ in range(choose.choice((0, 1, 5, 60)) if base else 0):
         new[choose.randrange(len(new))] ^= 1 << choose.randrange(8)
-    return bytes([fours]) + forge(base, bytes(new), width, exponent, choose, row)
+    return bytes([fours]) + forge(base, bytes(new), width, banded, choose, row)
 
 
 def mutate(data: bytes, choose: random.Random, havoc: Havoc) -> bytes:

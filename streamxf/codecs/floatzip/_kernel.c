@@ -25,6 +25,16 @@
  *       The Huffman coder by itself, for tests: a zstd frame (RFC 8878) that has literals and no sequences. `out` has
  *       encode_bound(len(data)) bytes, or exactly the frame's content size.
  *
+ *   encode_difference(base, new, out, work, width, contexts, row, before) -> int
+ *       Encode `new` as its difference from `base`, of the same size, a multiple of `width` bytes: 1, 2 or 4. `row` is
+ *       how many elements a row of their matrix has, or 0, and `before` how many of the first row lie before the block.
+ *       Returns the payload's size, at the start of `out`, or 0 if it would take more than len(out) - 8 bytes. The CRC
+ *       in it is left zero.
+ *
+ *   decode_difference(base, payload, out, work) -> bool
+ *       Fill `out`, of the size of `base`, with what the difference makes of it. False: as for `decode`. The CRC is not
+ *       looked at. For both, `work` has at least difference_work_size(len(base)) bytes.
+ *
  * What holds for all of them:
  * - Input may be hostile. Nothing is read or written outside the buffers that were given. Every length is checked
  *   before it is used, against what is left of the buffer. Blocks have at most 128 MiB (ValueError beyond that), so
@@ -39,8 +49,8 @@
  *   loops are compiled for several levels of x86-64, and the loader takes the best. Some have a second version, written
  *   for GCC and x86-64 with AVX2. Whichever runs, results are the same.
  *
- * In this file: Huffman codes, weights of codes, frames, planes, packed planes, levelled planes, blocks, CRC-32C, the
- * module.
+ * In this file: Huffman codes, weights of codes, frames, planes, packed planes, levelled planes, blocks, CRC-32C,
+ * differences (in a file of their own), the module.
  */
 
 #define PY_SSIZE_T_CLEAN
@@ -72,7 +82,11 @@
 #define STREAMXF_MOST 512
 #endif
 #define HAS_V3() (STREAMXF_MOST >= 128 && __builtin_cpu_supports("x86-64-v3"))
+#if defined(__AVX2__) && defined(__BMI2__) /* functions of a better target could not be inlined there */
+#define AT_V3
+#else
 #define AT_V3 __attribute__((target("arch=x86-64-v3")))
+#endif
 typedef uint8_t Bytes16 __attribute__((vector_size(16)));
 typedef uint8_t Bytes32 __attribute__((vector_size(32)));
 typedef char Chars16 __attribute__((vector_size(16))); /* arithmetic is unsigned; some builtins want these */
@@ -89,6 +103,7 @@ typedef long long Longs8 __attribute__((vector_size(64)));
 #else
 #define PATHS 0
 #define HAS_V3() 0
+#define AT_V3
 #endif
 
 typedef uint8_t u8;
@@ -2428,6 +2443,8 @@ static u32 crc32c(u32 before, const u8 *p, size_t size)
 }
 #endif
 
+#include "differences.h"
+
 /* -- the module --------------------------------------------------------------------------------------------------- */
 
 static const char TOO_SMALL[] = "a buffer is too small", TOO_LARGE[] = "a block has at most 128 MiB";
@@ -2492,6 +2509,49 @@ static PyObject *py_decode(PyObject *module, PyObject *args)
     return done(b, 3, PyBool_FromLong(good));
 }
 
+static PyObject *py_encode_difference(PyObject *module, PyObject *args)
+{
+    Py_buffer b[4];
+    int width, contexts;
+    Py_ssize_t row, before;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*y*w*w*ipnn", &b[0], &b[1], &b[2], &b[3], &width, &contexts, &row, &before))
+        return NULL;
+    size_t size = (size_t)b[0].len, room = (size_t)b[2].len;
+    if ((width != 1 && width != 2 && width != 4) || row < 0 || before < 0)
+        return refuse(b, 4, "width must be 1, 2 or 4, row and before at least 0");
+    if (size > MAX_SIZE)
+        return refuse(b, 4, TOO_LARGE);
+    if (size % (size_t)width || (size_t)b[1].len != size)
+        return refuse(b, 4, "blocks differ in size, or have a part of an element");
+    if (room < DIFFERENCE_HEAD + 8 || (size_t)b[3].len < difference_work_size(size))
+        return refuse(b, 4, TOO_SMALL);
+    size_t made;
+    Py_BEGIN_ALLOW_THREADS
+    Difference d = {.banded = contexts, .row = (size_t)row, .before = (size_t)before};
+    made = encode_difference(&d, b[0].buf, b[1].buf, size, b[2].buf, room - 8, b[3].buf, width);
+    Py_END_ALLOW_THREADS
+    return done(b, 4, PyLong_FromSize_t(made));
+}
+
+static PyObject *py_decode_difference(PyObject *module, PyObject *args)
+{
+    Py_buffer b[4];
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*y*w*w*", &b[0], &b[1], &b[2], &b[3]))
+        return NULL;
+    size_t size = (size_t)b[0].len;
+    if (size > MAX_SIZE)
+        return refuse(b, 4, TOO_LARGE);
+    if ((size_t)b[2].len != size || (size_t)b[3].len < difference_work_size(size))
+        return refuse(b, 4, TOO_SMALL);
+    int good;
+    Py_BEGIN_ALLOW_THREADS
+    good = decode_difference(b[0].buf, b[1].buf, (size_t)b[1].len, b[2].buf, size, b[3].buf);
+    Py_END_ALLOW_THREADS
+    return done(b, 4, PyBool_FromLong(good));
+}
+
 static PyObject *py_crc32c(PyObject *module, PyObject *args)
 {
     Py_buffer data;
@@ -2549,6 +2609,11 @@ static PyObject *of_size(PyObject *size, size_t (*bytes)(size_t))
 
 static PyObject *py_encode_bound(PyObject *module, PyObject *size) { (void)module; return of_size(size, encode_bound); }
 static PyObject *py_work_size(PyObject *module, PyObject *size) { (void)module; return of_size(size, work_size); }
+static PyObject *py_difference_work_size(PyObject *module, PyObject *size)
+{
+    (void)module;
+    return of_size(size, difference_work_size);
+}
 
 static PyMethodDef methods[] = {
     {"encode", py_encode, METH_VARARGS, "encode(block, out, work, width, row) -> int"},
@@ -2556,13 +2621,17 @@ static PyMethodDef methods[] = {
     {"compress", py_compress, METH_VARARGS, "compress(data, out) -> int"},
     {"decompress", py_decompress, METH_VARARGS, "decompress(frame, out) -> bool"},
     {"crc32c", py_crc32c, METH_VARARGS, "crc32c(data, crc) -> int or None"},
+    {"encode_difference", py_encode_difference, METH_VARARGS,
+     "encode_difference(base, new, out, work, width, contexts, row, before) -> int"},
+    {"decode_difference", py_decode_difference, METH_VARARGS, "decode_difference(base, payload, out, work) -> bool"},
+    {"difference_work_size", py_difference_work_size, METH_O, "difference_work_size(size) -> int"},
     {"encode_bound", py_encode_bound, METH_O, "encode_bound(size) -> int"},
     {"work_size", py_work_size, METH_O, "work_size(size) -> int"},
     {NULL, NULL, 0, NULL},
 };
 
 /* Of the functions above, what they take and what they return; kernel.py expects the same number. */
-#define VERSION 1
+#define VERSION 2
 
 static int add_version(PyObject *module) { return PyModule_AddIntConstant(module, "VERSION", VERSION); }
 

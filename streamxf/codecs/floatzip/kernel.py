@@ -18,7 +18,7 @@ from streamxf.errors import ParameterError
 
 VARIABLE = "STREAMXF_KERNEL"
 STORE = 0  # result of `encode_into` for a block that is best stored unencoded
-VERSION = 1  # of the compiled functions; raised with what they take or return, here and in `_kernel.c`
+VERSION = 2  # of the compiled functions; raised with what they take or return, here and in `_kernel.c`
 _OTHER = "FloatZip's kernel was compiled for another version of streamxf: build it with `pip install -e .` again"
 _WANTED = os.environ.get(VARIABLE, "")
 if _WANTED not in ("", "compiled", "numpy"):
@@ -43,7 +43,7 @@ WIDTHS = {**FLOAT_WIDTHS, **dict.fromkeys(BYTE_FLOATS, 1)}
 """Bytes of an element, by the dtypes whose blocks the kernel can judge alone."""
 
 
-class Work:
+class _Work:
     """Memory of one thread for one block. Few blocks need all of it, so most pages are never touched."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ def encode_into(block: memoryview, width: int, row: int | None, out: memoryview)
     """Encode a block of elements of `width` bytes into `out`, which has `encode_bound` bytes. Returns the payload's
     size, or `STORE`; None for a block that the kernel leaves to the reference.
     """
-    with borrowed(Work) as work:
+    with borrowed(_Work) as work:
         size = compiled.encode(block, out, work.of(compiled.work_size(len(block))), width, row or 0)
     return None if size < 0 else size
 
@@ -83,8 +83,29 @@ def decode_into(payload: memoryview, out: memoryview, *, checked: bool = False) 
     """
     if compiled is None or len(out) > zstd.MAX_WINDOW:
         return False
-    with borrowed(Work) as work:
+    with borrowed(_Work) as work:
         return compiled.decode(payload, out, work.of(compiled.work_size(len(out))), checked)
+
+
+def encode_difference(
+    base: memoryview, new: memoryview, out: memoryview, width: int, *, banded: bool, row: int, before: int
+) -> int:
+    """Encode `new` as its difference from `base` into `out`, but for the CRC. Returns the payload's size; 0 if `out` is
+    too small, by 8 bytes that it must have left, or if there is no kernel.
+    """
+    if compiled is None or len(new) > zstd.MAX_WINDOW:
+        return 0
+    with borrowed(_Work) as work:
+        room = work.of(compiled.difference_work_size(len(new)))
+        return compiled.encode_difference(base, new, out, room, width, banded, row, before)
+
+
+def decode_difference(base: memoryview, payload: memoryview, out: memoryview) -> bool:
+    """Fill `out`, of the size of `base`, without a look at the CRC. False if the reference must decide."""
+    if compiled is None or len(base) > zstd.MAX_WINDOW:
+        return False
+    with borrowed(_Work) as work:
+        return compiled.decode_difference(base, payload, out, work.of(compiled.difference_work_size(len(base))))
 
 
 def crc32c(data: memoryview, crc: int) -> int | None:

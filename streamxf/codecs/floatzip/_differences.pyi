@@ -1,9 +1,0 @@
-from typing_extensions import Buffer
-
-VERSION: int
-
-def encode(
-    base: Buffer, new: Buffer, out: Buffer, work: Buffer, width: int, exponent: int, row: int, before: int, /
-) -> int: ...
-def decode(base: Buffer, payload: Buffer, out: Buffer, work: Buffer, /) -> bool: ...
-def work_size(size: int, /) -> int: ...
