@@ -118,7 +118,8 @@ def look_up(chain: list[Descriptor]) -> None:
 # -- Codecs: each takes a payload, its parameters, the limit for what it gives, and the facts about the block
 
 
-Block = namedtuple("Block", "number last key")  # the key is the stream key, and empty if the container is not keyed
+# The key is the stream key, and empty if the container is not keyed; `base` gives the block beneath, if there is one.
+Block = namedtuple("Block", "number last key base", defaults=[None])
 
 
 def decode(payload: bytes, chain: list[Descriptor], block_size: int, block: Block) -> bytes:

@@ -11,7 +11,7 @@ import json
 import re
 import struct
 from collections import namedtuple
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from itertools import accumulate, combinations, pairwise, product
 from math import prod
@@ -148,22 +148,33 @@ def parse_table(data: bytes, header: Header) -> Table:
     return Table(raw_size, ends, sha256(data[: header.size] + data[start:]).digest())
 
 
-def decode_blocks(data: bytes, header: Header, table: Table, stream_key: bytes, digests: Sequence[bytes] = ()) -> bytes:
-    """The stream. All blocks are decoded before any is handed out (C14)."""
+Decoder = Callable[[int], bytes]  # gives a block
+
+
+def decoder_of(
+    data: bytes, header: Header, table: Table, key: bytes, digests: Sequence[bytes] = (), base: Decoder | None = None
+) -> Decoder:
     check(not digests or digests[0] == table.edges, "C13: the first digest")
-    check(not header.base, "C17: a difference")
-    stream, begin, n, b = bytearray(), header.size, len(table.ends), header.block_size
-    for i, end in enumerate(table.ends):
-        stored, begin, last = data[begin:end], end, i == n - 1
+    check(not header.base or base, "C17: a difference, and nothing beneath")
+    n, b = len(table.ends), header.block_size
+
+    def decode_block(i: int) -> bytes:
+        stored, last = data[table.ends[i - 1] if i else header.size : table.ends[i]], i == n - 1
         [word] = struct.unpack("<I", stored[:4])
         check(word >> 31 == last, "C7")
         check(word & 0x7FFFFFFF == len(stored) - 8, "C10: a block's head has another length than its entry")
         check(crc(header.hash[:16] + struct.pack("<II", i, word) + stored[8:]) == stored[4:8], "block: crc32c")
         check(not digests or digests[i + 1] == sha256(stored).digest(), "C13")
-        content = decode(stored[8:], header.codecs, b, Block(i, last, stream_key))
+        content = decode(stored[8:], header.codecs, b, Block(i, last, key, base))
         check(len(content) == (table.raw_size - i * b if last else b), "C9")
-        stream += content
-    return bytes(stream)
+        return content
+
+    return decode_block
+
+
+def decode_blocks(data: bytes, header: Header, table: Table, key: bytes, digests: Sequence[bytes] = ()) -> bytes:
+    """The stream. All blocks are decoded before any is handed out (C14)."""
+    return b"".join(map(decoder_of(data, header, table, key, digests), range(len(table.ends))))
 
 
 def read_container(data: bytes, data_key: bytes | None = None) -> tuple[Header, bytes]:
@@ -606,10 +617,11 @@ def parse_item(item: Any, root: dict[str, Any], chain: list[Any], files: list[Fi
         check(not raw or size == prod(shard) * element_size(dtype), "B1: the size of a raw tensor")
         box = (offset, shard, shape) if tensor else ((), (), ())
         identity = Identity(files[file].writer, number, kind, dtype, *box, "" if kind == VALUE else name)
-        parts.append(Part(at, size, first, crcs, span, files[file], identity, chain, lower))
         check(not lower or (kind == TENSOR and chain), "M20: a difference that cannot be one")
         for place, begin, length in lower:
             check(place < len(files) and begin + length <= files[place].size, "M20: beneath")
+        beneath = [(files[place], *where) for place, *where in lower]
+        parts.append(Part(at, size, first, crcs, span, files[file], identity, chain, beneath))
     if tensor:
         offsets = [part.identity.offset for part in parts]
         check_chunks(shape, [(part.identity.offset, part.identity.shard) for part in parts], root["rank"] is None)
@@ -658,30 +670,52 @@ def load(folder: Path, reader: Reader, rank: int | None = None) -> dict[str, byt
 
 def read_stream(folder: Path, part: Part, index: Index, reader: Reader) -> bytes:
     """R4 and R5."""
-    check(not part.lower, "C17: a difference")
-    file = (folder / part.file.path).read_bytes()
-    check(len(file) == part.file.size, "M3: the size of a file")
-    stream = file[part.at : part.at + part.size]
-    digests = index.digests[part.first :] if index.digests is not None else []
     if not part.chain:
+        stream, digests = stored(folder, part, index)
         pieces = [stream[at : at + MIB] for at in range(0, len(stream), MIB)]
         check(index.digests is None or len(digests) >= len(pieces), "M18: no such digest")
         check([*map(crc, pieces)] == part.crcs, "B2: the CRC of a MiB")
         check(not digests or [sha256(piece).digest() for piece in pieces] == digests[: len(pieces)], "M18: a piece")
     else:
-        header = parse_header(stream)
-        check(header.chain == ["!" + d.text for d in index.transforms] + [d.text for d in part.chain], "M8: the chain")
-        check(header.flags & PUBLISHED, "M8: published")
-        check(header.identity._replace(name=part.identity.name) == part.identity, "M8: this item")
-        stream_key = unseal(header, data_key_of(part.file, index, reader))
-        table = parse_table(stream, header)
-        check(index.digests is None or len(digests) > len(table.ends), "M18: no such digest")
-        check(part.identity.kind != VALUE or table.raw_size <= 1 << 24, "V5")
-        stream = decode_blocks(stream, header._replace(codecs=part.chain), table, stream_key, digests)
+        table, decode_block = open_container(folder, part, index, reader)
+        stream = b"".join(map(decode_block, range(len(table.ends))))
         if part.identity.kind == VALUE:
             check(part.span[1] <= len(stream), "M2: the stream ends before the value")
             stream = stream[slice(*part.span)]
     return undo(stream, index.transforms)
+
+
+def stored(folder: Path, part: Part, index: Index) -> tuple[bytes, list[bytes]]:
+    """A chunk as it is stored, and the digests from its first on."""
+    file = (folder / part.file.path).read_bytes()
+    check(len(file) == part.file.size, "M3: the size of a file")
+    return file[part.at : part.at + part.size], index.digests[part.first :] if index.digests is not None else []
+
+
+def open_container(
+    folder: Path, part: Part, index: Index, reader: Reader, above: Header | None = None
+) -> tuple[Table, Decoder]:
+    """A chunk's container, or one beneath the difference in another."""
+    stream, digests = stored(folder, part, index)
+    header = parse_header(stream)
+    same = above is None or (header.hash == above.base and header.block_size == above.block_size)
+    check(same, "C17: not what the difference was made from")
+    check(header.chain == ["!" + d.text for d in index.transforms] + [d.text for d in part.chain], "M8: the chain")
+    check(header.flags & PUBLISHED, "M8: published")
+    number = part.identity.number if above is None else header.identity.number
+    check(header.identity._replace(name=part.identity.name) == part.identity._replace(number=number), "M8: this item")
+    check(bool(header.base) == bool(part.lower), "M20: a difference, or none")
+    key = unseal(header, data_key_of(part.file, index, reader))
+    table = parse_table(stream, header)
+    check(index.digests is None or len(digests) > len(table.ends), "M18: no such digest")
+    check(part.identity.kind != VALUE or table.raw_size <= 1 << 24, "V5")
+    base = None
+    for file, at, size in part.lower[:1]:
+        identity = part.identity._replace(writer=file.writer)
+        first = (part.first or 0) + 1 + len(table.ends)
+        lower = part._replace(at=at, size=size, first=first, file=file, identity=identity, lower=part.lower[1:])
+        _, base = open_container(folder, lower, index, reader, header)
+    return table, decoder_of(stream, header._replace(codecs=part.chain), table, key, digests, base)
 
 
 def data_key_of(file: File, index: Index, reader: Reader) -> bytes | None:

@@ -58,10 +58,12 @@ class Damage:
         size: tuple[int, ...] | None = None,
         block: int | None = None,
     ) -> Damage:
-        """Record an error; its own place counts where none is given."""
+        """Record an error; its own place counts where none is given, and of a container beneath that one is named."""
         text = str(error)
         if isinstance(error, StreamxfError):
-            text, file, item = error.message, file or error.file, error.item if item is None else item
+            beneath = file is not None and error.file not in (None, file)
+            text = f"beneath, in {error.file}: {error.message}" if beneath else error.message
+            file, item = file or error.file, error.item if item is None else item
             block = error.block if block is None else block
         kind, text = type(error).__name__, shorten(text, _TEXT)
         return cls(file, item, offset, size, block, block, kind, text, is_unread(error))

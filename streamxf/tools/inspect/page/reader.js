@@ -701,7 +701,7 @@ const Reader = (() => {
     const summed = data.subarray(0, f.at);
     check(crc32c(summed) === f.number(4), "header: crc32c");
     const { codecs, transforms } = parseChain(chainData.length ? unascii(chainData, "C1").split("\n") : []);
-    const header = { size: f.at, block: 2 ** log2, flags, salt, codecs, transforms, hash, seal, data: data.subarray(0, f.at) };
+    const header = { size: f.at, block: 2 ** log2, flags, salt, base, codecs, transforms, hash, seal, data: data.subarray(0, f.at) };
     header.identity = identLength ? parseIdentity(identity) : null;
     check(Boolean(flags & KEYED) === codecs.some(({ name }) => name === "streamxf.encrypt"), "C2: keyed");
     check(Boolean(flags & BOUND) === Boolean(identLength) && (flags & BOUND || !(flags & PUBLISHED)), "C2: bound, or published");
@@ -776,7 +776,6 @@ const Reader = (() => {
 
   // The stream key, after the seal has shown that the data key made this header; null if nothing is encrypted.
   async function unseal(header, dataKey) {
-    check(!(header.flags & BASED), "C17: a difference, which a newer streamxf reads");
     if (!(header.flags & KEYED)) return null;
     check(dataKey, "K3: the container is encrypted, and no key was given");
     const both = await hkdf(dataKey, concat(ascii("streamxf/1 stream"), header.hash), 64, header.salt);
@@ -822,7 +821,7 @@ const Reader = (() => {
     check(word % 2 ** 31 === payload.length, "C10: a block's head has another length than its entry");
     check(crc32c(header.hash.subarray(0, 16), u32(i, word), payload) === sum, "block: crc32c");
     check(!table.digests || equal(table.digests[i + 1], await sha256(data)), "C13");
-    const content = await decodeBlock(payload, header.codecs, { number: i, last, key, size: header.block });
+    const content = await decodeBlock(payload, header.codecs, { number: i, last, key, size: header.block, base: table.base });
     check(content.length === (last ? table.rawSize - i * header.block : header.block), "C9");
     return content;
   }
@@ -836,6 +835,7 @@ const Reader = (() => {
   // The stream of a container of which nothing else is known; stream transforms are not undone.
   async function readContainer(source, dataKey = null) {
     const header = await readHeader(source);
+    check(!header.base.length, "C17: a difference, and nothing beneath");
     const key = await unseal(header, dataKey);
     return readBlocks(source, header, await readTable(source, header), key);
   }
@@ -1333,8 +1333,8 @@ const Reader = (() => {
       return Object.assign(new Checkpoint(), { index, folder, transforms, items: index.items });
     }
 
-    // R4: what has to be right before a chunk's blocks are decoded.
-    async openChunk(item, chunk) {
+    // R4: what has to be right before a chunk's blocks are decoded, or those beneath a difference, which is in `above`.
+    async openChunk(item, chunk, above = null) {
       const { index } = this;
       const { file } = chunk;
       const source = await this.folder.open(file.path);
@@ -1343,18 +1343,25 @@ const Reader = (() => {
       const stored = part(source, chunk.at, chunk.bytes);
       if (!item.chain.codecs.length) return { stored };
       const header = await readHeader(stored);
+      check(!above || (equal(header.hash, above.base) && header.block === above.block), "C17: not what the difference was made from");
       const chain = [...header.transforms.map((each) => `!${each.text}`), ...header.codecs.map((each) => each.text)];
       check(same(chain, item.chain.bound), "M8: the chain");
       check(header.flags & PUBLISHED, "M8: published");
       const { identity } = header;
-      check(identity.writer === file.writer && identity.number === chunk.number && identity.kind === chunk.kind && identity.dtype === item.storedDtype, "M8: this item");
+      check(identity.writer === file.writer && (above || identity.number === chunk.number) && identity.kind === chunk.kind && identity.dtype === item.storedDtype, "M8: this item");
       check(same(identity.offset, chunk.offset) && same(identity.shape, chunk.shape) && same(identity.whole, item.shape), "M8: this item");
-      check(!chunk.lower.length, "C17: a difference, which a newer streamxf reads");
+      check(Boolean(header.base.length) === Boolean(chunk.lower.length), "M20: a difference, or none");
       const key = await unseal(header, await index.dataKeyOf(file));
       const table = await readTable(stored, header);
       if (index.signed) {
         table.digests = this.digestsOf(chunk, 1 + table.ends.length);
         check(equal(table.digests[0], table.edges), "C13: the first digest");
+      }
+      if (chunk.lower.length) {
+        const [place, at, bytes, ...lower] = chunk.lower;
+        const next = { ...chunk, file: index.files[place], at, bytes, lower, first: chunk.first + 1 + table.ends.length };
+        const below = await this.openChunk(item, next, header);
+        table.base = (i) => readBlock(below.stored, below.header, below.table, i, below.key);
       }
       return { stored, header: { ...header, codecs: item.chain.codecs }, table, key };
     }
