@@ -1,4 +1,4 @@
-"""The conventions of docs/format.md, with what docs/format/codecs.md and docs/format/floatzip.md specify.
+"""The conventions of docs/format.md, with what docs/format/codecs.md, floatzip.md and differences.md specify.
 
 A part of reference_decoder.py, whose head says how rules are named.
 """
@@ -177,6 +177,9 @@ def decode_encrypt(payload: bytes, params: list[list[str]], limit: int, block: B
 
 
 def decode_floatzip(payload: bytes, params: list[list[str]], limit: int, block: Block) -> bytes:
+    if payload[:1] >= b"\x80":
+        check(block.base, "floatzip: a difference, and no block beneath")
+        return decode_difference(block.base(block.number), payload)
     f = Fields(payload, "floatzip")
     [layout] = f.unpack("B")
     if layout == 0:
@@ -243,6 +246,75 @@ def decode_packed(data: bytes, n: int) -> bytes:
     for place, value in zip(places, values, strict=True):
         plane[place] = value
     return bytes(plane[:n])
+
+
+class Bits:
+    """Takes bits, of which the first is the lowest of the first byte."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+
+    def take(self, count: int) -> int:
+        begin, self.at = self.at, self.at + count
+        check(self.at <= 8 * len(self.data), "difference: it ends too early")
+        number = int.from_bytes(self.data[begin // 8 : (self.at + 7) // 8], "little")
+        return number >> begin % 8 & (1 << count) - 1
+
+    def count(self) -> int:
+        return self.take(self.take(5))
+
+    def members(self, contexts: dict[int, int]) -> list[int]:
+        """Which elements, whose contexts are given by their places, belong to the set that comes next."""
+        members, low, bands, more = set(), 0, 0, 1
+        while more:
+            more = self.take(1)
+            cut = self.take(8) if more else 255
+            bands += 1
+            check(low <= cut and not (more and cut == 255) and bands <= 6, "difference: bands")
+            places = [place for place, context in contexts.items() if low <= context <= cut]
+            low, inverted, listed, at = cut + 1, self.take(1), set(), 0
+            held = self.count()
+            k = self.take(5) if held else 0
+            for _ in range(held):
+                while not self.take(1):
+                    at += 1 << k
+                at += self.take(k)
+                check(at < len(places), "difference: an element that its band does not have")
+                listed.add(places[at])
+                at += 1
+            members |= set(places) - listed if inverted else listed
+        return sorted(members)
+
+
+def decode_difference(base: bytes, payload: bytes) -> bytes:
+    f = Fields(payload, "difference")
+    layout, expected, levels = f.unpack("B4sB")
+    width = 1 << (layout & 3)
+    check(layout >> 3 == 16 and width <= 4 and levels <= 8 * width, "difference: layout or L")
+    check(len(base) % width == 0, "difference: the size of the block")
+    bits, form = Bits(f.rest()), f"<{len(base) // width}{'BHI'[layout & 3]}"
+    elements = list(struct.unpack(form, base))
+    live = {place: (x << 1 >> 8 * width - 8) & 255 if layout & 4 else 0 for place, x in enumerate(elements)}
+    if levels:
+        if bits.take(1):
+            row, before = bits.count(), bits.count()
+            check(before < row <= len(elements), "difference: rows")
+            rows = set(bits.members(dict.fromkeys(range(-(-(before + len(elements)) // row)), 0)))
+            live = {place: context for place, context in live.items() if (place + before) // row in rows}
+        changed = left = bits.members(live)
+        level = dict.fromkeys(changed, 0)
+        for _ in range(levels - 1):
+            left = bits.members({place: live[place] for place in left})
+            for place in left:
+                level[place] += 1
+        for place in changed:
+            sign = 1 - 2 * bits.take(1)
+            elements[place] += sign * ((1 << level[place]) + bits.take(level[place]))
+    rest = 8 * len(bits.data) - bits.at
+    check(rest < 8 and bits.take(rest) == 0, "difference: bits behind the last element")
+    block = struct.pack(form, *(x % (1 << 8 * width) for x in elements))
+    check(crc(block) == expected, "difference: the CRC")
+    return block
 
 
 # A codec of a third party is registered by adding it to CODECS; stream transforms are undone by what is in TRANSFORMS.

@@ -5,9 +5,13 @@ All memory that the kernel is given has exactly the size that it asks for; `make
 that was built with two sanitizers.
 """
 
+import json
 import random
+import shutil
+import subprocess
 import tracemalloc
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import crc32c
@@ -17,8 +21,11 @@ import pytest
 from streamxf.codecs.floatzip import differences
 from streamxf.codecs.floatzip import kernel as kernels
 from streamxf.errors import ChecksumError, CodecError
+from streamxf.tools import inspect
 from tests.differences_forge import Bits, forge, pair
+from tests.reference_codecs import Refused, decode_difference
 
+PAGE = Path(inspect.__file__).parent / "page"
 kernel = kernels.compiled
 needs_kernel = pytest.mark.skipif(kernel is None, reason="the kernel was not built")
 
@@ -89,19 +96,22 @@ def test_both_decode_every_layout_that_the_format_allows(seed: int, monkeypatch:
     assert reference(base, payload, monkeypatch) == new
 
 
+def damaged(payload: bytes, choose: random.Random) -> bytes:
+    """With some other bits, and cut off, or longer, or neither."""
+    made = bytearray(payload)
+    for _ in range(choose.randint(1, 3)):
+        made[choose.randrange(len(made))] ^= 1 << choose.randrange(8)
+    size = choose.choice((len(made), choose.randrange(len(made) + 1)))
+    return bytes(made[:size]) + choose.randbytes(choose.choice((0, 0, 1, 9)))
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_damage_is_refused_or_found_by_the_crc(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     choose = random.Random(seed)
     base, new, width, banded, row, _ = pair(seed, 150)
     payload = forge(base, new, width, banded, choose, row)
     for _ in range(20):
-        damaged = bytearray(payload)
-        for _ in range(choose.randint(1, 3)):
-            damaged[choose.randrange(len(damaged))] ^= 1 << choose.randrange(8)
-        damaged = damaged[: choose.choice((len(damaged), choose.randrange(len(damaged) + 1)))] + choose.randbytes(
-            choose.choice((0, 0, 1, 9))
-        )
-        found = reference(base, bytes(damaged), monkeypatch)
+        found = reference(base, damaged(payload, choose), monkeypatch)
         assert isinstance(found, str) or found == new
 
 
@@ -153,6 +163,59 @@ def test_what_no_payload_may_have(payload: bytes, text: str, monkeypatch: pytest
     assert text in str(reference(bytes(150 if payload[:1] == b"\x82" else 152), payload, monkeypatch))
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
+
+
+def everybodys(count: int) -> list[tuple[bytes, bytes, bytes | None]]:
+    """Bases with what the forge makes for them, half of it damaged, and what the reference decodes, if it does."""
+    found: list[tuple[bytes, bytes, bytes | None]] = []
+    for seed in range(count):
+        choose = random.Random(seed)
+        base, new, width, banded, row, _ = pair(seed, choose.randrange(400))
+        payload = forge(base, new, width, banded, choose, row if seed % 3 else 0)
+        payload = damaged(payload, choose) if seed % 2 else payload
+        out = bytearray(len(base))
+        try:
+            differences.decode(memoryview(base), memoryview(payload), memoryview(out))
+        except (CodecError, ChecksumError):
+            found.append((base, payload, None))
+        else:
+            assert out == new
+            found.append((base, payload, new))
+    return found
+
+
+def test_a_decoder_that_was_written_from_the_page_agrees() -> None:
+    for base, payload, expected in everybodys(300):
+        try:
+            assert decode_difference(base, payload) == expected
+        except Refused:
+            assert expected is None, payload.hex()
+
+
+SCRIPT = """
+const { decodeDifference, Refused } = require(process.argv[1]);
+const bytes = (hex) => Uint8Array.from(Buffer.from(hex, "hex"));
+const results = JSON.parse(require("fs").readFileSync(0)).map(([base, payload]) => {
+  try {
+    return Buffer.from(decodeDifference(bytes(base), bytes(payload))).toString("hex");
+  } catch (error) {
+    if (!(error instanceof Refused)) throw error;
+    return null;
+  }
+});
+console.log(JSON.stringify(results));
+"""
+
+
+def test_the_page_of_inspect_agrees() -> None:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("Node is not installed")
+    found = everybodys(300)
+    given = json.dumps([[base.hex(), payload.hex()] for base, payload, _ in found])
+    command = [node, "-e", SCRIPT, str(PAGE / "reader.js")]
+    ran = subprocess.run(command, input=given, check=True, capture_output=True, text=True)
+    assert json.loads(ran.stdout) == [expected if expected is None else expected.hex() for *_, expected in found]
 
 
 @needs_kernel

@@ -369,7 +369,11 @@ const Reader = (() => {
     return (await openGcm(key, iv, payload)) ?? check(false, "encrypt: the tag");
   }
 
-  function decodeFloatzip(payload, limit) {
+  async function decodeFloatzip(payload, limit, block) {
+    if (payload[0] & 128) {
+      check(block.base, "floatzip: a difference, and no block beneath");
+      return decodeDifference(await block.base(block.number), payload);
+    }
     const f = new Fields(payload, "floatzip");
     const layout = f.number(1);
     if (layout === 0) {
@@ -454,6 +458,87 @@ const Reader = (() => {
       plane[(before = place)] = values[i];
     }
     return plane;
+  }
+
+  // Bits of a difference, of which the first is the lowest of the first byte.
+  class Bits {
+    constructor(data) {
+      Object.assign(this, { data, at: 0 });
+    }
+
+    take(count) {
+      let value = 0;
+      for (let i = 0; i < count; i++, this.at++) {
+        check(this.at < 8 * this.data.length, "difference: it ends too early");
+        if ((this.data[this.at >> 3] >> (this.at & 7)) & 1) value += 2 ** i;
+      }
+      return value;
+    }
+
+    count() {
+      return this.take(this.take(5));
+    }
+
+    // Which of the places belong to the set that comes next.
+    members(places, contextOf) {
+      const bands = [];
+      for (let more = 1; more; ) {
+        more = this.take(1);
+        const low = bands.length ? bands[bands.length - 1].cut + 1 : 0;
+        const cut = more ? this.take(8) : 255;
+        check(low <= cut && !(more && (cut === 255 || bands.length === 5)), "difference: its bands");
+        const own = places.filter((place) => low <= contextOf(place) && contextOf(place) <= cut);
+        const [inverted, listed] = [this.take(1), new Set()];
+        const held = this.count();
+        const k = held ? this.take(5) : 0;
+        for (let i = 0, at = 0; i < held; i++, at++) {
+          while (!this.take(1)) at += 2 ** k;
+          at += this.take(k);
+          check(at < own.length, "difference: an element that its band does not have");
+          listed.add(own[at]);
+        }
+        bands.push({ cut, inverted, listed });
+      }
+      return places.filter((place) => {
+        const { inverted, listed } = bands.find(({ cut }) => contextOf(place) <= cut);
+        return listed.has(place) !== Boolean(inverted);
+      });
+    }
+  }
+
+  function decodeDifference(base, payload) {
+    const f = new Fields(payload, "difference");
+    const [layout, crc, levels] = f.numbers(1, 4, 1);
+    const width = 1 << (layout & 3);
+    check(layout >> 3 === 16 && width <= 4 && base.length % width === 0 && levels <= 8 * width, "difference: the layout");
+    const [bits, out, n] = [new Bits(f.rest()), Uint8Array.from(base), base.length / width];
+    const elements = new { 1: Uint8Array, 2: Uint16Array, 4: Uint32Array }[width](out.buffer);
+    const contextOf = (place) => (layout & 4 ? ((elements[place] << 1) >>> (8 * width - 8)) & 255 : 0);
+    if (levels) {
+      let places = Array.from({ length: n }, (_, place) => place);
+      if (bits.take(1)) {
+        const [row, before] = [bits.count(), bits.count()];
+        check(before < row && row <= n, "difference: its rows");
+        const rows = Array.from({ length: Math.ceil((before + n) / row) }, (_, place) => place);
+        const live = new Set(bits.members(rows, () => 0));
+        places = places.filter((place) => live.has(Math.floor((place + before) / row)));
+      }
+      places = bits.members(places, contextOf);
+      const level = new Uint8Array(n);
+      for (let i = 1, left = places; i < levels; i++) {
+        left = bits.members(left, contextOf);
+        for (const place of left) level[place]++;
+      }
+      for (const place of places) {
+        const negative = bits.take(1);
+        const change = 2 ** level[place] + bits.take(level[place]);
+        elements[place] += negative ? -change : change;
+      }
+    }
+    const left = 8 * bits.data.length - bits.at;
+    check(left < 8 && bits.take(left) === 0, "difference: bits behind the last element");
+    check(crc32c(out) === crc, "difference: the CRC");
+    return out;
   }
 
   const CODECS = new Map([
@@ -1604,7 +1689,7 @@ const Reader = (() => {
     return Array.from({ length: data.length / size }, (_, i) => read(view, i * size));
   }
 
-  return { Checkpoint, NotHere, Refused, Tuple, VALUE, hex, keyOf, numbersOf, parseKey, parseValue, readContainer, readNote, readPlain, sha256, sourceOf, unhex, unzstd };
+  return { Checkpoint, NotHere, Refused, Tuple, VALUE, decodeDifference, hex, keyOf, numbersOf, parseKey, parseValue, readContainer, readNote, readPlain, sha256, sourceOf, unhex, unzstd };
 })();
 
 if (typeof module !== "undefined") module.exports = Reader;
