@@ -126,6 +126,7 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
         self._openers: dict[str, ItemOpener] = {}
         self._files = storage.open_files()
         self._last: tuple[ItemPart, Elements] | None = None
+        self.known: Any = None  # as of `ItemOpener`
 
     @property
     def save_ids(self) -> tuple[str, ...]:
@@ -187,6 +188,7 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
             if metadata.name not in self._openers:
                 self._openers[metadata.name] = ItemOpener(metadata, self.access, self.budget, self._open_file)
             opener = self._openers[metadata.name]
+            opener.known = self.known
             return opener.blocks(opener.source(file, wanted.place), wanted)
 
     def _open_file(self, name: str) -> StoredFile:

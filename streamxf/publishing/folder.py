@@ -65,7 +65,8 @@ class HubFolder(WeightStore):
             state = json.loads((self.folder / _STATE).read_bytes())
             self._files = state["files"]
             if _marks(self.folder, [name for name, *_ in self._files]) == self._files:
-                self.held, self.places = Version(**state["version"]), dict(state["places"])
+                self.held = Version(**state["version"])
+                self.places, self.digests = dict(state["places"]), dict(state["digests"])
 
     @property
     def folder(self) -> Path:  # type: ignore[override]
@@ -83,10 +84,10 @@ class HubFolder(WeightStore):
         return {} if self.held is None or not _fits(self.folder, made) else _maps(self.folder, made)
 
     def update(self, checkpoint: Checkpoint, coming: Coming) -> Update:
-        made, known = _plan(coming.items), self.places if self.held is not None else {}
+        made = _plan(coming.items)
         if self._in_place and self.held is not None and _fits(self.folder, made):
             flats = _maps(self.folder, made, "r+")
-            return Update(self, coming, flats, changes(checkpoint, coming.changed(known), flats))
+            return Update(self, coming, flats, changes(checkpoint, coming.opened(checkpoint, self, flats), flats))
         side = self.path / (_COMING if self._in_place else SIDES[self.folder.name == SIDES[0]])
         if side.is_symlink():
             raise ParameterError("this is a link, and weights are to be kept there: remove it", file=str(side))
@@ -94,7 +95,7 @@ class HubFolder(WeightStore):
             shutil.rmtree(side)
         side.mkdir()
         before = self.folder if self.held is not None else None
-        changed = {item.name for item in coming.changed(known)}
+        changed = {item.name for item in coming.opened(checkpoint, self, self.flats(coming.items))}
         changed = set(_write(checkpoint, made, changed, before, side))
         for entry in self.path.iterdir() if not self._in_place else ():
             if entry.is_file() and entry.name[0] != "." and not entry.name.endswith(_WEIGHTS):
@@ -108,7 +109,7 @@ class HubFolder(WeightStore):
 
     def settle(self, coming: Coming | None, flats: Mapping[str, Flat]) -> None:
         if coming is None and self.held is not None:
-            coming = Coming(self.held, {}, self.places)
+            coming = Coming(self.held, {}, self.places, dict(self.digests))
         if coming is not None:
             self.note(self.folder, coming)
             super().settle(coming, flats)
@@ -119,7 +120,8 @@ class HubFolder(WeightStore):
         for name in names:
             _sync(folder / name)
         self._files = _marks(folder, names)
-        content = {"version": asdict(coming.version), "places": dict(coming.places), "files": self._files}
+        content = {"version": asdict(coming.version), "files": self._files}
+        content |= {"places": dict(coming.places), "digests": coming.digests}
         draft = folder / f"{_STATE}~"
         draft.write_text(json.dumps(content))
         _sync(draft)

@@ -17,6 +17,7 @@ from streamxf.errors import (
     ParameterError,
     StreamxfError,
     UnsupportedError,
+    is_damage,
     shorten,
 )
 from streamxf.lazy import torch
@@ -116,8 +117,10 @@ class Follower:
                     version = Version.of(checkpoint, hint.folder)
                     self._check(version, hint)
                     return self._target.update(checkpoint, self._coming(checkpoint, version))
-            except (StreamxfError, OSError):
-                if not left or Version.hinted(self._storage) == hint:
+            except (StreamxfError, OSError) as error:
+                if is_damage(error) and self._target.digests:
+                    self._target.digests = {}  # what is held may have been altered: nothing builds on it now
+                elif not left or Version.hinted(self._storage) == hint:
                     raise  # else it was removed or replaced meanwhile: the newest is another one
         raise AssertionError
 
@@ -146,7 +149,7 @@ class Follower:
     def _coming(self, checkpoint: Checkpoint, version: Version) -> Coming:
         items = self._target.wanted(items_of(checkpoint))
         files = {name: file.writer for each in checkpoint.metadata for name, file in each.files.items()}
-        return Coming(version, items, {name: _places_of(item, files) for name, item in items.items()})
+        return Coming(version, items, {name: _places_of(item, files) for name, item in items.items()}, {})
 
     def _check(self, version: Version, hint: Version) -> None:
         """Check what vouched metadata says against the hint, and against what is there."""
@@ -187,7 +190,7 @@ class Tensors(WeightStore):
 
     def update(self, checkpoint: Checkpoint, coming: Coming) -> Update:
         flats = self._flats or {name: zeros_for(item) for name, item in coming.items.items()}
-        parts = changes(checkpoint, coming.changed(self.places), self._flats)
+        parts = changes(checkpoint, coming.opened(checkpoint, self, self._flats), self._flats)
         return Update(self, coming, flats, parts)
 
     def settle(self, coming: Coming | None, flats: Mapping[str, Flat]) -> None:

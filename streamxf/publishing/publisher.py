@@ -16,6 +16,7 @@ from streamxf.checkpoint.writer import CheckpointWriter
 from streamxf.errors import ParameterError, StreamxfError, escaped
 from streamxf.manager.forget import remove_checkpoints
 from streamxf.manager.listing import Run
+from streamxf.manager.pins import pin_base
 from streamxf.manager.retention import duration
 from streamxf.places import Location, Storage, open_storage
 from streamxf.publishing.version import Version, opened
@@ -31,9 +32,9 @@ class Publisher:
         publisher = streamxf.Publisher("s3://bucket/policy", chain="floatzip+checksum")
         publisher.publish(step, model.named_parameters())
 
-    A version is a checkpoint in a folder of the run, ``step-100``, like those of a `CheckpointManager`. What has not
-    changed since the version before is not stored again, as `SaveMemory` says. A small hint beside the folders names
-    the newest; a publish that fails changes nothing that followers see.
+    A version is a checkpoint in a folder of the run, ``step-100``, like those of a `CheckpointManager`. Of what has
+    changed since the version before the differences are stored, for which a copy of what changes is held in memory. A
+    small hint beside the folders names the newest; a publish that fails changes nothing that followers see.
 
     Parameters
     ----------
@@ -81,7 +82,7 @@ class Publisher:
         self._how: dict[str, Any] = {"chain": chain, "recipients": keys, "signer": signer, "block_size": block_size}
         self._access = Access.of(keys)
         self._full_every, self._keep, self._grace = full_every, keep, float(seconds)
-        self._memory = SaveMemory()
+        self._memory = SaveMemory(copies=None)
         self._versions: list[tuple[Version, float]] | None = None  # the newest last, each with when it was published
         self._since_full = 0
         self._run, self._number = secrets.token_hex(16), 0
@@ -113,6 +114,7 @@ class Publisher:
             memory=self._memory,
             **self._how,
         )
+        writer.pin = pin_base
         with writer:
             for name, tensor in tensors:
                 if not (hasattr(tensor, "shape") and hasattr(tensor, "dtype")):
@@ -131,14 +133,19 @@ class Publisher:
     def _known(self) -> list[tuple[Version, float]]:
         """The versions that are there. What an earlier process published is taken for published now."""
         if self._versions is None:
-            found = []
+            found, failure = [], None
             with suppress(FileNotFoundError):
                 for folder in filter(re.compile("step-[0-9]{1,15}").fullmatch, self._storage.folders()):
                     try:
                         found.append(_said(self._storage, folder, self._access))
+                    except (errors.ForeignError, errors.KeyServiceError):
+                        raise
                     except (StreamxfError, FileNotFoundError) as error:
                         text = f"{self._storage.label(folder)} is no version that counts, and stays: {error}"
                         _log.info("%s", escaped(text))
+                        failure = error
+            if failure is not None and not found and Version.hinted(self._storage) is not None:
+                raise failure  # or followers would be given another run, and refuse it
             found.sort(key=lambda each: each.number)
             if found:
                 self._run, self._number = found[-1].run, found[-1].number
@@ -171,6 +178,6 @@ def _said(storage: Storage, folder: str, access: Access) -> Version:
     try:
         checkpoint = opened(storage, folder, access)
     except _BLIND:  # who only writes cannot verify what it has written; what is said orders its own versions alone
-        checkpoint = opened(storage, folder, access.lenient(), listing=True)
+        checkpoint = opened(storage, folder, Access(), listing=True)
     with checkpoint:
         return Version.of(checkpoint, folder)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.errors import ParameterError
+from streamxf.format.items import Chunk
 from streamxf.lazy import numpy as np
 from streamxf.lazy import torch
 from streamxf.publishing.version import Version
-from streamxf.reading import Box, TensorItem
+from streamxf.reading import Blocks, Box, TensorItem
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -121,12 +123,13 @@ class WeightStore(ABC):
     """Where weights are kept.
 
     - `held`: what is there.
-    - `places`: of each tensor that is, which containers it came from.
+    - `places`: of each tensor that is, which containers it came from; `digests`: of each of these H, in hex.
     """
 
     folder: Path | None = None
     held: Version | None = None
     places: Mapping[str, str] = {}
+    digests: Mapping[str, str] = {}
 
     @abstractmethod
     def wanted(self, items: Mapping[str, TensorItem]) -> dict[str, TensorItem]:
@@ -149,7 +152,7 @@ class WeightStore(ABC):
     def settle(self, coming: Coming | None, flats: Mapping[str, Flat]) -> None:
         """What is there is this version by now, or the one before if None; `flats` are its elements."""
         if coming is not None:
-            self.held, self.places = coming.version, coming.places
+            self.held, self.places, self.digests = coming[0], *coming[2:]
 
 
 class Coming(NamedTuple):
@@ -158,10 +161,43 @@ class Coming(NamedTuple):
     version: Version
     items: Mapping[str, TensorItem]
     places: Mapping[str, str]
+    digests: dict[str, str]
 
-    def changed(self, known: Mapping[str, str]) -> list[TensorItem]:
-        """The tensors that do not come from the same containers."""
-        return [item for name, item in self.items.items() if known.get(name) != self.places[name]]
+    def opened(self, checkpoint: Checkpoint, store: WeightStore, flats: Mapping[str, Flat]) -> list[TensorItem]:
+        """The tensors that do not come from the same containers. Of those that are differences from what is held,
+        nothing else is read.
+        """
+
+        def known(part: Any, header: Any) -> Held | None:
+            key = f"{part.item.name} {part.chunk.offset}"
+            self.digests.setdefault(key, header.digest.hex())  # of the uppermost
+            if not header.base or store.digests.get(key) != header.base.hex() or part.item.name not in flats:
+                return None
+            return Held(flats[part.item.name], part.item, part.chunk, header.block_size)
+
+        checkpoint.known = known
+        changed = [item for name, item in self.items.items() if store.places.get(name) != self.places[name]]
+        names = {item.name for item in changed}
+        self.digests.update({key: h for key, h in store.digests.items() if key.rpartition(" (")[0] not in names})
+        return changed
+
+
+class Held(Blocks):
+    """The blocks of a shard that is held."""
+
+    def __init__(self, flat: Flat, item: TensorItem, chunk: Chunk, block_size: int) -> None:
+        array = flat.reshape(*item.shape, -1) if item.itemsize > 8 else flat.reshape(item.shape)
+        begins = zip(chunk.offset, chunk.shape, strict=True)
+        region = np.ascontiguousarray(array[tuple(slice(at, at + size) for at, size in begins)])
+        self._data = region.reshape(-1).view("u1").data
+        super().__init__(len(self._data), block_size)
+
+    def decode(self, index: int, out: memoryview) -> None:
+        begin = index * self.block_size
+        out[:] = self._data[begin : begin + len(out)]
+
+    def decoder(self, index: int) -> Callable[[memoryview], None]:
+        return partial(self.decode, index)
 
 
 class Update:

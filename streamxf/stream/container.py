@@ -96,7 +96,7 @@ class BlockReader(Blocks):
     ) -> None:
         self._source = source
         self.coder = coder
-        self.beneath: tuple[BlockReader, str] | None = None
+        self.beneath: tuple[Any, str] | None = None
         self.header: Header = header
         footer, self._table = read_tail(source, header, check_size)
         super().__init__(footer.raw_size, header.block_size)
@@ -269,6 +269,7 @@ class StoredStream:
     - `header`: of its container; None if it is in none, or if that is damaged.
     - `digests`, `check_size`: as of `BlockReader`.
     - `file`: for errors. `beneath`: of a difference, the stream beneath it, and what gives the opener of its chain.
+    - `held`: its blocks instead, where they are in memory; they have `decode`, too.
     - `blocks`: None if header or table are damaged, so that they cannot be found.
     - `locked`: whether the chain needs a key, and there is none.
     - `errors`: in the order of the checks; a load raises the first.
@@ -282,6 +283,7 @@ class StoredStream:
     locked: bool = False
     file: str | None = None
     beneath: tuple[StoredStream, Callable[[], ChainOpener]] | None = None
+    held: Any = None
     errors: list[StreamxfError | OSError] = field(default_factory=list)
 
     def attempt(self, step: Callable[..., Any], *arguments: Any) -> Any:
@@ -307,7 +309,9 @@ class StoredStream:
         blocks = self.blocks = self.attempt(BlockReader, *about)
         if blocks is not None and make_coder is not None:
             blocks.coder = self.attempt(make_coder)
-        if self.beneath is not None:
+        if self.held is not None and blocks is not None:
+            blocks.beneath = self.held, "memory"
+        elif self.beneath is not None:
             self._examine_beneath(blocks, chain is not None, meter)
         elif self.header is not None and self.header.base and chain is not None:
             text = "it holds differences from another container, and no metadata says which: read its whole checkpoint"
