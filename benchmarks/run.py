@@ -34,7 +34,14 @@ NAMES = (
     "manager",
     "granite",
 )
-UNPUBLISHED = ("gpu", "cores", "scaling", "read_once", "incremental")  # run by their names alone, or in a smoke run
+UNPUBLISHED = (
+    "gpu",
+    "cores",
+    "scaling",
+    "read_once",
+    "incremental",
+    "differences",
+)  # run by their names alone, or in a smoke run
 
 
 def main(arguments: list[str] | None = None) -> int:
