@@ -68,7 +68,7 @@ class Increment:
         self.linked, self.pins = list[str](), dict[str, str]()
         self.owner = save_id, "elsewhere"
         with suppress(MetadataError):  # of a name that an index cannot have
-            self.owner = save_id, Place.check_path(save.storage.name)
+            self.owner = save_id, Place.check_path(save.storage.resolved().name)
         self._about = save.extensions.summary(), save.extensions.readers, save.block_log2, save.sync
         self._base = memory.get(base_id)
         self._refused = "" if folder is None else self._refuse(folder)

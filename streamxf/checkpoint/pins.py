@@ -36,7 +36,7 @@ class Pins:
     @classmethod
     def of(cls, folder: Storage, names: Iterable[str] | None = None) -> Self:
         """Who knows the `names` in the folder need not have it listed."""
-        found: dict[str, Index | None] = {}
+        folder, found = folder.resolved(), dict[str, Index | None]()  # indexes have its own name, and no link's
         pins = [match for name in (folder.names(()) if names is None else names) if (match := PIN.fullmatch(name))]
         for match in pins:
             index, unread = _index_of(folder, match["folder"])

@@ -19,9 +19,10 @@ import torch.distributed.checkpoint as dcp
 import streamxf
 from streamxf import SaveMemory, Storage
 from streamxf.checkpoint.pins import Pins
-from streamxf.errors import MetadataError
+from streamxf.errors import MetadataError, UnsupportedError
 from streamxf.manager.pins import pin_base
 from streamxf.places import open_storage
+from streamxf.tools.rekey.rekey import stock
 from tests.dcp.s3_server import storage as s3_options
 from tests.storage.stores import MemoryStorage
 
@@ -103,6 +104,8 @@ def test_files_of_bases_are_named_where_they_are(run: Storage) -> None:
     assert np.array_equal(state["frozen"].numpy(), FROZEN)  # type: ignore[attr-defined]
     found = streamxf.diff(run.child("step-2"), run.child("step-3"))
     assert ([each.name for each in found.changed], found.equal) == (["moving", "name"], 1)
+    with pytest.raises(UnsupportedError, match=r"files in step-1, .*consolidate"):
+        stock(run.child("step-3"))
     found = streamxf.inspect(run.child("step-3")).contents
     assert not found.incomplete
     assert sum(file.startswith("../step-1/") for file in found.files) == 1

@@ -1,5 +1,6 @@
 """Incremental saves of several ranks, which share one base or have none."""
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,11 @@ import streamxf
 from benchmarks.simulated import COLUMNS, ROWS, Planned, Shard, plan, sent, write
 from streamxf import FloatZip
 from streamxf.checkpoint.memory import SaveMemory
+from streamxf.checkpoint.pins import Pins
+from streamxf.manager.pins import pin_base
+from streamxf.storage.local import LocalStorage
+from streamxf.storage.opening import open_storage
+from tests.failing import fails_with
 
 RANKS = 3
 WIDE = 300  # times the rows that a shard has elsewhere, so that it is linked
@@ -131,3 +137,17 @@ def test_without_collectives_each_rank_has_a_base_of_its_own(tmp_path: Path) -> 
     memories[2] = SaveMemory()
     assert save(planned(tmp_path / "2", states(changed=1), memories, tmp_path / "1", **apart), **apart) == [2, 0, 0]
     assert_holds(tmp_path / "2", states(changed=1))
+
+
+def test_ranks_that_cannot_link_name_the_files_of_the_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalStorage, "link", fails_with(OSError, errno.EXDEV, "another device"))
+    memories: list[SaveMemory] = [SaveMemory() for _ in range(RANKS)]
+    for name, base, shared in (("1", None, [0, 0, 0]), ("2", "1", [2, 0, 2]), ("3", "2", [2, 2, 2])):
+        made = planned(tmp_path / name, states(changed=1 if base else None), memories, base and tmp_path / base)
+        for writer in made.writers:
+            writer.pin = pin_base
+        assert save(made) == shared
+    for name in ("2", "3"):
+        assert_holds(tmp_path / name, states(changed=1))
+    pins = {folder: [*Pins.of(open_storage(tmp_path / folder)).by] for folder in "12"}
+    assert ([*map(sorted, pins.values())], len([*tmp_path.glob("*/.streamxf-pin-*")])) == ([["2", "3"], ["3"]], 3)

@@ -15,7 +15,15 @@ from typing import Any, Unpack
 
 from streamxf.buffers import collector_paused
 from streamxf.codecs.encrypt import Encrypt
-from streamxf.errors import KeyMissingError, KeyServiceError, ParameterError, PolicyError, StreamxfError, escaped
+from streamxf.errors import (
+    KeyMissingError,
+    KeyServiceError,
+    ParameterError,
+    PolicyError,
+    StreamxfError,
+    UnsupportedError,
+    escaped,
+)
 from streamxf.keys import KeyProvider, KeyRing, SigningKey
 from streamxf.places import Location, open_storage
 from streamxf.reading import Access, AccessOptions, Item, KeySet, KeysLike, Path, SignerLike
@@ -374,7 +382,13 @@ def stock(path: Location, *, storage_options: Mapping[str, Any] | None = None) -
     def plan(file: MetadataFile) -> tuple[MetadataFile, bytes] | None:
         if file.sections.pickled:
             return None
-        file.read(Access(), listing=True)
+        index = file.read(Access(), listing=True).index
+        if index is not None and index.beside:
+            raise UnsupportedError(
+                f"it has files in {some(sorted(index.beside))}, where torch's own readers do not look: "
+                "`streamxf consolidate` first",
+                file=file.label,
+            )
         return file, file.pack(file.vouched, replace(file.sections, pickled=True))
 
     return replace_each(each(metadata_of(open_storage(path, storage_options)), plan), Access())

@@ -69,7 +69,7 @@ function checkpointsIn(files) {
   return found.sort((a, b) => (a.path < b.path ? -1 : 1));
 }
 
-const folderOf = (files, folder) => ({ open: async (path) => (files.has(folder + path) ? sourceOfFile(files.get(folder + path)) : null) });
+const folderOf = (files, folder) => ({ open: async (path, at = path.startsWith("../") ? folder.replace(/[^/]*\/$/, "") + path.slice(3) : folder + path) => (files.has(at) ? sourceOfFile(files.get(at)) : null) });
 
 async function accessFrom(fields) {
   const [keys, trust] = [[], []];
