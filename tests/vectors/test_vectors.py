@@ -49,6 +49,7 @@ CLASSES: dict[str, tuple[type[StreamxfError], ...]] = {
     "C6": (errors.ContainerError, errors.MetadataError),
     "C9": (errors.CodecError, errors.ContainerError),
     "C17": (errors.IdentityError, errors.UnsupportedError),
+    "difference": (errors.CodecError, errors.ChecksumError),
     "M20": (errors.MetadataError, errors.IdentityError),
     "C16": (errors.ContainerError, errors.MetadataError),
     "P1": (errors.ContainerError, errors.DescriptorError),

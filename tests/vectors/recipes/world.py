@@ -10,7 +10,7 @@ from typing import Any
 from crc32c import crc32c
 from cryptography.hazmat.primitives.keywrap import aes_key_wrap
 
-from tests.forge import BOUND, KEYED, PUBLISHED, MetadataParts, Parts, encode, frame_of, identity_of
+from tests.forge import BOUND, FORMAT, KEYED, PUBLISHED, MetadataParts, Parts, encode, frame_of, identity_of
 from tests.sealing import (
     DEK,
     ENCRYPT,
@@ -85,21 +85,24 @@ class World:
     vouching : Vouching or None
     signers : tuple of Signer
         Of one that is not encrypted.
+    format_bytes : bytes
+        For which they vouch.
     """
 
     data: dict[str, bytes]
     index: dict[str, Any]
     vouching: Vouching | None = None
     signers: tuple[Signer, ...] = ()
+    format_bytes: bytes = FORMAT
 
     def metadata(self, root: bytes, parts: bytes) -> MetadataParts:
         """The metadata with another root, for which the keys vouch."""
-        keys = ""
+        keys, digest = "", index_digest(root, self.format_bytes)
         if self.vouching is not None:
-            keys = "\n".join([self.vouching.wrapped, self.vouching.vouchers(index_digest(root))])
+            keys = "\n".join([self.vouching.wrapped, self.vouching.vouchers(digest)])
         elif self.signers:
-            keys = "\n" + "&".join(signature(index_digest(root), signer) for signer in self.signers)
-        return MetadataParts(PICKLE, root, keys.encode(), parts)
+            keys = "\n" + "&".join(signature(digest, signer) for signer in self.signers)
+        return MetadataParts(PICKLE, root, keys.encode(), parts, format_bytes=self.format_bytes)
 
     def files(
         self,
