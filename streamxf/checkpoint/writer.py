@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from time import perf_counter
 from typing import Any, Self
@@ -107,6 +107,7 @@ class CheckpointWriter:
         self._use = threading.Lock()
         self._state = "new"
         self.pin: Pin | None = None
+        self.rank, self.gather = 0, _alone
         self.save_id: str | None = None
         self.report: SaveReport | None = None
 
@@ -114,14 +115,17 @@ class CheckpointWriter:
         if self._state != "new":
             raise ParameterError("a CheckpointWriter writes one checkpoint: make another one")
         self._state, self._pid, self._begin = "failed", os.getpid(), perf_counter()
-        self._made = self._to.storage.make_folder()
-        self._save = self._to.renew()
-        self._save.progress = self._progress
-        self._save.place = self._save.enter().mount()
-        self._coming_id = os.urandom(16).hex()
+        self._made: list[Any] = []
+        with self._failing_together():
+            self._made = self._to.storage.make_folder()
+            self._save = self._to.renew()
+            self._save.progress = self._progress
+            self._save.place = self._save.enter().mount()
+            ids, _ = ((), ()) if self._memory is None or self._base is None else saves_in(self._base, GLOBAL)
+        known = [each for each in ids if self._memory is not None and self._memory.get(each)]
+        (self._coming_id, known), *others = self._agreed((os.urandom(16).hex(), known))
         if self._memory is not None:
-            ids, _ = ((), ()) if self._base is None else saves_in(self._base, GLOBAL)
-            base_id = next(filter(self._memory.get, ids), "")
+            base_id = next((each for each in known if all(each in held for _, held in others)), "")
             self._save.increment = Increment(self._memory, self._save, self._coming_id, base_id, self._base, self.pin)
         self._staging = Staging()
         self._opened = ExitStack()
@@ -143,6 +147,8 @@ class CheckpointWriter:
         shape: Sequence[int] | None = None,
         copy: bool = True,
         path: Sequence[str | int] | None = None,
+        offset: Sequence[int] | None = None,
+        of: Sequence[int] | None = None,
     ) -> None:
         """Write an item.
 
@@ -168,6 +174,8 @@ class CheckpointWriter:
             ``with`` block is left, and the call waits less.
         path : sequence of str and int, optional
             The item's place in a nested state dict: keys of dicts and indices of lists; by default the name alone.
+        offset, of : sequence of int, optional
+            Of a shard, where it begins in its tensor, and that tensor's shape. Its shards are given one by one.
 
         Raises
         ------
@@ -184,16 +192,18 @@ class CheckpointWriter:
             self._check_open()
             self._state = "failed"  # unless all goes well
             with located(item=name if isinstance(name, str) else None):
-                where = self._checked(name, path)
+                where = self._checked(name, path, known=of is None and name in self._items)
                 given = tensor_of(value, dtype, self._staging) if shape is None else tensor_in(value, dtype, shape)
                 if given is not None:
                     check_limits(name, given.shape)
-                    origin = (0,) * len(given.shape)
+                    origin = (0,) * len(given.shape) if offset is None else tuple(offset)
+                    whole = _whole(given.shape, origin, of)
                     chunk = Chunk(origin, given.shape, _NOWHERE, framed=False)
-                    item: Item = TensorItem(name, given.dtype, given.shape, (chunk,), where, given.properties)
-                    part = Identity(b"", Kind.TENSOR, name, given.dtype, origin, given.shape, given.shape)
-                elif dtype is not None:
-                    raise ParameterError("dtype= goes with arrays and bytes")
+                    item: Item = TensorItem(name, given.dtype, whole, (chunk,), where, given.properties)
+                    item = _joined([self._items[name], item] if name in self._items else [item])
+                    part = Identity(b"", Kind.TENSOR, name, given.dtype, origin, given.shape, whole)
+                elif dtype is not None or of is not None:
+                    raise ParameterError("dtype=, offset= and of= go with arrays and bytes")
                 else:
                     packed = pack_value(value) if self._save.extensions.hold_value(name) else None
                     kind = Kind.OBJECT if packed is None else Kind.VALUE
@@ -206,12 +216,12 @@ class CheckpointWriter:
         finally:
             self._use.release()
 
-    def _checked(self, name: str, path: Sequence[str | int] | None) -> tuple[str | int, ...]:
+    def _checked(self, name: str, path: Sequence[str | int] | None, *, known: bool) -> tuple[str | int, ...]:
         try:
             check_name(name)
         except (MetadataError, UnsupportedError) as error:
             raise ParameterError(f"name={name!r:.80}: {error.message}") from None
-        if name in self._items:
+        if known:
             raise ParameterError("two items have this name")
         where = (name,) if path is None else tuple(path)
         if not is_path(where):
@@ -220,7 +230,7 @@ class CheckpointWriter:
 
     def _write(self, part: Identity, content: Content, copy: bool) -> None:
         if self._file is None:
-            self._path = path = self._save.file_name(0, 0)
+            self._path = path = self._save.file_name(self.rank, 0)
             self._opened.enter_context(located(file=path, doing="storing"))
             self._file = DataFile(self._opened.enter_context(self._save.create(path)), path, self._save)
         source = content.source
@@ -241,6 +251,7 @@ class CheckpointWriter:
         try:
             if error is not None or failed:
                 self._give_up(error)
+                self.gather(f"{type(error).__name__}: {error}")
             if error is None and failed:
                 raise ParameterError("an item could not be written, so nothing was published")
             if error is None:
@@ -251,29 +262,34 @@ class CheckpointWriter:
             del self._staging  # and its buffers
 
     def _publish(self) -> None:
-        save = self._save
+        save, save_id = self._save, self._coming_id
         try:
             files: list[SavedFile] = []
-            if self._file is not None:
-                files.append(self._file.finish())
-                self._opened.close()
-                save.storage.sync()
-            _, text = save.refused_objects()
-            if text:
-                warnings.warn(text, stacklevel=4)  # an error if the process's filters say so
-            items = placed(self._items.values(), [file.written for file in files])
+            with self._failing_together():
+                if self._file is not None:
+                    files.append(self._file.finish())
+                    self._opened.close()
+                    save.storage.sync()
+                _, text = save.refused_objects()
+                if text:
+                    warnings.warn(text, stacklevel=4)  # an error if the process's filters say so
+            every = self._agreed((self._items, files))
+            with self._failing_together():
+                named: dict[str, list[Item]] = {}
+                for name, item in (pair for items, _ in every if self.rank == 0 for pair in items.items()):
+                    named.setdefault(name, []).append(item)
+                stored = [file for _, each in every for file in each]
+                items = placed(map(_joined, named.values()), [file.written for file in stored])
+            self._agreed(())
         except BaseException as error:
             self._give_up(error)
             raise
-        save_id, records = self._coming_id, [each for file in files for each in (file.record, *file.kept)]
         try:
-            publish(
-                save,
-                items,
-                records,
-                save_id,
-                extra=Nesting(self._extra).with_order(self._items),
-            )
+            with self._failing_together():
+                if self.rank == 0:
+                    records = {each.path: each for file in stored for each in (file.record, *file.kept)}
+                    publish(save, items, [*records.values()], save_id, extra=Nesting(self._extra).with_order(named))
+            self._agreed(())
         except BaseException:
             self._remove_folders()
             raise
@@ -281,6 +297,23 @@ class CheckpointWriter:
             save.increment.remember(files)
         report = SaveReport.of(save.meter, perf_counter() - self._begin)
         self.save_id, self.report = save_id, replace(report, stock=save.pickled)
+
+    def _agreed(self, value: Any) -> list[Any]:
+        """What all processes that write have; raises AbortedError if one of them failed."""
+        found = self.gather(value)
+        for rank, text in enumerate(found):
+            if isinstance(text, str):
+                raise AbortedError(f"rank {rank} failed, so nothing was published: {text}")
+        return found
+
+    @contextmanager
+    def _failing_together(self) -> Iterator[None]:
+        """Tell the others of a failure, who wait in `_agreed`."""
+        try:
+            yield
+        except BaseException as error:
+            self.gather(f"{type(error).__name__}: {error}")
+            raise
 
     def _give_up(self, error: BaseException | None) -> None:
         """Remove what was written, after `error`."""
@@ -309,6 +342,34 @@ class CheckpointWriter:
                     "over": "the `with` block was left: make another CheckpointWriter",
                 }[self._state]
             )
+
+
+def _alone(value: Any) -> list[Any]:
+    """What `CheckpointWriter.gather` is where no others write: else it gives each what all of them give, by rank."""
+    return [value]
+
+
+def _whole(shape: tuple[int, ...], offset: tuple[int, ...], of: Sequence[int] | None) -> tuple[int, ...]:
+    """The shape of the tensor of which this is a shard."""
+    whole = shape if of is None else tuple(of)
+    fits = len(shape) == len(offset) == len(whole)
+    if not fits or not all(0 <= at <= end - size for at, size, end in zip(offset, shape, whole, strict=True)):
+        raise ParameterError(f"a shard of {list(shape)} at {list(offset)} is not inside a tensor of {list(whole)}")
+    return whole
+
+
+def _joined(items: Sequence[Item]) -> Item:
+    """What was given under one name, here or by several processes, each with shards of its own."""
+    made = items[0] if len(items) == 1 else TensorItem.merged(items)
+    if len(items) > 1 and (not isinstance(made, TensorItem) or len(made.chunks) < _chunks(items)):
+        text = "it was given twice, or its shards are of other dtypes or shapes: give each once, by offset= and of="
+        raise ParameterError(text, item=items[0].name)
+    assert made is not None
+    return made
+
+
+def _chunks(items: Iterable[Item]) -> int:
+    return sum(len(item.chunks) for item in items if isinstance(item, TensorItem))
 
 
 def _extra(extra: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,14 +6,16 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
-from streamxf import errors
+from streamxf import errors, torch_private
 from streamxf.checkpoint.memory import SaveMemory
 from streamxf.checkpoint.writer import CheckpointWriter
-from streamxf.errors import ParameterError, StreamxfError, escaped
+from streamxf.errors import AbortedError, ParameterError, StreamxfError, escaped
+from streamxf.lazy import torch
 from streamxf.manager.forget import remove_checkpoints
 from streamxf.manager.listing import Run
 from streamxf.manager.pins import pin_base
@@ -46,6 +48,9 @@ class Publisher:
         Who may read, as `recipients` of `CheckpointWriter`: the public keys of replicas, say.
     signer : SigningKey or location, optional
         Signs each version, so that followers `trust` no others.
+    group : ProcessGroup, optional
+        The processes that publish together, of which each gives what it holds, such as
+        ``torch.distributed.group.WORLD``. Then `publish` is called by all of them.
     full_every : int
         Every how many versions all is stored, so that damage to one does not last.
     keep : int
@@ -66,6 +71,7 @@ class Publisher:
         chain: ChainsLike | None = None,
         keys: KeysLike = None,
         signer: SignerLike | None = None,
+        group: Any = None,
         full_every: int = 16,
         keep: int = 2,
         grace: float | str = "1h",
@@ -84,11 +90,12 @@ class Publisher:
         self._full_every, self._keep, self._grace = full_every, keep, float(seconds)
         self._memory = SaveMemory(copies=None)
         self._versions: list[tuple[Version, float]] | None = None  # the newest last, each with when it was published
+        self._group, self._rank = group, 0 if group is None else torch.distributed.get_rank(group)
         self._since_full = 0
         self._run, self._number = secrets.token_hex(16), 0
         self._base: Version | None = None
 
-    def publish(self, step: int, tensors: Iterable[tuple[str, Any]]) -> Version:
+    def publish(self, step: int, tensors: Iterable[tuple[Any, ...]]) -> Version:
         """Publish weights, and remove versions that nothing needs any more. Returns what was published.
 
         Parameters
@@ -96,39 +103,62 @@ class Publisher:
         step : int
             Training's. It may be smaller than that of the version before, after training has gone back.
         tensors : iterable of str and tensor
-            Names and tensors, of torch or NumPy, which are stored one by one as they come.
+            Names and tensors, of torch or NumPy, which are stored one by one as they come. In a `group` a name comes
+            from one process, or else of each process its shard: a DTensor, or the name, the tensor's shape, the shard's
+            offset and the shard. Nobody gathers whole tensors.
 
-        Raises as `CheckpointWriter`; then followers see what they saw before.
+        Raises as `CheckpointWriter`, in a group on all ranks; then followers see what they saw before.
         """
         if type(step) is not int or step < 0:
             raise ParameterError(f"step={step!r:.40}: it is a whole number from 0")
-        versions = self._known()
+        versions, coming = self._together(lambda: self._coming(step))
         base = self._base if self._since_full + 1 < self._full_every else None
-        coming = Version(self._run, self._number + 1, step, "", f"step-{step}")
         where = None if base is None or base.folder == coming.folder else self._storage.child(base.folder)
-        writer = CheckpointWriter(
-            self._storage.child(coming.folder),
-            overwrite=True,
-            extra=coming.member,
-            base=where,
-            memory=self._memory,
-            **self._how,
-        )
-        writer.pin = pin_base
+        more: dict[str, Any] = {"extra": coming.member, "base": where, "memory": self._memory, **self._how}
+        place = self._storage.child(coming.folder)
+        writer = self._together(lambda: CheckpointWriter(place, overwrite=True, **more), everywhere=True)
+        writer.pin, writer.rank, writer.gather = pin_base, self._rank, self._gather
         with writer:
-            for name, tensor in tensors:
-                if not (hasattr(tensor, "shape") and hasattr(tensor, "dtype")):
-                    raise ParameterError(f"what is published are tensors, not {type(tensor).__name__}", item=name)
-                writer.add(name, tensor)
+            for name, *given in tensors:
+                for tensor, how in _shards(name, *given):
+                    writer.add(name, tensor, **how)
         self.report = writer.report
-        made = Version(coming.run, coming.number, step, str(writer.save_id), coming.folder)
+        made: Version = replace(coming, save_id=str(writer.save_id))
         self._since_full = 0 if where is None else self._since_full + 1
         self._base, self._number = made, made.number
+        self._together(lambda: self._announce(versions, made))
+        return made
+
+    def _together(self, make: Callable[[], Any], *, everywhere: bool = False) -> Any:
+        """What rank 0 makes, or `everywhere` what this process does. If one of them fails, all do."""
+        try:
+            made = make() if everywhere or self._rank == 0 else None
+        except BaseException as error:
+            self._gather(f"{type(error).__name__}: {error}")
+            raise
+        found = self._gather(() if everywhere else (made,))
+        for rank, text in enumerate(found):
+            if isinstance(text, str):
+                raise AbortedError(f"rank {rank} failed, so nothing was published: {text}")
+        return made if everywhere else found[0][0]
+
+    def _coming(self, step: int) -> tuple[list[tuple[Version, float]], Version]:
+        versions = self._known()
+        return versions, Version(self._run, self._number + 1, step, "", f"step-{step}")
+
+    def _gather(self, value: Any) -> list[Any]:
+        """What all processes that publish have."""
+        if self._group is None:
+            return [value]
+        found: list[Any] = [None] * torch.distributed.get_world_size(self._group)
+        torch.distributed.all_gather_object(found, value, self._group)
+        return found
+
+    def _announce(self, versions: list[tuple[Version, float]], made: Version) -> None:
         self._versions = versions = [each for each in versions if each[0].folder != made.folder]
         versions.append((made, time.time()))
         made.put_hint(self._storage)
         self._tidy(versions)
-        return made
 
     def _known(self) -> list[tuple[Version, float]]:
         """The versions that are there. What an earlier process published is taken for published now."""
@@ -172,6 +202,26 @@ class Publisher:
             _log.warning("%s", escaped(f"{self._storage.label(name)} was not removed: {why}"))
         gone = {each.folder for each in going} - in_use.keys() - failed.keys()
         self._versions = [each for each in versions if each[0].folder not in gone]
+
+
+def _shards(name: str, *given: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """What this process stores of a tensor, and where it is in that."""
+    shape, offset, tensor = given if len(given) == 3 else (None, None, *given)
+    if not (hasattr(tensor, "shape") and hasattr(tensor, "dtype")):
+        raise ParameterError(f"what is published are tensors, not {type(tensor).__name__}", item=name)
+    if shape is not None:
+        yield tensor, {"offset": offset, "of": shape}
+    elif not hasattr(tensor, "device_mesh"):
+        yield tensor, {}
+    else:
+        if any(each.is_partial() for each in tensor.placements):
+            raise ParameterError("what processes have of this tensor is yet to be summed: redistribute it", item=name)
+        local, ranks = tensor.to_local(), tensor.device_mesh.get_coordinate()
+        shards = ranks is not None and zip(tensor.placements, ranks, strict=True)
+        copies = not shards or any(at and (each.is_replicate() or not tensor.numel()) for each, at in shards)
+        if not copies and (local.numel() or not tensor.numel()):
+            (chunk,) = torch_private.create_chunk_list(tensor)
+            yield local, {"offset": chunk.offsets, "of": tensor.shape}
 
 
 def _said(storage: Storage, folder: str, access: Access) -> Version:
