@@ -184,6 +184,9 @@ class _Pickle:
                 self._stored(item.place, texts)
                 continue
             for number, chunk in enumerate(item.chunks):
+                if chunk.place.beneath:
+                    text = "it is stored as a difference from another save, which torch's own readers cannot read"
+                    raise UnsupportedError(f"{text}: `streamxf transcode` makes a whole checkpoint", item=item.name)
                 self.object(_INDEX, item.name, chunk.offset, number)
                 texts = self._needed(chunk.place)
                 if chunk.raw:

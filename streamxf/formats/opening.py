@@ -16,7 +16,7 @@ from streamxf.formats import huggingface, torchfile
 from streamxf.formats.contents import PLAIN, SUFFIXES, Contents, FileReader, Format, sizes_of
 from streamxf.places import Storage, made_by_saves
 from streamxf.reading import Access, KeySet, Metadata, StoredFile
-from streamxf.wording import OLD, inside_text, many, some
+from streamxf.wording import OLD, inside_text, many, size_text, some
 
 LOOKED_FOR = (
     "a checkpoint of DCP (.metadata, or __0.metadata and so on), *.safetensors, model.safetensors.index.json, "
@@ -225,7 +225,12 @@ def _notes(checkpoint: Checkpoint, indexed: bool, signed: bool) -> Iterator[str]
         yield "The signatures were not checked, since no signer is trusted."
     if not indexed:
         yield "Its metadata names no versions, and nothing shows whether it was damaged or altered."
-    if not all(metadata.pickled for metadata in files):
+    bases = any(each.index.bases for each in files if each.index)
+    lower = [place.size for item in checkpoint.stored.values() for place in item.places if place.beneath and bases]
+    if lower:
+        text = f"{many(len(lower), 'shard')} of tensors, in {size_text(sum(lower))}"
+        yield f"Stored as differences from other saves, so that torch's own readers cannot read it: {text}."
+    elif not all(metadata.pickled for metadata in files):
         yield "torch's own readers cannot read it, since it was saved without a pickle; `streamxf stock` adds it."
     if folders := sorted({name for each in files if each.index for _, name in each.index.bases or ()}):
         yield f"It is an increment: tensors that had not changed are in files that it shares with {some(folders)}."

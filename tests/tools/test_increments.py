@@ -1,6 +1,7 @@
 """What each tool makes of an increment, and of a checkpoint whose files others share."""
 
 import ast
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,15 @@ import torch.distributed.checkpoint as dcp
 import streamxf
 from streamxf import Checksum, Encrypt, FloatZip, Key, SigningKey
 from streamxf.checkpoint.memory import SaveMemory
-from streamxf.errors import PolicyError
+from streamxf.errors import PolicyError, StreamxfError, UnsupportedError
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.record import Taken
 from streamxf.manager.retention import Retention
 from streamxf.storage.opening import open_storage
+from streamxf.tools.rekey.rekey import stock
 from tests.altered import flip
+from tests.checkpoint.test_differences import chained, place_of, put
+from tests.dcp.helpers import raw_bytes
 
 KEY, OTHER = Key(bytes(range(32))), Key(bytes(range(1, 33)))
 SIGNER = SigningKey.generate()
@@ -262,3 +266,39 @@ def _writes(node: ast.AST) -> bool:
             for each in node.args[1:2]
         )
     )
+
+
+def test_tools_and_what_is_stored_as_differences(tmp_path: Path) -> None:
+    states = chained(tmp_path)
+    summary = streamxf.inspect(tmp_path / "2")
+    assert [note for note in summary.notes if note.startswith("Stored as differences from other saves")]
+    with pytest.raises(UnsupportedError, match="transcode"):
+        stock(tmp_path / "2")
+    streamxf.transcode(tmp_path / "2", tmp_path / "whole")
+    streamxf.pack(tmp_path / "2", tmp_path / "x.safetensors")
+    streamxf.rename(tmp_path / "2", {"x": "y"})
+    streamxf.sign(tmp_path / "2", signer=(signer := streamxf.SigningKey.generate()))
+    for path, name, terms in [
+        (tmp_path / "2", "y", {"trust": [signer.verify_key]}),
+        (tmp_path / "whole", "x", {}),
+    ]:
+        with streamxf.Checkpoint(path, **terms) as checkpoint:
+            assert torch.equal(raw_bytes(checkpoint[name].read()), raw_bytes(states[2]["x"]))
+            assert bool(checkpoint[name].chunks[0].place.beneath) == (name == "y")
+        assert streamxf.verify(path, **terms).ok
+    assert stock(tmp_path / "whole") == ()
+    (name, at, size) = place_of(tmp_path / "1").beneath[-1]
+    put(tmp_path / "2" / name, at + size // 2, bytes(9))
+    with streamxf.Checkpoint(tmp_path / "2", trust=[signer.verify_key]) as checkpoint:
+        with pytest.raises(StreamxfError, match="damaged"):
+            checkpoint["y"].read()
+    with pytest.raises(StreamxfError):
+        streamxf.sign(tmp_path / "1", signer=signer)
+
+
+def test_without_metadata_no_version_of_what_changed_is_taken(tmp_path: Path) -> None:
+    chained(tmp_path)
+    (tmp_path / "2/.metadata").unlink()
+    writers = [match[0] for file in (tmp_path / "2").iterdir() if (match := re.search(r"[0-9a-f]{32}", file.name))]
+    found = streamxf.load_intact(tmp_path / "2", without_metadata=writers)
+    assert (found.state_dict, [each.item for each in found.damaged]) == ({}, ["x"])
