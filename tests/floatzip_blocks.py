@@ -47,7 +47,8 @@ def shapes(draw: st.DrawFn) -> Shape:
     rotated = width > 1 and draw(st.booleans())
     phase, base = draw(st.integers(0, width - 1)), draw(st.integers(0, 255))
     period = draw(st.one_of(st.integers(1, 100), st.integers(1, 1 << 16)))
-    return Shape(width, rotated, phase, planes, base, draw(st.binary(min_size=1, max_size=5)), period)
+    levels, bits = draw(st.binary(min_size=1, max_size=5)), draw(st.integers(1, 7))
+    return Shape(width, rotated, phase, planes, base, levels, period, bits)
 
 
 Change = tuple[str, int, int]

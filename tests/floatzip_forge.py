@@ -11,21 +11,22 @@ from dataclasses import dataclass
 
 import zstandard
 
-RAW, ZSTD, PACKED, LEVELLED = 0, 1, 2, 3
+RAW, ZSTD, PACKED, LEVELLED, FIXED = 0, 1, 2, 3, 5
 
 
 def kinds(width: int) -> list[tuple[int, int]]:
     """The kinds of planes that elements of `width` bytes may have, as pairs (coding, lane)."""
     if width == 1:
         return [(ZSTD, 1), (PACKED, 1)]
-    return [(ZSTD, 1), (PACKED, 1), (LEVELLED, 1), *((RAW, lane) for lane in (1, 2, 4) if lane <= width)]
+    return [(ZSTD, 1), (PACKED, 1), (LEVELLED, 1), (FIXED, 1), *((RAW, lane) for lane in (1, 2, 4) if lane <= width)]
 
 
 @dataclass(frozen=True)
 class Shape:
     """How to lay a block out.
 
-    `planes` has a pair (coding, lane) for each plane, `base` is that of all packed ones. `levels` are the rows' and the
+    `planes` has a pair (coding, lane) for each plane, `base` is that of all packed and fixed ones, `bits` those of
+    the latter's codes. `levels` are the rows' and the
     columns' levels of levelled planes, repeated as often as needed, and `period` says how many columns there are.
     """
 
@@ -36,6 +37,7 @@ class Shape:
     base: int = 0
     levels: bytes = b"\0"
     period: int = 1
+    bits: int = 3
 
 
 def _frame(plane: bytes) -> bytes:
@@ -74,6 +76,8 @@ def _store(coding: int, plane: bytes, shape: Shape, idle: int, frame: Callable[[
         return frame(plane)
     if coding == PACKED:
         return _pack(plane, shape.base, idle, frame)
+    if coding == FIXED:
+        return _fix(plane, shape.base, shape.bits, idle)
     rows = -(-len(plane) // 64)
     levels = (shape.levels * (rows + shape.period))[: rows + shape.period]
     flat = bytes(value - levels[i // 64] - levels[rows + i % shape.period] & 255 for i, value in enumerate(plane))
@@ -90,6 +94,26 @@ def _pack(plane: bytes, base: int, idle: int, frame: Callable[[bytes], bytes]) -
     return head + bytes(plane[place] for place in places) + frame(pairs)
 
 
+def _fix(plane: bytes, base: int, bits: int, idle: int) -> bytes:
+    distances = [value - base & 255 for value in plane]
+    codes, gaps, values, skipped = [], b"", b"", 0
+    for value, distance in zip(plane, distances, strict=True):
+        listed = distance >> bits or skipped == 255  # a gap is a byte
+        codes.append((idle if distance >> bits else distance) & (1 << bits) - 1)
+        if listed:
+            gaps, values = gaps + bytes([skipped]), values + bytes([value])
+        skipped = 0 if listed else skipped + 1
+    codes += [0] * (-len(codes) % 512)
+    groups = b""
+    for start in range(0, len(codes), 512):
+        numbers = [
+            sum(code << bits * place for place, code in enumerate(codes[start + k : start + 512 : 64]))
+            for k in range(64)
+        ]
+        groups += b"".join(bytes(number >> 8 * row & 255 for number in numbers) for row in range(bits))
+    return struct.pack("<BB2xI", base, bits, len(gaps)) + groups + gaps + values
+
+
 def features(payload: bytes) -> set[str]:
     """What an intact payload makes use of, in words: its width, its codings, and so on."""
     if payload[0] == 0:
@@ -100,13 +124,14 @@ def features(payload: bytes) -> set[str]:
     lanes = 0
     while lanes < width:
         kind, size = struct.unpack_from("<BI", payload, 5 + 5 * len(rows))
-        rows.append((kind & 3, size))
-        lanes += 1 << (kind >> 2)
-        seen |= {("raw", "zstd", "packed", "levelled")[kind & 3], f"lane {1 << (kind >> 2)}"}
+        coding, lane = (FIXED, 1) if kind == FIXED else (kind & 3, 1 << (kind >> 2))
+        rows.append((coding, size))
+        lanes += lane
+        seen |= {("raw", "zstd", "packed", "levelled", "", "fixed")[coding], f"lane {lane}"}
     place = -(-(5 + 5 * len(rows)) // 8) * 8 + sum(size for coding, size in rows if coding == RAW)
     for coding, size in rows:
         word = int.from_bytes(payload[place + 4 : place + 8], "little")  # exceptions of a packed plane, else columns
-        if coding == PACKED and word:
+        if coding in (PACKED, FIXED) and word:
             seen.add("exceptions")
         if coding == LEVELLED:
             seen.add("levels of columns" if word > 1 else "levels of rows")

@@ -193,8 +193,8 @@ def decode_floatzip(payload: bytes, params: list[list[str]], limit: int, block: 
     planes: list[tuple[int, int, int]] = []  # coding, lane, stored size
     while sum(lane for _, lane, _ in planes) < width:
         kind, size = f.unpack("BI")
-        check(kind in (0, 1, 2, 3, 4, 8), "floatzip: a kind of plane")
-        planes.append((kind & 3, 1 << (kind >> 2), size))
+        check(kind in (0, 1, 2, 3, 4, 5, 8), "floatzip: a kind of plane")
+        planes.append((5, 1, size) if kind == 5 else (kind & 3, 1 << (kind >> 2), size))
     check(sum(lane for _, lane, _ in planes) == width, "Z3")
     check(width > 1 or planes[0][0] in (1, 2), "Z3: of one byte")
     check(not any(f.take(-f.at % 8)), "floatzip: zeros before the planes")
@@ -222,6 +222,8 @@ def decode_plane(data: bytes, coding: int, lane: int, n: int) -> bytes:
         return unzstd(data, n, exact=True)
     if coding == 2:
         return decode_packed(data, n)
+    if coding == 5:
+        return decode_fixed(data, n)
     f = Fields(data, "floatzip")
     check(f.take(4) == b"\6\0\0\0", "floatzip: the first four bytes of a levelled plane")
     period, size = f.unpack("II")
@@ -246,6 +248,26 @@ def decode_packed(data: bytes, n: int) -> bytes:
     for place, value in zip(places, values, strict=True):
         plane[place] = value
     return bytes(plane[:n])
+
+
+def decode_fixed(data: bytes, n: int) -> bytes:
+    f = Fields(data, "floatzip")
+    base, bits, zeros, m = f.unpack("BB2sI")
+    check(1 <= bits <= 7 and not any(zeros) and m <= n, "floatzip: bits, two zeros, or more gaps than elements")
+    codes: list[int] = []
+    for _ in range(ceil(n / 512)):
+        group = f.take(64 * bits)
+        numbers = [int.from_bytes(group[k::64], "little") for k in range(64)]
+        codes += [number >> bits * place & (1 << bits) - 1 for place in range(8) for number in numbers]
+    check(not any(codes[n:]), "floatzip: codes of elements that are not there")
+    plane, gaps, values = bytearray((base + code) & 255 for code in codes[:n]), f.take(m), f.take(m)
+    check(f.rest() == b"", "floatzip: bytes behind a fixed plane")
+    place = -1
+    for gap, value in zip(gaps, values, strict=True):
+        place += gap + 1
+        check(place < n, "floatzip: an exception behind the last element")
+        plane[place] = value
+    return bytes(plane)
 
 
 class Bits:

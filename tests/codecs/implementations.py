@@ -33,9 +33,9 @@ def using(name: str) -> Iterator[None]:
         kernel.compiled = built
 
 
-def stored(block: bytes, dtype: str | None, row: int | None, implementation: str) -> bytes:
+def stored(block: bytes, dtype: str | None, row: int | None, implementation: str, speed: int = 1) -> bytes:
     with using(implementation):
-        return bytes(FloatZip().encode(memoryview(block), info(stage_limit(1 << 20), dtype, row)))
+        return bytes(FloatZip(speed).encode(memoryview(block), info(stage_limit(1 << 20), dtype, row)))
 
 
 def outcome(payload: bytes, limit: int, implementation: str) -> bytes | str:

@@ -39,6 +39,11 @@ class TestFloatZip(CodecConformance):
     codec = streamxf.FloatZip()
 
 
+class TestSpeedTwo(CodecConformance):
+    examples = 5
+    codec = streamxf.FloatZip(speed=2)
+
+
 def stored(block: bytes, dtype: str | None, row: int | None = None) -> bytes:
     return bytes(streamxf.FloatZip().encode(memoryview(block), info(stage_limit(MIB), dtype, row)))
 

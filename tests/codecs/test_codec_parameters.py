@@ -5,7 +5,7 @@ import pickle
 import pytest
 from hypothesis import given
 
-from streamxf import LZ4, Checksum, CodecRegistry, Encrypt, PrivateKey, SigningKey, ZStandard
+from streamxf import LZ4, Checksum, CodecRegistry, Encrypt, FloatZip, PrivateKey, SigningKey, ZStandard
 from streamxf.descriptor import Descriptor
 from streamxf.errors import DescriptorError, KeyMissingError, ParameterError, PolicyError, UnknownCodecError
 from streamxf.keys import KeyRing
@@ -22,6 +22,12 @@ def test_zstd_levels(level):
 def test_lz4_levels(level):
     with pytest.raises(ParameterError, match="-64 to 12"):
         LZ4(level=level)
+
+
+@pytest.mark.parametrize("speed", [0, 3, 1.0, True, "2", None])
+def test_floatzip_speeds(speed):
+    with pytest.raises(ParameterError, match="1 or 2"):
+        FloatZip(speed=speed)
 
 
 @pytest.mark.parametrize("algorithm", ["md5", "CRC32C", "", b"sha256", 32, None, ["crc32c"]])
@@ -59,6 +65,7 @@ def test_descriptors_say_what_a_decoder_needs():
     assert str(ZStandard(5).descriptor()) == "streamxf.zstd/1#level=5"
     assert str(LZ4(-3).descriptor()) == "streamxf.lz4/1#level=-3"
     assert str(Checksum().descriptor()) == "streamxf.checksum/1"
+    assert str(FloatZip(speed=2).descriptor()) == "streamxf.floatzip/1"
     assert str(Checksum("sha256").descriptor()) == "streamxf.checksum/1?algorithm=sha256"
     assert Encrypt(KEY).descriptor().bound == "streamxf.encrypt/1"
 
@@ -77,6 +84,8 @@ def test_descriptors_say_what_a_decoder_needs():
         ("streamxf.checksum/1#algorithm=crc32c", DescriptorError),
         ("streamxf.zstd/1#level=" + "9" * 5000, DescriptorError),
         ("streamxf.zstd/1#speed=3", DescriptorError),
+        ("streamxf.floatzip/1#speed=2", DescriptorError),
+        ("streamxf.floatzip/1?speed=2", DescriptorError),
         ("streamxf.zstd/2", UnknownCodecError),
         ("streamxf.checksum/1?algorithm=md5", ParameterError),
         # nothing binds a fragment to the data, so it must not say how to decode it

@@ -23,7 +23,7 @@ from streamxf.codecs.floatzip.kernel import compiled as kernel
 from tests.altered import flipped
 from tests.codecs.implementations import IMPLEMENTATIONS, outcome, stored
 from tests.floatzip_blocks import FLOATS, Change, by_zstd, changed, changes, floats, shapes
-from tests.floatzip_forge import LEVELLED, PACKED, RAW, ZSTD, Shape, features, forge, kinds
+from tests.floatzip_forge import FIXED, LEVELLED, PACKED, RAW, ZSTD, Shape, features, forge, kinds
 from tests.fuzz.target import corpus_of, find
 
 if kernel is None:
@@ -44,10 +44,10 @@ def exactly(data: bytes) -> np.ndarray:
     return np.frombuffer(data, np.uint8).copy()
 
 
-def kernel_encodes(block: bytes, width: int, row: int = 0) -> bytes | None:
+def kernel_encodes(block: bytes, width: int, row: int = 0, speed: int = 1) -> bytes | None:
     """None for a block that is left to the reference or best stored as it is."""
     out = np.empty(kernel.encode_bound(len(block)), np.uint8)
-    size = kernel.encode(exactly(block), out, np.empty(kernel.work_size(len(block)), np.uint8), width, row)
+    size = kernel.encode(exactly(block), out, np.empty(kernel.work_size(len(block)), np.uint8), width, row, speed)
     assert size <= len(block)
     return out[:size].tobytes() if size > 0 else None
 
@@ -81,10 +81,10 @@ def agreed(payload: bytes, limit: int) -> bytes | str:
     return reference
 
 
-def check(block: bytes, dtype: str, row: int | None = None) -> None:
+def check(block: bytes, dtype: str, row: int | None = None, speed: int = 1) -> None:
     """Each implementation reads what both have written."""
-    payloads = [stored(block, dtype, row, each) for each in IMPLEMENTATIONS]
-    own = kernel_encodes(block, WIDTHS[dtype], row or 0)
+    payloads = [stored(block, dtype, row, each, speed) for each in IMPLEMENTATIONS]
+    own = kernel_encodes(block, WIDTHS[dtype], row or 0, speed)
     if own is not None:
         assert own == payloads[0]
         assert kernel_decodes(own, len(block)) == block
@@ -278,11 +278,11 @@ def test_every_kind_of_plane_that_does_not_exist(width: int) -> None:
     """Among them what no encoder writes: wide planes that are compressed, and bytes as they are."""
     block, levels = floats("float64", 96, 1), b"\1\2"
     known = {coding | (lane // 2) << 2 for coding, lane in kinds(width)}
-    assert known == ({1, 2} if width == 1 else {0, 1, 2, 3, 4} if width == 2 else {0, 1, 2, 3, 4, 8})
+    assert known == ({1, 2} if width == 1 else {*range(6)} if width == 2 else {*range(6), 8})
     for kind in range(256):
-        lane = min(1 << (kind >> 2), width)
+        coding, lane = (FIXED, 1) if kind == FIXED else (kind & 3, min(1 << (kind >> 2), width))
         rest = [(ZSTD, 1)] * (width - lane)
-        payload = bytearray(forge(block, Shape(width, False, 0, [(kind & 3, lane), *rest], 100, levels)))
+        payload = bytearray(forge(block, Shape(width, False, 0, [(coding, lane), *rest], 100, levels)))
         payload[5] = kind
         assert (agreed(bytes(payload), 100) == block) == (kind in known), kind
 

@@ -11,7 +11,7 @@ import streamxf
 from streamxf import Checksum, Encrypt, FloatZip, ZStandard
 from tests.codecs.implementations import BUILT, outcome, stored
 from tests.floatzip_blocks import FLOATS, Change, changed, changes, floats, moments, shapes
-from tests.floatzip_forge import LEVELLED, PACKED, RAW, ZSTD, Shape, features, forge
+from tests.floatzip_forge import FIXED, LEVELLED, PACKED, RAW, ZSTD, Shape, features, forge
 from tests.reference_codecs import Block, Refused, decode_floatzip
 from tests.reference_decoder import read_plain
 from tests.reference_keys import Reader, aes_key
@@ -155,6 +155,7 @@ FORGED = {
     "bfloat16": forge(floats("bfloat16", 23, 3, 0.2), Shape(2, True, 0, [(RAW, 1), (PACKED, 1)], 255)),
     "float32": forge(floats("float32", 31, 3), Shape(4, False, 3, [(RAW, 2), (ZSTD, 1), (PACKED, 1)], 7)),
     "float64": forge(floats("float64", 27, 3), Shape(8, True, 1, [(RAW, 4), (ZSTD, 1), (PACKED, 1), (RAW, 2)], 7)),
+    "fixed": forge(floats("bfloat16", 31, 3, 0.2), Shape(2, True, 1, [(RAW, 1), (FIXED, 1)], 250, bits=3)),
     "bytes": forge(b"abcabcabd", Shape(1, False, 0, [(PACKED, 1)], 97)),
     "levels": forge(b"abcdefghijkl", Shape(2, False, 0, [(RAW, 1), (LEVELLED, 1)], 97, b"\0\1\2\3", 3)),
 }

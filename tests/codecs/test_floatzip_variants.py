@@ -69,9 +69,9 @@ def variants(tmp_path_factory: pytest.TempPathFactory) -> list[ModuleType]:
     return built(tmp_path_factory.mktemp("kernels"))
 
 
-def encoded(variant: ModuleType, block: bytes, width: int, row: int) -> bytes:
+def encoded(variant: ModuleType, block: bytes, width: int, row: int, speed: int) -> bytes:
     out = np.empty(variant.encode_bound(len(block)), np.uint8)
-    size = variant.encode(block, out, np.empty(variant.work_size(len(block)), np.uint8), width, row)
+    size = variant.encode(block, out, np.empty(variant.work_size(len(block)), np.uint8), width, row, speed)
     return out[: max(0, size)].tobytes()
 
 
@@ -81,13 +81,15 @@ def decoded(variant: ModuleType, payload: bytes, size: int, *, checked: bool = F
     return out.tobytes() if good else None
 
 
-def blocks() -> Iterator[tuple[bytes, int, int]]:
+def blocks() -> Iterator[tuple[bytes, int, int, int]]:
+    """Blocks, the bytes of an element, the length of a row, and the speed."""
     for seed, (dtype, size) in enumerate((dtype, size) for dtype in FLOATS for size in (3, 1000, 4099, 70_001)):
-        yield floats(dtype, size, seed=seed), WIDTHS[dtype], 0
+        yield floats(dtype, size, seed=seed), WIDTHS[dtype], 0, 1 + seed % 2
     for size in (1 << 18, 1 << 19):  # streams of two blocks are read at once
-        yield gaussian(size), 2, 0
-    yield gaussian(1 << 18) + floats("float16", 1 << 17, seed=1), 2, 0  # and codes of more than 6 bits, or of fewer
-    yield moments(300, 64, seed=1), 4, 64
+        yield gaussian(size), 2, 0, 1
+        yield gaussian(size + 77), 2, 0, 2
+    yield gaussian(1 << 18) + floats("float16", 1 << 17, seed=1), 2, 0, 1  # and codes of more than 6 bits, or of fewer
+    yield moments(300, 64, seed=1), 4, 64, 1
 
 
 def gaussian(size: int) -> bytes:
@@ -122,8 +124,8 @@ def check(variants: list[ModuleType], payload: bytes, size: int) -> bool:
 
 
 def test_all_encode_the_same_bytes(variants: list[ModuleType]) -> None:
-    for block, width, row in blocks():
-        first, *others = (encoded(variant, block, width, row) for variant in variants)
+    for block, *more in blocks():
+        first, *others = (encoded(variant, block, *more) for variant in variants)
         assert all(other == first for other in others)
         assert not first or all(decoded(variant, first, len(block)) == block for variant in variants)
 
@@ -137,7 +139,7 @@ def test_all_decode_mutants_alike(variants: list[ModuleType]) -> None:
 def test_all_compute_the_same_crc(variants: list[ModuleType], size: int) -> None:
     for more in range(0, 400, 26):
         block = floats("bfloat16", size + more, seed=more)
-        payload = encoded(variants[0], block, 2, 0)
+        payload = encoded(variants[0], block, 2, 0, 1)
         crc = crc32c.crc32c(payload).to_bytes(4, "little")
         for variant in variants:
             assert decoded(variant, payload + crc, len(block), checked=True) == block

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from streamxf import FloatZip
 from streamxf.chain import Chain
-from tests.floatzip_forge import LEVELLED, PACKED, RAW, ZSTD, Shape, forge, kinds
+from tests.floatzip_forge import FIXED, LEVELLED, PACKED, RAW, ZSTD, Shape, forge, kinds
 from tests.fuzz.target import Havoc, Target
 from tests.fuzz.target_codecs import decode
 from tests.samples import data_of, floats
@@ -24,6 +24,8 @@ def seeds() -> Iterable[bytes]:
     yield forge(b"a" + floats(90, "f") + b"bc", Shape(4, True, 1, ((RAW, 2), (ZSTD, 1), (LEVELLED, 1)), 3, b"\1\2", 7))
     yield forge(floats(70, "d"), Shape(8, False, 0, ((RAW, 4), (RAW, 2), (ZSTD, 1), (PACKED, 1)), 60))
     yield forge(data_of(101), Shape(1, False, 0, ((PACKED, 1),), 9))
+    yield forge(floats(100, "e"), Shape(2, True, 0, ((RAW, 1), (FIXED, 1)), 200, bits=2))
+    yield forge(floats(1300, "f"), Shape(2, True, 0, ((FIXED, 1), (FIXED, 1)), 60, bits=5))
     yield forge(data_of(202), Shape(2, False, 0, ((RAW, 1), (LEVELLED, 1)), 9, b"\5\0\7", 64))
 
 
@@ -48,9 +50,8 @@ def _forged_again(choose: random.Random, havoc: Havoc) -> bytes:
         planes.append(choose.choice([kind for kind in kinds(width) if kind[1] <= left]))
     phase = choose.randrange(width)
     levels = choose.randbytes(choose.randint(1, 40))
-    shape = Shape(
-        width, width > 1 and choose.random() < 0.5, phase, planes, choose.randrange(256), levels, choose.randint(1, 200)
-    )
+    rotated, base, period = width > 1 and choose.random() < 0.5, choose.randrange(256), choose.randint(1, 200)
+    shape = Shape(width, rotated, phase, planes, base, levels, period, choose.randint(1, 7))
     data = havoc(choose.choice((floats(60, "f"), floats(60, "e"), bytes(200))))[:1000]
     return forge(data.ljust(phase + width, b"\1"), shape, choose.randrange(16))
 
@@ -65,8 +66,8 @@ def _rows(data: bytes) -> list[tuple[int, int]]:
         row = data[_HEAD + 5 * len(rows) :][:5]
         if len(row) < 5:
             return []
-        rows.append((row[0] & 3, int.from_bytes(row[1:], "little")))
-        lanes += 1 << (row[0] >> 2)
+        rows.append((row[0] if row[0] == FIXED else row[0] & 3, int.from_bytes(row[1:], "little")))
+        lanes += 1 if row[0] == FIXED else 1 << (row[0] >> 2)
     return rows
 
 

@@ -340,5 +340,5 @@ def test_those_of_floatzip_use_all_that_its_page_specifies() -> None:
                     seen |= features(stored)
     assert seen == {
         *("stored", "width 1", "width 2", "width 4", "width 8", "turned", "unturned", "phase", "lane 1", "lane 2"),
-        *("lane 4", "raw", "zstd", "packed", "exceptions", "levelled", "levels of rows", "levels of columns"),
+        *("lane 4", "raw", "zstd", "packed", "fixed", "exceptions", "levelled", "levels of rows", "levels of columns"),
     }

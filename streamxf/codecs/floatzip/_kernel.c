@@ -3,9 +3,9 @@
  * docs/format/floatzip.md is the norm; the Python beside this file is the reference implementation of it. This one is
  * faster, and may leave any block to the reference. Without it streamxf works, more slowly.
  *
- *   encode(block, out, work, width, row) -> int
+ *   encode(block, out, work, width, row, speed=1) -> int
  *       Encode a block that begins with a float of `width` bytes (1, 2, 4 or 8). `row` is how many of them a row of
- *       their matrix has, or 0. Returns the size of the payload, at most len(block), at the start of `out`; 0 for a
+ *       their matrix has, or 0. With a `speed` of 2, planes are fixed where that costs little. Returns the size of the payload, at most len(block), at the start of `out`; 0 for a
  *       block that is best stored as it is; -1 for one with runs or matches, which the reference stores better. `out`
  *       has at least encode_bound(len(block)) bytes, and `work` work_size(len(block)).
  *
@@ -49,8 +49,8 @@
  *   loops are compiled for several levels of x86-64, and the loader takes the best. Some have a second version, written
  *   for GCC and x86-64 with AVX2. Whichever runs, results are the same.
  *
- * In this file: Huffman codes, weights of codes, frames, planes, packed planes, levelled planes, blocks, CRC-32C,
- * differences (in a file of their own), the module.
+ * In this file: Huffman codes, weights of codes, frames, planes, packed planes, levelled planes, fixed planes, blocks,
+ * CRC-32C, differences (in a file of their own), the module.
  */
 
 #define PY_SSIZE_T_CLEAN
@@ -1293,6 +1293,7 @@ HOT static void merge16(const u8 *RESTRICT low, const u8 *RESTRICT high, size_t 
 enum {
     GROUP_LOG = 6,
     GROUP = 1 << GROUP_LOG,
+    WINDOW = 16,
     MAX_PERIOD = 1 << 16,
     SAMPLE_ROWS = 32,
     COLUMN_ROWS = 64,
@@ -1474,13 +1475,15 @@ HOT static void unpair(const u8 *RESTRICT in, size_t pairs, u8 base, u8 *RESTRIC
 }
 
 /* A packed plane whose frame is decoded, but whose pairs are yet to be taken apart; or a levelled one, then with levels
- * of groups and of `period` columns. */
+ * of groups and of `period` columns; or a fixed one. */
 typedef struct {
     const u8 *pairs, *places, *values;
     u8 base;
     size_t n, listed, used; /* how many exceptions there are, and how many have found their places */
     const u8 *levels, *columns;
     size_t period;
+    int bits;    /* of a fixed plane's codes, which stand in the place of pairs, as gaps do in that of places */
+    size_t next; /* the element behind the last exception that has found its place */
 } Packed;
 
 /* `work` gets the pairs, (n + 1) / 2 bytes. */
@@ -1492,7 +1495,7 @@ static int open_packed(const u8 *in, size_t size, size_t n, u8 *work, Reader *re
     if (listed > (size - 8) / 5)
         return 0;
     const u8 *places = in + 8, *values = places + 4 * listed, *frame = values + listed;
-    Packed opened = {work, places, values, in[0], n, listed, 0, NULL, NULL, 0};
+    Packed opened = {.pairs = work, .places = places, .values = values, .base = in[0], .n = n, .listed = listed};
     *packed = opened;
     return read_frame(frame, (size_t)(in + size - frame), work, (n + 1) / 2, reader);
 }
@@ -1640,23 +1643,23 @@ static int read_packed(const u8 *in, size_t size, u8 *out, size_t n, u8 *work, R
     return open_packed(in, size, n, work, reader, &packed) && unpack(&packed, 0, n, out);
 }
 
-/* Find the sixteen neighbouring values that hold most of what was counted; returns how much that is. Of several such
+/* Find the `span` neighbouring values that hold most of what was counted; returns how much that is. Of several such
  * windows, take the one with room for one more value above the greatest: it is there that the sample may have missed
  * one, since exponents become ever rarer downwards, but not upwards. */
-static u32 best_window(const u32 *counts, u8 *base)
+static u32 best_window(const u32 *counts, int span, u8 *base)
 {
     u32 inside = 0, best = 0;
     int at = 0, last = 0;
     for (int s = 0; s < 256; s++) {
-        inside += counts[s] - (s >= 16 ? counts[s - 16] : 0);
+        inside += counts[s] - (s >= span ? counts[s - span] : 0);
         if (counts[s])
             last = s;
-        if (s >= 15 && inside > best)
-            best = inside, at = s - 15;
+        if (s >= span - 1 && inside > best)
+            best = inside, at = s - span + 1;
     }
-    int roomy = last + 2 - 16 < 0 ? 0 : last + 2 - 16 > 240 ? 240 : last + 2 - 16;
+    int roomy = last + 2 - span < 0 ? 0 : last + 2 > 256 ? 256 - span : last + 2 - span;
     inside = 0;
-    for (int s = roomy; s < roomy + 16; s++)
+    for (int s = roomy; s < roomy + span; s++)
         inside += counts[s];
     *base = (u8)(inside == best ? roomy : at);
     return best;
@@ -1749,7 +1752,7 @@ static double levelled_bits(const u8 *sample, size_t span, const u8 *columns, in
         for (size_t i = 0; i < GROUP; i++)
             counts[part[i]]++;
     }
-    best_window(counts, base);
+    best_window(counts, WINDOW, base);
     return entropy(counts, groups * GROUP) + entropy(levels, groups) / GROUP;
 }
 
@@ -1860,14 +1863,162 @@ static size_t put_levelled(const u8 *in, size_t n, Levels to, u8 *out, u8 *work)
     return 12 + size + finish_packing(&packer, out + 12 + size);
 }
 
+/* -- fixed planes: neighbouring values, all in as many bits, and exceptions ----------------------------------------- */
+
+enum {
+    LANES = 64, /* bytes that are shifted together */
+    FIXED_GROUP = 8 * LANES,
+    MOST_BITS = 7,   /* of a code */
+    MOST_MADE = 6,   /* the same, of those that `encode` makes */
+    MANY_VALUES = 4096, /* that a plane needs to be worth it */
+};
+
+#define EACH_BYTE(v) ((v) * 0x0101010101010101ull)
+typedef u64 Lanes __attribute__((vector_size(LANES))); /* the compiler makes of it what the machine has */
+
+/* Elements of a group lie above each other: each byte of LANES has parts of the codes of 8 elements. */
+static inline __attribute__((always_inline)) void spread_out(const u8 *RESTRICT in, size_t groups, const int bits,
+                                                             u8 *RESTRICT out)
+{
+    const u64 mask = EACH_BYTE((1ull << bits) - 1);
+    for (; groups; groups--, in += LANES * bits, out += FIXED_GROUP) {
+        Lanes rows[MOST_BITS + 1] = {{0}};
+        memcpy(rows, in, LANES * (size_t)bits);
+#pragma GCC unroll 8
+        for (int a = 0; a < 8; a++) {
+            const int row = a * bits / 8, shift = a * bits % 8;
+            const u64 first = mask & EACH_BYTE(0xFFull >> shift); /* bits must not move to another byte */
+            Lanes codes = rows[row] >> shift & first;
+            if (first != mask)
+                codes |= rows[row + 1] << (8 - shift) & (mask & ~first);
+            memcpy(out + LANES * a, &codes, LANES);
+        }
+    }
+}
+
+/* The inverse; higher bits than so many are left out. */
+static inline __attribute__((always_inline)) void lay_together(const u8 *RESTRICT in, size_t groups, const int bits,
+                                                               u8 *RESTRICT out)
+{
+    const u64 mask = EACH_BYTE((1ull << bits) - 1);
+    for (; groups; groups--, in += FIXED_GROUP, out += LANES * bits) {
+        Lanes rows[MOST_BITS + 1] = {{0}};
+#pragma GCC unroll 8
+        for (int a = 0; a < 8; a++) {
+            const int row = a * bits / 8, shift = a * bits % 8;
+            const u64 first = mask & EACH_BYTE(0xFFull >> shift);
+            Lanes codes;
+            memcpy(&codes, in + LANES * a, LANES);
+            rows[row] |= (codes & first) << shift;
+            if (first != mask)
+                rows[row + 1] |= (codes & (mask & ~first)) >> (8 - shift);
+        }
+        memcpy(out, rows, LANES * (size_t)bits);
+    }
+}
+
+#define FOR_BITS(DO) \
+    switch (bits) { \
+    case 1: DO(in, groups, 1, out); break; \
+    case 2: DO(in, groups, 2, out); break; \
+    case 3: DO(in, groups, 3, out); break; \
+    case 4: DO(in, groups, 4, out); break; \
+    case 5: DO(in, groups, 5, out); break; \
+    case 6: DO(in, groups, 6, out); break; \
+    default: DO(in, groups, MOST_BITS, out); \
+    }
+HOT static void spread(const u8 *in, size_t groups, int bits, u8 *out) { FOR_BITS(spread_out) }
+HOT static void lay(const u8 *in, size_t groups, int bits, u8 *out) { FOR_BITS(lay_together) }
+
+/* Write a fixed plane of the n bytes in `in`. Returns its size; 0 if there are too many exceptions. `work` has n bytes,
+ * and n is at least MANY_VALUES. */
+static size_t put_fixed(const u8 *in, size_t n, u8 base, int bits, u8 *out, u8 *work)
+{
+    size_t most = n / 16, found = 0, next = 0; /* `next` is the element behind the last one that is listed */
+    u8 *gaps = work, *values = work + most, *at = out + 8;
+    const u64 outside = EACH_BYTE(256 - (1ull << bits));
+    for (size_t start = 0; start < n; start += CHUNK) {
+        u8 part[CHUNK];
+        size_t count = n - start < CHUNK ? n - start : CHUNK, groups = (count + FIXED_GROUP - 1) / FIXED_GROUP;
+        subtract(in + start, count, base, part);
+        memset(part + count, 0, groups * FIXED_GROUP - count);
+        u8 words[CHUNK / 8];
+        int some = 0;
+        for (int k = 0; k < (int)groups * LANES; k++) { /* without a branch, which nothing could predict */
+            words[some] = (u8)k;
+            some += (rd64(part + 8 * k) & outside) != 0;
+        }
+        for (int k = 0; k < some; k++) {
+            size_t i = 8 * (size_t)words[k];
+            u64 flags = rd64(part + i) & outside;
+            do {
+                int byte = __builtin_ctzll(flags) >> 3;
+                size_t place = start + i + (size_t)byte;
+                for (; place - next > 255 && found < most; next += 256) /* an element that needs not be listed */
+                    gaps[found] = 255, values[found++] = in[next + 255];
+                if (found == most)
+                    return 0;
+                gaps[found] = (u8)(place - next), values[found++] = in[place];
+                next = place + 1;
+                flags &= ~(0xFFull << (8 * byte));
+            } while (flags);
+        }
+        lay(part, groups, bits, at);
+        at += groups * LANES * (size_t)bits;
+    }
+    wr32(out, base | (u32)bits << 8);
+    wr32(out + 4, (u32)found);
+    memcpy(at, gaps, found);
+    memcpy(at + found, values, found);
+    return (size_t)(at - out) + 2 * found;
+}
+
+static int open_fixed(const u8 *in, size_t size, size_t n, Packed *fixed)
+{
+    if (size < 8 || in[2] | in[3])
+        return 0;
+    const u8 base = in[0], bits = in[1];
+    size_t listed = rd32(in + 4), codes = (n + FIXED_GROUP - 1) / FIXED_GROUP * LANES * bits;
+    if (!bits || bits > MOST_BITS || listed > n || size != 8 + codes + 2 * listed)
+        return 0;
+    const u8 *gaps = in + 8 + codes;
+    Packed opened = {.pairs = in + 8, .places = gaps, .values = gaps + listed, .base = base, .n = n, .listed = listed,
+                     .bits = bits};
+    *fixed = opened;
+    return 1;
+}
+
+/* Take `count` elements apart, from number `start` on, which is a multiple of CHUNK, as `unpack` does. `out` has room
+ * for CHUNK of them. */
+static int unfix(Packed *fixed, size_t start, size_t count, u8 *out)
+{
+    size_t groups = (count + FIXED_GROUP - 1) / FIXED_GROUP, used = fixed->used, next = fixed->next;
+    spread(fixed->pairs + start / 8 * fixed->bits, groups, fixed->bits, out);
+    for (size_t i = count; i < groups * FIXED_GROUP; i++)
+        if (out[i])
+            return 0;
+    subtract(out, count, (u8)-fixed->base, out);
+    for (; used < fixed->listed; used++) {
+        size_t place = next + fixed->places[used];
+        if (place >= start + count)
+            break;
+        out[place - start] = fixed->values[used];
+        next = place + 1;
+    }
+    fixed->used = used, fixed->next = next;
+    return start + count < fixed->n || used == fixed->listed;
+}
+
 /* -- blocks ------------------------------------------------------------------------------------------------------- */
 
-enum { RAW, ZSTD, PACKED, LEVELLED };
+enum { RAW, ZSTD, PACKED, LEVELLED, FIXED = 5 };
 enum { RUNS = 16, RUN = 128, SAMPLE = RUNS * RUN };
 
 typedef struct {
     int coding, lane, low; /* `low`: which byte of an element is its first */
     u8 base;
+    int bits; /* of codes, if it is to be fixed, and the least of the values that they stand for */
+    u8 least;
     Levels levels;
     u8 *values;  /* what is to be coded or stored; memory for `packer`, if it packs while elements are split */
     size_t size; /* as stored */
@@ -1988,7 +2139,7 @@ static int plan_plane(const u32 *counts, u32 total, int width, Plane *plane)
     if (spread < 1.1892) /* 0.25 bits */
         return spread <= 1.0; /* a constant needs no matches */
     /* elements of one byte have hardly any exceptions, or are cheaper without */
-    if (best_window(counts, &plane->base) >= total - total / (width > 1 ? 128 : 1024))
+    if (best_window(counts, WINDOW, &plane->base) >= total - total / (width > 1 ? 128 : 1024))
         plane->coding = PACKED;
     return 1;
 }
@@ -2007,11 +2158,36 @@ static double by_chance(const u32 *counts, u32 total, u32 tested)
 static int constant(const u8 *values, size_t n) { return !memcmp(values, values + 1, n - 1); }
 
 /* Whether `split` packs a plane; elements of one byte are not split. */
-static int packs_early(const Plane *plane) { return plane->coding == PACKED && !plane->levels.period; }
+static int packs_early(const Plane *plane)
+{
+    return plane->coding == PACKED && !plane->levels.period && !plane->bits;
+}
+
+/* Decide whether a plane is to be fixed: where that takes hardly more than Huffman codes would. */
+static void plan_fixed(const u32 *counts, u32 total, Plane *plane)
+{
+    double least = entropy(counts, total) + 1;
+    for (int bits = 1; bits <= MOST_MADE; bits++) {
+        u8 base;
+        double outside = 1 - (double)best_window(counts, 1 << bits, &base) / total, cost = bits + 16 * outside;
+        if (outside < 1.0 / 24 && cost < least)
+            least = cost, plane->bits = bits, plane->least = base;
+    }
+}
 
 static size_t put_plane(Plane *plane, size_t n, int width, u8 *out, u8 *work)
 {
     size_t size = 0;
+    if (plane->bits) {
+        size = put_fixed(plane->values, n, plane->least, plane->bits, out, work);
+        if (size) {
+            plane->coding = FIXED;
+            return size;
+        }
+        if (plane->coding == PACKED && (size = put_packed(plane->values, n, plane->base, out, work)))
+            return size;
+        plane->coding = ZSTD;
+    }
     if (plane->levels.period) {
         size = put_levelled(plane->values, n, plane->levels, out, work);
         if (!size) { /* if groups have the end of one row and the beginning of another, greatest values serve better */
@@ -2093,7 +2269,7 @@ static int split(const u8 *data, size_t n, int width, Plane *planes, int number)
  * which are split into `work` and coded one by one. Every plane takes at most its n bytes and a frame's overhead, and
  * coding stops as soon as the payload is longer than the block; only put_literals may write more on its way, by 3/8 of
  * a zstd block. That is why encode_bound suffices. */
-static long encode_block(const u8 *data, size_t size, int width, size_t row, u8 *out, u8 *work)
+static long encode_block(const u8 *data, size_t size, int width, size_t row, int speed, u8 *out, u8 *work)
 {
     size_t n = size / (size_t)width, edges = size - n * (size_t)width;
     u32 counts[8][256];
@@ -2131,8 +2307,11 @@ static long encode_block(const u8 *data, size_t size, int width, size_t row, u8 
         if (k == width)
             break;
         plane.low = k;
-        if (k == width - 1 && width > 1 && !alike[k])
+        if (speed == 2 && width > 1 && n >= MANY_VALUES && !alike[k])
+            plan_fixed(counts[k], total, &plane);
+        if (k == width - 1 && width > 1 && !alike[k] && (!plane.bits || plane.bits > 3))
             plane.levels = choose_levels(data, n, row, width, middle_of_counts(counts[k]));
+        plane.bits = plane.levels.period ? 0 : plane.bits;
         plane.values = width == 1 ? (u8 *)(uintptr_t)data : work;
         work += width == 1 ? 0 : n;
         planes[number++] = plane;
@@ -2167,7 +2346,7 @@ static long encode_block(const u8 *data, size_t size, int width, size_t row, u8 
     out[0] = (u8)(64 | (width > 1) << 2 | top_bit((u32)width));
     wr32(out + 1, (u32)size);
     for (int p = 0; p < number; p++) {
-        out[5 + 5 * p] = (u8)(planes[p].coding | top_bit((u32)planes[p].lane) << 2);
+        out[5 + 5 * p] = (u8)(planes[p].coding | top_bit((u32)planes[p].lane) << 2); /* a fixed plane's lane is 1 */
         wr32(out + 6 + 5 * p, (u32)planes[p].size);
     }
     return (long)position;
@@ -2213,12 +2392,12 @@ static int decode_block(const u8 *in, size_t size, u8 *out, size_t out_size, u8 
         if (size < at + 5)
             return 0;
         int kind = in[at]; /* raw planes have lanes of 1, 2 or 4 bytes, others one byte */
-        if (kind > LEVELLED && kind != 1 << 2 && kind != 2 << 2)
+        if (kind > FIXED && kind != 2 << 2)
             return 0;
         if (width == 1 && kind != ZSTD && kind != PACKED)
             return 0;
-        int lane = 1 << (kind >> 2);
-        Plane plane = {.coding = kind & 3, .lane = lane, .low = covered, .size = rd32(in + at + 1)};
+        int coding = kind == FIXED ? FIXED : kind & 3, lane = kind == FIXED ? 1 : 1 << (kind >> 2);
+        Plane plane = {.coding = coding, .lane = lane, .low = covered, .size = rd32(in + at + 1)};
         if (covered + lane > width || (plane.coding == RAW && plane.size != n * (size_t)lane))
             return 0;
         covered += lane;
@@ -2248,7 +2427,12 @@ static int decode_block(const u8 *in, size_t size, u8 *out, size_t out_size, u8 
                 values[p] = stored;
                 continue;
             }
-            if (width > 1 && plane->coding != ZSTD) { /* taken apart below, chunk by chunk */
+            if (plane->coding == FIXED) { /* it and the next two are taken apart below, chunk by chunk */
+                if (!open_fixed(stored, plane->size, n, &packed[p]))
+                    return 0;
+                continue;
+            }
+            if (width > 1 && plane->coding != ZSTD) {
                 if (!(plane->coding == PACKED ? open_packed : open_levelled)(stored, plane->size, n, work, &reader,
                                                                               &packed[p]))
                     return 0;
@@ -2280,9 +2464,9 @@ static int decode_block(const u8 *in, size_t size, u8 *out, size_t out_size, u8 
             int last = number - 1, is_packed = planes[last].coding == PACKED;
             const u8 *low = values[0] + start * (size_t)planes[0].lane;
             const u8 *high = is_packed ? low : values[last] + start; /* of a packed plane, only pairs are read */
-            if (planes[last].coding == LEVELLED) {
+            if (planes[last].coding >= LEVELLED) {
                 high = taken_apart[0];
-                if (!unpack(&packed[last], start, count, taken_apart[0]))
+                if (!(planes[last].coding == FIXED ? unfix : unpack)(&packed[last], start, count, taken_apart[0]))
                     return 0;
             }
             Packed *pairs = is_packed ? &packed[last] : NULL;
@@ -2296,7 +2480,7 @@ static int decode_block(const u8 *in, size_t size, u8 *out, size_t out_size, u8 
             from[p] = taken_apart[p % 2];
             if (planes[p].coding < PACKED)
                 from[p] = values[p] + start * (size_t)planes[p].lane;
-            else if (!unpack(&packed[p], start, count, taken_apart[p % 2]))
+            else if (!(planes[p].coding == FIXED ? unfix : unpack)(&packed[p], start, count, taken_apart[p % 2]))
                 return 0;
             if (!in_one_pass)
                 OF_WIDTH(join)(from[p], count, !p, 8 * planes[p].low, planes[p].lane, &y);
@@ -2466,10 +2650,10 @@ static PyObject *refuse(Py_buffer *buffers, int count, const char *why)
 static PyObject *py_encode(PyObject *module, PyObject *args)
 {
     Py_buffer b[3];
-    int width;
+    int width, speed = 1;
     Py_ssize_t row;
     (void)module;
-    if (!PyArg_ParseTuple(args, "y*w*w*in", &b[0], &b[1], &b[2], &width, &row))
+    if (!PyArg_ParseTuple(args, "y*w*w*in|i", &b[0], &b[1], &b[2], &width, &row, &speed))
         return NULL;
     size_t size = (size_t)b[0].len;
     if ((width != 1 && width != 2 && width != 4 && width != 8) || row < 0)
@@ -2480,7 +2664,7 @@ static PyObject *py_encode(PyObject *module, PyObject *args)
         return refuse(b, 3, TOO_SMALL);
     long made;
     Py_BEGIN_ALLOW_THREADS
-    made = encode_block(b[0].buf, size, width, (size_t)row, b[1].buf, b[2].buf);
+    made = encode_block(b[0].buf, size, width, (size_t)row, speed, b[1].buf, b[2].buf);
     Py_END_ALLOW_THREADS
     return done(b, 3, PyLong_FromLong(made));
 }
@@ -2616,7 +2800,7 @@ static PyObject *py_difference_work_size(PyObject *module, PyObject *size)
 }
 
 static PyMethodDef methods[] = {
-    {"encode", py_encode, METH_VARARGS, "encode(block, out, work, width, row) -> int"},
+    {"encode", py_encode, METH_VARARGS, "encode(block, out, work, width, row, speed=1) -> int"},
     {"decode", py_decode, METH_VARARGS, "decode(payload, out, work, checked=False) -> bool"},
     {"compress", py_compress, METH_VARARGS, "compress(data, out) -> int"},
     {"decompress", py_decompress, METH_VARARGS, "decompress(frame, out) -> bool"},
@@ -2631,7 +2815,7 @@ static PyMethodDef methods[] = {
 };
 
 /* Of the functions above, what they take and what they return; kernel.py expects the same number. */
-#define VERSION 2
+#define VERSION 3
 
 static int add_version(PyObject *module) { return PyModule_AddIntConstant(module, "VERSION", VERSION); }
 

@@ -18,7 +18,7 @@ from streamxf.errors import ParameterError
 
 VARIABLE = "STREAMXF_KERNEL"
 STORE = 0  # result of `encode_into` for a block that is best stored unencoded
-VERSION = 2  # of the compiled functions; raised with what they take or return, here and in `_kernel.c`
+VERSION = 3  # of the compiled functions; raised with what they take or return, here and in `_kernel.c`
 _OTHER = "FloatZip's kernel was compiled for another version of streamxf: build it with `pip install -e .` again"
 _WANTED = os.environ.get(VARIABLE, "")
 if _WANTED not in ("", "compiled", "numpy"):
@@ -67,12 +67,12 @@ def encode_bound(size: int) -> int | None:
     return compiled.encode_bound(size)
 
 
-def encode_into(block: memoryview, width: int, row: int | None, out: memoryview) -> int | None:
+def encode_into(block: memoryview, width: int, row: int | None, out: memoryview, speed: int) -> int | None:
     """Encode a block of elements of `width` bytes into `out`, which has `encode_bound` bytes. Returns the payload's
     size, or `STORE`; None for a block that the kernel leaves to the reference.
     """
     with borrowed(_Work) as work:
-        size = compiled.encode(block, out, work.of(compiled.work_size(len(block))), width, row or 0)
+        size = compiled.encode(block, out, work.of(compiled.work_size(len(block))), width, row or 0, speed)
     return None if size < 0 else size
 
 

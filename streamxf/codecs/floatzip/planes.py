@@ -11,6 +11,9 @@ The exponents of a layer nearly all lie within sixteen neighbouring values. Pack
 symbol for zstd's Huffman coder, which so works through half as many symbols and comes closer to the entropy. The few
 values outside of the sixteen are stored beside them.
 
+Where time matters more than the last twentieth of the size, all exponents are coded in as many bits, and no entropy
+coder is needed: a fixed plane takes hardly longer than copying.
+
 In the moments of an optimizer every row and every column of a matrix has its own scale. A level states it once for a
 whole group or column of numbers, so that their exponents need not repeat it; levels are taken off first.
 """
@@ -47,12 +50,13 @@ class PlaneKind(IntEnum):
     PACKED = 2
     LEVELLED = 3
     RAW_2 = 4
+    FIXED = 5
     RAW_4 = 8
 
     @property
     def lane(self) -> int:
         """How many bytes of each element."""
-        return 1 << (self >> 2)
+        return 1 if self is PlaneKind.FIXED else 1 << (self >> 2)
 
     @property
     def raw(self) -> bool:
@@ -256,12 +260,18 @@ def merge(planes: Sequence[Array], rotated: bool, elements: Array, work: Workspa
 WINDOW = 16
 MOST_EXCEPTIONS = 1 / 64  # of all values; beyond that, packing costs more than it saves
 
+LANES = 64
+FIXED_GROUP = 8 * LANES
+MAX_BITS = 7
+MOST_LISTED = 1 / 16  # of all values, in a fixed plane
+
 GROUP_LOG2 = 6
 MAX_PERIOD = 1 << 16
 _COLUMN_ROWS = 64  # enough rows to estimate a column's level
 
 _PACKED = struct.Struct("<B3xI")
 _LEVELLED = struct.Struct("<B3xII")
+_FIXED = struct.Struct("<BB2xI")
 
 
 def huffman() -> zstandard.ZstdCompressor:
@@ -367,6 +377,59 @@ def _unpack(packed: Array, base: int, out: Array, work: Workspace) -> None:
         np.bitwise_and(pairs, 0x0F0F, out=pairs)
         target = out[2 * start : 2 * (start + len(part))]
         np.add(pairs.view(np.uint8)[: len(target)], np.uint8(base), out=target)
+
+
+def fix_into(values: Array, base: int, bits: int, out: memoryview, work: Workspace) -> int:
+    """Store `values` in `bits` each, as distances from `base`, in `out`; returns bytes, 0 for many exceptions."""
+    count, groups = len(values), -(-len(values) // FIXED_GROUP)
+    codes = work.plane(-1, groups * FIXED_GROUP)
+    np.subtract(values, np.uint8(base), out=codes[:count])
+    codes[count:] = 0
+    listed = np.flatnonzero(codes >> bits)
+    gaps = np.diff(listed, prepend=-1) - 1
+    idle = gaps >> 8  # a gap is a byte: where that is not enough, some are listed that need not be
+    steps = np.arange(1, idle.sum() + 1) - np.repeat(np.cumsum(idle) - idle, idle)
+    listed = np.sort(np.concatenate([listed, np.repeat(listed - gaps - 1, idle) + 256 * steps]))
+    if len(listed) > count * MOST_LISTED:
+        return 0
+    np.bitwise_and(codes, (1 << bits) - 1, out=codes)
+    made, rows = np.zeros((groups, bits, LANES), np.uint8), codes.reshape(groups, 8, LANES)
+    for number in range(8):
+        row, shift = divmod(number * bits, 8)
+        made[:, row] |= rows[:, number] << shift
+        if shift + bits > 8:
+            made[:, row + 1] |= rows[:, number] >> 8 - shift
+    gaps = (np.diff(listed, prepend=-1) - 1).astype(np.uint8)
+    stored = _FIXED.pack(base, bits, len(listed)) + made.tobytes() + gaps.tobytes() + values[listed].tobytes()
+    out[: len(stored)] = stored
+    return len(stored)
+
+
+def unfix(stored: memoryview, out: Array, work: Workspace) -> None:
+    """Fill `out`, of shape (n,), with the values that `fix_into` stored. Raises CodecError if `stored` is damaged."""
+    if len(stored) < _FIXED.size or any(stored[2:4]):
+        raise CodecError("FloatZip fixed plane has a damaged head")
+    base, bits, listed = _FIXED.unpack_from(stored)
+    count, groups = len(out), -(-len(out) // FIXED_GROUP)
+    end = _FIXED.size + groups * LANES * bits
+    if not 1 <= bits <= MAX_BITS or len(stored) != end + 2 * listed:
+        raise CodecError(f"FloatZip fixed plane is not as long as {listed} exceptions and codes of {bits} bits are")
+    rows = np.frombuffer(stored, np.uint8, end - _FIXED.size, _FIXED.size).reshape(groups, bits, LANES)
+    codes = work.plane(-1, groups * FIXED_GROUP).reshape(groups, 8, LANES)
+    for number in range(8):
+        row, shift = divmod(number * bits, 8)
+        np.right_shift(rows[:, row], shift, out=codes[:, number])
+        if shift + bits > 8:
+            codes[:, number] |= rows[:, row + 1] << 8 - shift
+    codes &= (1 << bits) - 1
+    if codes.ravel()[count:].any():
+        raise CodecError("FloatZip fixed plane has codes of more elements than there are")
+    np.add(codes.ravel()[:count], np.uint8(base), out=out)
+    gaps, values = np.frombuffer(stored, np.uint8, 2 * listed, end).reshape(2, listed)
+    places = np.cumsum(gaps, dtype=np.int64) + np.arange(listed)
+    if listed and places[-1] >= count:
+        raise CodecError("FloatZip fixed plane lists exceptions that lie outside of it")
+    out[places] = values
 
 
 def inflate(frame: memoryview, size: int) -> bytes:

@@ -62,6 +62,10 @@ NARROW = 1 / 1024  # bytes of which no more are outside of sixteen values are pa
 MATCHES_GAIN = 0.8  # wider elements are given up only for that much less: entropies of order 0 do not see their runs
 SAMPLE_ROWS = 32  # that show which levels are worth their place
 LEVEL_BITS = 4.0  # cost of a level, about
+FIXED_ELEMENTS = 4096  # that a plane needs to be fixed
+FIXED_BITS = 6  # of a code, at most
+FIXED_LOSS_BITS = 1.0  # per value; what fixed planes may take beyond the entropy
+FIXED_OUTSIDE = 1 / 24  # of a sample, at most
 LEVELS_GAIN_BITS = {2: 0.3, 4: 0.07, 8: 0.07}  # per value, by the width of the elements; less is not worth the time
 GAIN_BITS = 0.05  # a wider element, or a rotation, must bring so much per byte
 
@@ -73,12 +77,14 @@ class PlanePlan(NamedTuple):
     """How one plane is to be stored.
 
     - `base`: first of the sixteen values around which a packed plane is packed.
+    - `fixed`: bits of a code, and the first value that has one, if it is to be fixed.
     - `general`: whether matches are worth looking for.
     - `levels`: whether to look for scales that differ from place to place.
     """
 
     kind: PlaneKind
     base: int = 0
+    fixed: tuple[int, int] | None = None
     general: bool = False
     levels: bool = False
 
@@ -102,21 +108,22 @@ _SMALL = {
 }
 
 
-def choose(block: Array, dtype: str | None) -> BlockPlan | None:
+def choose(block: Array, dtype: str | None, speed: int = 1) -> BlockPlan | None:
     """Decide how to store a block; None where it is best stored as it is.
 
     - `dtype`: the name of the torch dtype of its elements, if known; a float's elements then begin with the block.
+    - `speed`: 2 for planes that are fixed where that costs little.
     """
     width = FLOAT_WIDTHS.get(dtype or "")
     if width is not None and len(block) >= width:
-        return _SMALL[width] if len(block) <= SMALL_FLOATS else _plan(block, Layout(width, True, 0))
+        return _SMALL[width] if len(block) <= SMALL_FLOATS else _plan(block, Layout(width, True, 0), speed)
     if len(block) <= SMALL_BYTES:
         return WHOLE if len(block) else None
     if dtype in BYTE_FLOATS:
         return _plan_bytes(block, NOISE_BITS)
     layout, bits = _detect(block)
     plain = _plan_bytes(block, MATCHES_GAIN * bits if layout.width > 1 else NOISE_BITS)
-    return plain if plain is not None or layout.width == 1 else _plan(block, layout)
+    return plain if plain is not None or layout.width == 1 else _plan(block, layout, speed)
 
 
 def is_repetitive(block: Array, width: int) -> bool:
@@ -130,12 +137,12 @@ def is_repetitive(block: Array, width: int) -> bool:
     return bool(np.count_nonzero(met) - np.count_nonzero(np.unique(met)) > len(met) // 8 + 3)
 
 
-def _plan(block: Array, layout: Layout) -> BlockPlan | None:
-    elements = _elements(block, layout)
+def _plan(block: Array, layout: Layout, speed: int) -> BlockPlan | None:
+    elements, fixed = _elements(block, layout), speed > 1 and layout.count(len(block)) >= FIXED_ELEMENTS
     plans: list[PlanePlan] = []
     raw = 0
     for histogram in _plane_histograms(elements, layout.rotated):
-        plan = _plan_plane(histogram, len(elements), layout.width)
+        plan = _plan_plane(histogram, len(elements), layout.width, fixed)
         if plan.kind.raw:
             raw += 1
             continue
@@ -146,16 +153,29 @@ def _plan(block: Array, layout: Layout) -> BlockPlan | None:
     return BlockPlan(layout, plans + _raw_planes(raw))
 
 
-def _plan_plane(histogram: Array, total: int, width: int) -> PlanePlan:
+def _plan_plane(histogram: Array, total: int, width: int, fixed: bool) -> PlanePlan:
     bits = collision_bits(histogram, total)
     if bits > NOISE_COLLISION_BITS:
         return _RAW
     levels = LEVEL_COLLISION_BITS[width] < bits < MAX_COLLISION_BITS
+    if fixed and bits > CONSTANT_COLLISION_BITS and (code := _fixed_code(histogram, total)):
+        return PlanePlan(PlaneKind.ZSTD, fixed=code, levels=levels and code[0] > 3)
     if bits > CONSTANT_COLLISION_BITS:
         base, inside = _best_window(histogram)
         if inside >= (1 - MOST_EXCEPTIONS / 2) * total:
             return PlanePlan(PlaneKind.PACKED, base, levels=levels)
     return PlanePlan(PlaneKind.ZSTD, levels=levels)
+
+
+def _fixed_code(histogram: Array, total: int) -> tuple[int, int] | None:
+    """Bits of a code, and the first value that has one, where such codes take hardly more than the entropy."""
+    best, least = None, entropies(histogram[None])[0] + FIXED_LOSS_BITS
+    for bits in range(1, FIXED_BITS + 1):
+        base, inside = _best_window(histogram, 1 << bits)
+        outside = 1 - inside / total
+        if outside < FIXED_OUTSIDE and bits + 16 * outside < least:
+            best, least = (bits, base), bits + 16 * outside
+    return best
 
 
 def _plan_bytes(block: Array, bits: float) -> BlockPlan | None:
@@ -273,17 +293,17 @@ def _byte_histograms(rows: Array) -> Array:
     return np.bincount((rows + _COLUMNS[:columns]).ravel(), minlength=256 * columns).reshape(columns, 256)
 
 
-def _best_window(histogram: Array) -> tuple[int, int]:
-    """The first of the sixteen neighbouring values that occur most often together, and how often.
+def _best_window(histogram: Array, span: int = WINDOW) -> tuple[int, int]:
+    """The first of the `span` neighbouring values that occur most often together, and how often.
 
     Of several it is the one that leaves room for a single value above those that were met: exponents become ever rarer
     downwards, but not upwards.
     """
     sums = np.cumsum(histogram)
-    inside = sums[WINDOW - 1 :].copy()
-    inside[1:] -= sums[:-WINDOW]
+    inside = sums[span - 1 :].copy()
+    inside[1:] -= sums[:-span]
     base = int(inside.argmax())
-    roomy = min(max(int(sums.searchsorted(sums[-1])) + 2 - WINDOW, 0), len(inside) - 1)
+    roomy = min(max(int(sums.searchsorted(sums[-1])) + 2 - span, 0), len(inside) - 1)
     if inside[roomy] == inside[base]:
         base = roomy
     return base, int(inside[base])

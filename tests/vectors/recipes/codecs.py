@@ -66,6 +66,7 @@ _COUNT = 101
 DATA = numbers(2 * _COUNT, 2, 7)
 _SPLIT = fz.Shape(2, True, 0, [(fz.ZSTD, 1), (fz.PACKED, 1)], base=110)
 LEVELS = fz.Shape(2, True, 0, [(fz.RAW, 1), (fz.LEVELLED, 1)], base=100, levels=b"\1\2\3", period=3)
+FIXED = fz.Shape(2, True, 0, [(fz.RAW, 1), (fz.FIXED, 1)], base=110, bits=3)
 _RAW = fz.Shape(2, True, 0, [(fz.RAW, 2)])
 
 
@@ -82,6 +83,13 @@ def packed_plane(base: int, places: Sequence[int], values: bytes, pairs: bytes, 
 def levelled(rows_log2: int, period: int, levels: bytes, packed: bytes, *, zeros: bytes = b"\0\0\0") -> bytes:
     frame = zstd(levels)
     return bytes([rows_log2]) + zeros + struct.pack("<II", period, len(frame)) + frame + packed
+
+
+def fixed_plane(
+    base: int, bits: int, gaps: bytes, values: bytes, *, zeros: bytes = b"\0\0", codes: bytes = b""
+) -> bytes:
+    """Of at most 512 elements, which have the codes 0, or others."""
+    return bytes([base, bits]) + zeros + struct.pack("<I", len(gaps)) + codes.ljust(64 * bits, b"\0") + gaps + values
 
 
 def of_bytes(coding: int, stored: bytes, count: int) -> bytes:

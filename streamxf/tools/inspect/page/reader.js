@@ -389,9 +389,10 @@ const Reader = (() => {
     let lanes = 0;
     while (lanes < width) {
       const [kind, stored] = f.numbers(1, 4);
-      check([0, 1, 2, 3, 4, 8].includes(kind), "floatzip: a kind of plane");
-      planes.push({ coding: kind & 3, lane: 1 << (kind >> 2), low: lanes, stored });
-      lanes += 1 << (kind >> 2);
+      check([0, 1, 2, 3, 4, 5, 8].includes(kind), "floatzip: a kind of plane");
+      const [coding, lane] = kind === 5 ? [5, 1] : [kind & 3, 1 << (kind >> 2)];
+      planes.push({ coding, lane, low: lanes, stored });
+      lanes += lane;
     }
     check(lanes === width, "Z3");
     check(width > 1 || planes[0].coding === 1 || planes[0].coding === 2, "Z3: of one byte");
@@ -429,6 +430,7 @@ const Reader = (() => {
     if (coding === 0) return data;
     if (coding === 1) return unzstd(data, n, true);
     if (coding === 2) return decodePacked(data, n);
+    if (coding === 5) return decodeFixed(data, n);
     const f = new Fields(data, "floatzip");
     const [head, period, size] = f.numbers(4, 4, 4);
     check(head === 6, "floatzip: the first four bytes of a levelled plane");
@@ -458,6 +460,30 @@ const Reader = (() => {
       plane[(before = place)] = values[i];
     }
     return plane;
+  }
+
+  function decodeFixed(data, n) {
+    const f = new Fields(data, "floatzip");
+    const [base, bits, zeros, m] = f.numbers(1, 1, 2, 4);
+    check(1 <= bits && bits <= 7 && zeros === 0 && m <= n, "floatzip: bits, two zeros, or more gaps than elements");
+    const plane = new Uint8Array(512 * Math.ceil(n / 512));
+    for (let start = 0; start < n; start += 512) {
+      const group = f.take(64 * bits);
+      for (let i = 0; i < 512; i++) {
+        const [at, shift] = [(i & 63) + 64 * (((i >> 6) * bits) >> 3), ((i >> 6) * bits) & 7];
+        plane[start + i] = ((group[at] | (group[at + 64] << 8)) >> shift) & ((1 << bits) - 1);
+      }
+    }
+    check(plane.subarray(n).every((code) => code === 0), "floatzip: codes of elements that are not there");
+    for (let i = 0; i < n; i++) plane[i] += base;
+    const [gaps, values] = [f.take(m), f.take(m)];
+    check(f.rest().length === 0, "floatzip: bytes behind a fixed plane");
+    for (let i = 0, place = -1; i < m; i++) {
+      place += gaps[i] + 1;
+      check(place < n, "floatzip: an exception behind the last element");
+      plane[place] = values[i];
+    }
+    return plane.subarray(0, n);
   }
 
   // Bits of a difference, of which the first is the lowest of the first byte.
