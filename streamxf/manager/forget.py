@@ -17,11 +17,12 @@ from streamxf.manager.folder import Folder
 from streamxf.manager.holds import active_holds, announce_removal, announced_removals, has_no_place, is_over
 from streamxf.manager.listing import Run, read_named
 from streamxf.manager.notes import remove_notes, written_since
-from streamxf.manager.pins import in_turn, keep_needed, unpin, who_needs
+from streamxf.manager.pins import in_turn, unpin, who_needs
 from streamxf.manager.record import Line, Record, Taken, series_of
 from streamxf.manager.removal import Listing, Order, files_of_many, remove_tree, remove_trees
 from streamxf.manager.retention import Retention
 from streamxf.manager.sessions import is_held
+from streamxf.manager.state import keep_needed
 from streamxf.notes import COMMIT, REMOVED, SAVING
 from streamxf.places import Location, is_metadata_name, is_run_file, locked, made_by_saves, put_small, read_small
 from streamxf.reading import KeysLike, TrustLike

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from streamxf.errors import StreamxfError, escaped
 from streamxf.manager.folder import Folder
@@ -73,12 +73,3 @@ def in_turn(records: Iterable[Record]) -> Iterator[list[Record]]:
         now = [each for each in left if each.name not in needed] or left
         yield now
         left = [each for each in left if each not in now]
-
-
-def keep_needed(records: Iterable[Record], reasons: dict[str, tuple[str, ...]], stay: Collection[str]) -> None:
-    """Give what would go a reason to stay, if a checkpoint needs it that has one, or is among those that `stay`."""
-    for each in records:
-        if each.complete and each.verified and (reasons.get(each.name) != () or each.name in stay):
-            for base in each.needs:
-                if reasons.get(base) == ():
-                    reasons[base] = (f"{each.name} needs it",)

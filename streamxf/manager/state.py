@@ -244,11 +244,21 @@ class RunState:
         for each in _unstored(own, now) if late else ():
             decided[each.name] = decided[each.name] or (_LATER,)
         reasons |= {each.name: decided[each.name] for each in (*own, *given_up)}
+        keep_needed(self.records, reasons, readers)
         if doomed := [name for name, why in reasons.items() if not why and name not in readers]:
             good = newest(reversed(own))
             for name in doomed if good is None else [good.name]:
                 reasons[name] = reasons[name] or (_UNVERIFIED if good is None else _NEWEST,)
         return reasons
+
+
+def keep_needed(records: Iterable[Record], reasons: dict[str, tuple[str, ...]], stay: Collection[str]) -> None:
+    """Give what would go a reason to stay, if a checkpoint needs it that has one, or is among those that `stay`."""
+    for each in records:
+        if each.complete and each.verified and (reasons.get(each.name) != () or each.name in stay):
+            for base in each.needs:
+                if reasons.get(base) == ():
+                    reasons[base] = (f"{each.name} needs it",)
 
 
 def runs_named(records: Iterable[Record], run_id: str | None) -> dict[str, str]:

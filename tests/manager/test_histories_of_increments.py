@@ -209,7 +209,8 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data(), point=st.none() | POINTS)
     def consolidate(self, data: st.DataObject, point: int | None) -> None:
         name = f"step-{data.draw(st.sampled_from(sorted(self.must)))}"
-        act = partial(streamxf.consolidate, self.run.child(name), keys=self.how.get("keys"), file_size=10_000)
+        keys = [KEY, OTHER] if self.how else None
+        act = partial(streamxf.consolidate, self.run.child(name), keys=keys, file_size=10_000)
         try:
             if (point is None or not self.killing(point, act)) and point is None:
                 act()
@@ -313,9 +314,9 @@ def in_thread(act: Any) -> None:
         raise error
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.exhaustive) for part in range(1, 41))])
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.exhaustive) for part in range(1, 101))])
 def test_histories_of_increments(part: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
     with warnings.catch_warnings(action="ignore"):
-        how = settings(max_examples=250 if part else 8, derandomize=not part, stateful_step_count=14)
+        how = settings(max_examples=100 if part else 8, derandomize=not part, stateful_step_count=14)
         run_state_machine_as_test(Histories, settings=how)

@@ -236,3 +236,17 @@ def test_what_is_needed_counts_until_nothing_needs_it() -> None:
     for name, left in (("step-1", 120), ("step-3", 110), ("step-2", 0)):
         taken.drop(records[name])
         assert taken.bytes == left
+
+
+def test_what_stays_as_it_is_needed_has_nothing_verified(run: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each save the rules are applied, of which most remove nothing."""
+    with CheckpointManager(run, incremental=9, keep=2) as manager:
+        save(manager, 1, 2)
+        asked: list[Any] = []
+        real = forgetting.newest
+        monkeypatch.setattr(forgetting, "newest", lambda *given, **how: asked.append(given) or real(*given, **how))
+        save(manager, 3)
+        assert not asked
+        save(manager, 4)
+        assert asked
+    assert steps_in(run) == [1, 3, 4]
