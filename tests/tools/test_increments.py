@@ -3,6 +3,7 @@
 import ast
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -274,7 +275,9 @@ def test_tools_and_what_is_stored_as_differences(tmp_path: Path) -> None:
     assert [note for note in summary.notes if note.startswith("Stored as differences from other saves")]
     with pytest.raises(UnsupportedError, match="transcode"):
         stock(tmp_path / "2")
-    streamxf.transcode(tmp_path / "2", tmp_path / "whole")
+    with ThreadPoolExecutor(2) as executor:
+        assert streamxf.verify(tmp_path / "2", executor=executor).ok
+        streamxf.transcode(tmp_path / "2", tmp_path / "whole", executor=executor)
     streamxf.pack(tmp_path / "2", tmp_path / "x.safetensors")
     streamxf.rename(tmp_path / "2", {"x": "y"})
     streamxf.sign(tmp_path / "2", signer=(signer := streamxf.SigningKey.generate()))

@@ -278,7 +278,8 @@ class FileCheck(AnyCheck):
         if self._metadata is not None and self._size >= 2 * TASK_BYTES:
             with suppress(errors.StreamxfError, OSError), self.call.open(name, share=Share(None, 0)) as file:
                 runs = [*self._runs(file.held)]
-        metadata, items = self._metadata and self._metadata.of_files([name]), [*map(_alone, self._items)]
+        files = {name, *(file for wanted in self._items for file in wanted.place.files)}
+        metadata, items = self._metadata and self._metadata.of_files(files), [*map(_alone, self._items)]
         self._items = ()
         return [(0, metadata, items[run.begin : run.end] if run else items, run) for run in runs]
 

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import streamxf
+from streamxf.checkpoint.memory import SaveMemory
 from streamxf.dcp.once import plan
 from streamxf.report import LoadReport
 from streamxf.storage.reading import _LocalFile
@@ -107,6 +108,23 @@ def unaligned(folder: Path) -> Any:
         report = loaded(path, target)
         read = ratio()
     return {"wrong": same(target, state), "read": report.read, "ratio": read}
+
+
+def based(folder: Path) -> Any:
+    """Differences, one upon the other."""
+    state, memory, last = values(), SaveMemory(), None
+    chain = [streamxf.FloatZip(), streamxf.Checksum(), streamxf.Encrypt(KEY)]
+    for step in range(3):
+        for n in range(4 if step else 0):
+            state[f"w{n}"].view(torch.int16)[::50] += 1
+        path = folder / f"based-{step}"
+        dcp.save(state, storage_writer=streamxf.FileSystemWriter(path, chain=chain, memory=memory, base=last))
+        last = path
+    with streamxf.Checkpoint(path, keys=KEY) as checkpoint:
+        beneath = min(len(checkpoint[f"w{n}"].chunks[0].place.beneath) for n in range(4))
+    target = blank(state)
+    report = loaded(path, target, keys=KEY)
+    return {"wrong": same(target, state), "read": report.read, "beneath": beneath}
 
 
 def targets(folder: Path) -> Any:

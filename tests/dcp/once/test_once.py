@@ -29,6 +29,11 @@ def test_blocks_are_read_by_one_rank_each(tmp_path: Path, count: int, how: str, 
         assert report[how]["ratio"] < most
 
 
+def test_differences_are_read_by_one_rank_each(tmp_path: Path) -> None:
+    for report in run_ranks(2, tmp_path, "based", module=MODULE):
+        assert report["based"] == {"wrong": [], "read": "once", "beneath": 2}
+
+
 def test_targets_of_any_kind_are_filled(tmp_path: Path) -> None:
     for report in run_ranks(3, tmp_path, "targets", module=MODULE):
         assert report["targets"]["read"] == "once"
