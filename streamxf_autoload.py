@@ -8,7 +8,8 @@ has set neither ``STREAMXF_CHAIN`` nor ``STREAMXF_KEYS``.
 import os
 import sys
 
-_SUFFIXES = ("CHAIN", "KERNEL", "KEYS", "PASSPHRASE", "SKIP", "STRICT", "TRACEBACK", "WORKERS")
+_TOLD = ("FOLDER", "SAVE_ID", "STEP")  # by `streamxf follow` to what it runs
+_SUFFIXES = ("CHAIN", "KERNEL", "KEYS", "PASSPHRASE", "SKIP", "STRICT", "TRACEBACK", "WORKERS", *_TOLD)
 KNOWN = [f"STREAMXF_{suffix}" for suffix in _SUFFIXES]
 
 
