@@ -2704,16 +2704,15 @@ static PyObject *py_encode_difference(PyObject *module, PyObject *args)
     size_t size = (size_t)b[0].len, room = (size_t)b[2].len;
     if ((width != 1 && width != 2 && width != 4) || row < 0 || before < 0)
         return refuse(b, 4, "width must be 1, 2 or 4, row and before at least 0");
-    if (size > MAX_SIZE)
-        return refuse(b, 4, TOO_LARGE);
-    if (size % (size_t)width || (size_t)b[1].len != size)
-        return refuse(b, 4, "blocks differ in size, or have a part of an element");
+    if (size > MAX_SIZE || size % (size_t)width || (size_t)b[1].len != size)
+        return refuse(b, 4, "blocks must be of one size, of whole elements and at most 128 MiB");
     if (room < DIFFERENCE_HEAD + 8 || (size_t)b[3].len < difference_work_size(size))
         return refuse(b, 4, TOO_SMALL);
     size_t made;
     Py_BEGIN_ALLOW_THREADS
-    Difference d = {.banded = contexts, .row = (size_t)row, .before = (size_t)before};
-    made = encode_difference(&d, b[0].buf, b[1].buf, size, b[2].buf, room - 8, b[3].buf, width);
+    Difference d = {.width = width, .banded = contexts, .row = (size_t)row, .before = (size_t)before};
+    open_difference(&d, b[3].buf, size);
+    made = (HAS_PEXT() ? encode_difference_v3 : encode_difference_plain)(&d, b[0].buf, b[1].buf, b[2].buf, room - 8);
     Py_END_ALLOW_THREADS
     return done(b, 4, PyLong_FromSize_t(made));
 }
@@ -2721,15 +2720,13 @@ static PyObject *py_encode_difference(PyObject *module, PyObject *args)
 static PyObject *py_decode_difference(PyObject *module, PyObject *args)
 {
     Py_buffer b[4];
+    int good;
     (void)module;
     if (!PyArg_ParseTuple(args, "y*y*w*w*", &b[0], &b[1], &b[2], &b[3]))
         return NULL;
     size_t size = (size_t)b[0].len;
-    if (size > MAX_SIZE)
-        return refuse(b, 4, TOO_LARGE);
-    if ((size_t)b[2].len != size || (size_t)b[3].len < difference_work_size(size))
-        return refuse(b, 4, TOO_SMALL);
-    int good;
+    if (size > MAX_SIZE || (size_t)b[2].len != size || (size_t)b[3].len < difference_work_size(size))
+        return refuse(b, 4, size > MAX_SIZE ? TOO_LARGE : TOO_SMALL);
     Py_BEGIN_ALLOW_THREADS
     good = decode_difference(b[0].buf, b[1].buf, (size_t)b[1].len, b[2].buf, size, b[3].buf);
     Py_END_ALLOW_THREADS

@@ -494,10 +494,8 @@ const Reader = (() => {
 
     take(count) {
       let value = 0;
-      for (let i = 0; i < count; i++, this.at++) {
-        check(this.at < 8 * this.data.length, "difference: it ends too early");
-        if ((this.data[this.at >> 3] >> (this.at & 7)) & 1) value += 2 ** i;
-      }
+      check(this.at + count <= 8 * this.data.length, "difference: it ends too early");
+      for (let i = 0; i < count; i++, this.at++) value += ((this.data[this.at >> 3] >> (this.at & 7)) & 1) * 2 ** i;
       return value;
     }
 
@@ -514,8 +512,7 @@ const Reader = (() => {
         const cut = more ? this.take(8) : 255;
         check(low <= cut && !(more && (cut === 255 || bands.length === 5)), "difference: its bands");
         const own = places.filter((place) => low <= contextOf(place) && contextOf(place) <= cut);
-        const [inverted, listed] = [this.take(1), new Set()];
-        const held = this.count();
+        const [inverted, held, listed] = [this.take(1), this.count(), new Set()];
         const k = held ? this.take(5) : 0;
         for (let i = 0, at = 0; i < held; i++, at++) {
           while (!this.take(1)) at += 2 ** k;
@@ -556,9 +553,8 @@ const Reader = (() => {
         for (const place of left) level[place]++;
       }
       for (const place of places) {
-        const negative = bits.take(1);
-        const change = 2 ** level[place] + bits.take(level[place]);
-        elements[place] += negative ? -change : change;
+        const sign = 1 - 2 * bits.take(1);
+        elements[place] += sign * (2 ** level[place] + bits.take(level[place]));
       }
     }
     const left = 8 * bits.data.length - bits.at;
