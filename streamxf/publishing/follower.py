@@ -23,7 +23,7 @@ from streamxf.errors import (
 from streamxf.lazy import torch
 from streamxf.places import Location, open_storage
 from streamxf.publishing.folder import HubFolder
-from streamxf.publishing.update import Coming, Flat, Update, WeightStore, changes, flat_of, tensor_of, zeros_for
+from streamxf.publishing.update import Coming, Flat, Part, Update, WeightStore, changes, flat_of, tensor_of, zeros_for
 from streamxf.publishing.version import HINT, Version, items_of, opened
 from streamxf.reading import Access, KeysLike, TensorItem, TrustLike
 from streamxf.wording import some
@@ -189,9 +189,14 @@ class Tensors(WeightStore):
         return self._flats
 
     def update(self, checkpoint: Checkpoint, coming: Coming) -> Update:
-        flats = self._flats or {name: zeros_for(item) for name, item in coming.items.items()}
-        parts = changes(checkpoint, coming.opened(checkpoint, self, self._flats), self._flats)
-        return Update(self, coming, flats, parts)
+        changed = coming.opened(checkpoint, self, self._flats)
+        parts = changes(checkpoint, changed, self._flats)
+        if self._flats:
+            return Update(self, coming, self._flats, parts)
+        flats = {item.name: zeros_for(item) for item in changed}
+        for part in parts:  # as they come: there is nothing yet that could be left half changed
+            part.put(flats[part.name], part.values)
+        return Update(self, coming, flats, (Part(name, 0, flat.size, None, flat) for name, flat in flats.items()))
 
     def settle(self, coming: Coming | None, flats: Mapping[str, Flat]) -> None:
         super().settle(coming, flats)

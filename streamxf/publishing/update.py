@@ -236,8 +236,9 @@ class Update:
             self._target.begin()
             for name, parts in self._parts.items():
                 for part in parts:
-                    undo.append((part, part.taken(self.flats[name])))
-                    part.put(self.flats[name], part.values)
+                    if part.values is not self.flats[name]:
+                        undo.append((part, part.taken(self.flats[name])))
+                        part.put(self.flats[name], part.values)
             self._target.settle(self.coming, self.flats)
         except BaseException:
             for part, values in reversed(undo):
