@@ -21,6 +21,8 @@ from streamxf.format.limits import MAX_BENEATH, NO_PICKLE
 from streamxf.report import SaveReport
 from tests.dcp.helpers import KEY, raw_bytes
 from tests.forge import take_container_apart
+from tests.reference_decoder import load as reference_load
+from tests.reference_keys import Reader, aes_key
 
 BLOCK = 1 << 16
 SIGNER = SigningKey.generate()
@@ -251,3 +253,28 @@ def test_a_difference_without_what_is_beneath_it(tmp_path: Path) -> None:
         checkpoint["x"].read()
     assert (caught.value.file or "").endswith(place.beneath[-1][0])
     assert streamxf.verify(tmp_path / "2").damaged
+
+
+def test_a_base_that_is_exchanged_between_two_reads(tmp_path: Path) -> None:
+    chained(tmp_path / "a")
+    chained(tmp_path / "b")
+    (name, at, size), (other, *_) = (place_of(tmp_path / each / "2").beneath[-1] for each in "ab")
+    rows = slice(0, 9)
+    with streamxf.Checkpoint(tmp_path / "a/2") as checkpoint:
+        handle = checkpoint["x"]
+        handle[rows]
+        put(tmp_path / "a/0" / name, at, (tmp_path / "b/0" / other).read_bytes()[at : at + size])
+        with pytest.raises(StreamxfError):
+            handle[BLOCK // 2 :]
+
+
+@chains
+def test_the_decoder_of_the_specification_reads_what_a_writer_makes(tmp_path: Path, kind: str) -> None:
+    memory, state = SaveMemory(), {"x": weights(torch.bfloat16, 60, 50), "y": weights(torch.float32, 1200)}
+    for step in range(3):
+        report = save(tmp_path / f"{step}", state, memory, tmp_path / f"{step - 1}" if step else None, kind)
+        wanted, state = state, {name: stepped(tensor, 0.02, step) for name, tensor in state.items()}
+    assert report.differences == 2
+    found = reference_load(tmp_path / "2", Reader([aes_key(KEY.reveal())] if "encrypted" in kind else []))
+    for name, tensor in wanted.items():
+        assert found[name].data == raw_bytes(tensor).numpy().tobytes()  # type: ignore[union-attr]
