@@ -54,7 +54,7 @@ class Pins:
     def needed(self, names: Collection[str]) -> set[str]:
         """Those among the `names` in the folder that must stay there, the pins among them."""
         if None in self.by.values():
-            return {*names}
+            return {name for name in names if name.endswith(".distcp") or PIN.fullmatch(name)}
         paths = {path for index in self.by.values() if index is not None for path in index.files}
         beside = {name for name in names if f"{BESIDE}{self.folder.name}/{name}" in paths}
         return beside | {name for name in names if (pin := PIN.fullmatch(name)) and pin["folder"] in self.by}

@@ -189,6 +189,9 @@ def test_a_pin_counts_for_a_day_without_its_save(tmp_path: Path) -> None:
     write(run, "step-1", SaveMemory())
     assert pin_base(run.child("step-1"), "ab" * 16, "step-2") == ""
     assert Pins.of(run.child("step-1")).by == {"step-2": None}
+    (pin,), (data,) = pins(run, "step-1"), files(run, "step-1")
+    names = [pin, data, ".metadata", ".streamxf-commit"]
+    assert Pins.of(run.child("step-1")).needed(names) == {pin, data}
     assert streamxf.clean(run.child("step-1")).pinned == ()
     age(run, "step-1")
     assert not Pins.of(run.child("step-1")).by
