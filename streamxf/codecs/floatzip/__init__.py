@@ -36,8 +36,8 @@ class FloatZip(Codec):
     Parameters
     ----------
     speed : int
-        1, or 2 to code in a third of the time, and to store more: 0.70 instead of 0.66 of bfloat16 weights, for
-        storage that is faster than coding. It concerns encoding alone, and nothing records it.
+        1, or 2 to code in half of the time and store more, 0.70 of bfloat16 instead of 0.66: where coding takes longer
+        than storage. It concerns encoding alone, and nothing records it.
 
     Raises ParameterError if the speed is neither.
     """
@@ -211,13 +211,6 @@ def _encode_plane(
         return planes.PlaneKind.ZSTD, zstd.compress_into(compressor, values.data, out)
 
 
-_UNDO = {
-    planes.PlaneKind.PACKED: planes.unpack,
-    planes.PlaneKind.LEVELLED: planes.unlevel,
-    planes.PlaneKind.FIXED: planes.unfix,
-}
-
-
 def _decode_planes(table: planes.PlaneTable, out: memoryview, work: planes.Workspace) -> None:
     layout = table.layout
     count = layout.count(table.raw_size)
@@ -229,7 +222,7 @@ def _decode_planes(table: planes.PlaneTable, out: memoryview, work: planes.Works
             decoded.append(np.frombuffer(planes.inflate(stored, count), np.uint8))
         else:
             decoded.append(work.plane(number, count))
-            _UNDO[kind](stored, decoded[-1], work)
+            planes.UNDO[kind](stored, decoded[-1], work)
     begin, end = layout.phase, layout.phase + count * layout.width
     planes.merge(decoded, layout.rotated, np.frombuffer(out, f"<u{layout.width}", count, begin), work)
     out[:begin] = table.edges[:begin]

@@ -260,9 +260,7 @@ def merge(planes: Sequence[Array], rotated: bool, elements: Array, work: Workspa
 WINDOW = 16
 MOST_EXCEPTIONS = 1 / 64  # of all values; beyond that, packing costs more than it saves
 
-LANES = 64
-FIXED_GROUP = 8 * LANES
-MAX_BITS = 7
+LANES, FIXED_GROUP, MAX_BITS = 64, 512, 7
 MOST_LISTED = 1 / 16  # of all values, in a fixed plane
 
 GROUP_LOG2 = 6
@@ -472,6 +470,9 @@ def unlevel(stored: memoryview, out: Array, work: Workspace) -> None:
     unpack(stored[_LEVELLED.size + size :], out, work)
     _over_groups(np.add, out, levels[:count])
     _over_rows(np.add, out, levels[count:], out)
+
+
+UNDO = {PlaneKind.PACKED: unpack, PlaneKind.LEVELLED: unlevel, PlaneKind.FIXED: unfix}
 
 
 def greatest_of(groups: Array) -> Array:

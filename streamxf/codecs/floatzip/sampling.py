@@ -65,7 +65,7 @@ LEVEL_BITS = 4.0  # cost of a level, about
 FIXED_ELEMENTS = 4096  # that a plane needs to be fixed
 FIXED_BITS = 6  # of a code, at most
 FIXED_LOSS_BITS = 1.0  # per value; what fixed planes may take beyond the entropy
-FIXED_OUTSIDE = 1 / 24  # of a sample, at most
+INSIDE = 23 / 24  # of a sample; the others are exceptions
 LEVELS_GAIN_BITS = {2: 0.3, 4: 0.07, 8: 0.07}  # per value, by the width of the elements; less is not worth the time
 GAIN_BITS = 0.05  # a wider element, or a rotation, must bring so much per byte
 
@@ -169,13 +169,10 @@ def _plan_plane(histogram: Array, total: int, width: int, fixed: bool) -> PlaneP
 
 def _fixed_code(histogram: Array, total: int) -> tuple[int, int] | None:
     """Bits of a code, and the first value that has one, where such codes take hardly more than the entropy."""
-    best, least = None, entropies(histogram[None])[0] + FIXED_LOSS_BITS
-    for bits in range(1, FIXED_BITS + 1):
-        base, inside = _best_window(histogram, 1 << bits)
-        outside = 1 - inside / total
-        if outside < FIXED_OUTSIDE and bits + 16 * outside < least:
-            best, least = (bits, base), bits + 16 * outside
-    return best
+    windows = [(bits, *_best_window(histogram, 1 << bits)) for bits in range(1, FIXED_BITS + 1)]
+    costs = [(bits + 16 * (1 - found / total), bits, base) for bits, base, found in windows if found > INSIDE * total]
+    cost, bits, base = min(costs, default=(math.inf, 0, 0))
+    return (bits, base) if cost < entropies(histogram[None])[0] + FIXED_LOSS_BITS else None
 
 
 def _plan_bytes(block: Array, bits: float) -> BlockPlan | None:

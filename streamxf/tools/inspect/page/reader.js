@@ -476,8 +476,8 @@ const Reader = (() => {
     }
     check(plane.subarray(n).every((code) => code === 0), "floatzip: codes of elements that are not there");
     for (let i = 0; i < n; i++) plane[i] += base;
-    const [gaps, values] = [f.take(m), f.take(m)];
-    check(f.rest().length === 0, "floatzip: bytes behind a fixed plane");
+    const [gaps, values, more] = [f.take(m), f.take(m), f.rest()];
+    check(more.length === 0, "floatzip: bytes behind a fixed plane");
     for (let i = 0, place = -1; i < m; i++) {
       place += gaps[i] + 1;
       check(place < n, "floatzip: an exception behind the last element");
