@@ -9,6 +9,8 @@ from __future__ import annotations
 import hmac
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 
 from streamxf.buffers import Scratch, scratches
 from streamxf.chain import Chain, StreamCoder
@@ -53,53 +55,43 @@ class Beneath:
         self.digests = b""
         self._opening = threading.Lock()
         self._blocks: BlockReader | StreamxfError | OSError | None = None
-        self.failure: Exception | None = None
 
     def take(self, index: int, tag: bytes, data: memoryview, scratch: Scratch) -> memoryview | None:
         """The block beneath one that has this tag, in `scratch` or anywhere; None if it cannot be had."""
-        wanted = self._known.tags[TAG_BYTES * index :][:TAG_BYTES]
+        wanted = self._tag_of(index)
         if tag == wanted:
             return data  # it is the same
         if (copy := self._memory.copies.take((self._key, index), wanted)) is not None:
             return memoryview(copy)
-        try:
-            out = scratch.take(_BLOCK, len(data))
+        out = scratch.take(_BLOCK, len(data))
+        with suppress(StreamxfError, OSError):
             self._opened().decode(index, out)
-        except (StreamxfError, OSError) as error:
-            self.failure = error
-            return None
-        return out if hmac.compare_digest(self._memory.tag(out), wanted) else None
+            return out if hmac.compare_digest(self._memory.tag(out), wanted) else None
+        return None
 
     def give(self, index: int, tag: bytes, data: memoryview, beneath: memoryview | None) -> None:
         """Say that a block is done, so that a copy of what the next save builds on can be held."""
-        wanted = self._known.tags[TAG_BYTES * index :][:TAG_BYTES]
-        if tag == wanted or beneath is None:
-            return
+        if beneath is not None and tag != self._tag_of(index):
+            self._keep(index, *((tag, data) if self._memory.increments else (self._tag_of(index), beneath)), beneath)
+
+    def _keep(self, index: int, tag: bytes, block: memoryview, beneath: memoryview) -> None:
         own = beneath.obj if isinstance(beneath.obj, bytearray) else None
-        kept = (tag, data) if self._memory.increments else (wanted, beneath)
-        self._memory.copies.put((self._key, index), *kept, own)
+        self._memory.copies.put((self._key, index), tag, block, own)
+
+    def _tag_of(self, index: int) -> bytes:
+        return self._known.tags[TAG_BYTES * index :][:TAG_BYTES]
 
     def pays(self, part: Identity, index: int, load: Load, size: int, block_size: int) -> bool:
         """Whether a block is stored in clearly fewer bytes than if it were whole, as the base has it."""
         scratch = scratches.take()
         try:
-            data = load.take(lambda size: scratch.take(_BLOCK - 1, size))
-            beneath = self.take(index, b"", data, scratch)
-            if beneath is None:
+            data = load.take(partial(scratch.take, _BLOCK - 1))
+            if (beneath := self.take(index, b"", data, scratch)) is None:
                 return False
-            info = BlockInfo(
-                index,
-                False,
-                2 * block_size,
-                None,
-                StreamInfo(block_size, b"", b"", *encoding_facts(part)),
-                lambda size: scratch.take(0, size),
-                scratch,
-                lambda: beneath,
-            )
+            about = StreamInfo(block_size, b"", b"", *encoding_facts(part)), partial(scratch.take, 0), scratch
+            info = BlockInfo(index, False, 2 * block_size, None, *about, lambda: beneath)
             made = len(memoryview(self._chain.codecs[0].encode(data, info)))
-            own = beneath.obj if isinstance(beneath.obj, bytearray) else None
-            self._memory.copies.put((self._key, index), self._known.tags[TAG_BYTES * index :][:TAG_BYTES], beneath, own)
+            self._keep(index, self._tag_of(index), beneath, beneath)
             return made + _OWN < _PAYS * size * self.places[-1][2] / max(1, part.size)
         finally:
             if load.release is not None:

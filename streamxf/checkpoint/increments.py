@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hmac
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -203,23 +203,16 @@ class Increment:
 
     def _first_change(self, source: ByteSource, tags: bytes) -> int | None:
         """The first block that has not its tag. What has changed mostly shows in the first one."""
-        starts = range(0, source.size or 1, 1 << self._save.block_log2)
-        if len(tags) != TAG_BYTES * len(starts):
-            return 0
-        found = 0
         with Pipeline[bool]() as blocks:
-            for number, start in enumerate(starts):
-                stop = min(start + starts.step, source.size)
-                job = partial(self._has_tag, source.load(start, stop), tags[TAG_BYTES * number :][:TAG_BYTES])
-                for same in blocks.submit(job, stop - start) if number else [job()]:
-                    if not same:
-                        return found
-                    found += 1
-            for same in blocks.results():
-                if not same:
-                    return found
-                found += 1
-        return None
+            return next((number for number, same in enumerate(self._same(source, tags, blocks)) if not same), None)
+
+    def _same(self, source: ByteSource, tags: bytes, blocks: Pipeline[bool]) -> Iterator[bool]:
+        """Whether each block has its tag."""
+        for number, start in enumerate(range(0, source.size or 1, 1 << self._save.block_log2)):
+            stop = min(start + (1 << self._save.block_log2), source.size)
+            job = partial(self._has_tag, source.load(start, stop), tags[TAG_BYTES * number :][:TAG_BYTES])
+            yield from blocks.submit(job, stop - start) if number else [job()]
+        yield from blocks.results()
 
     def _has_tag(self, load: Load, tag: bytes) -> bool:
         scratch = scratches.take()
