@@ -51,8 +51,7 @@ static void open_difference(Difference *d, u8 *work, size_t size)
     u8 **of_bytes[] = {&d->contexts, &d->found, &d->levels, &d->left};
     for (int i = 0; i < 4; i++, work += bytes)
         *of_bytes[i] = work;
-    d->places = (u32 *)(void *)work;
-    d->gaps = d->places + bytes;
+    d->places = (u32 *)(void *)work, d->gaps = d->places + bytes;
     d->members = (u64 *)(void *)(d->gaps + bytes);
     d->rows = d->members + bits / 8;
     d->bands = d->rows + bits / 8;
@@ -187,7 +186,7 @@ INLINE u64 take_gap(BitsIn *r, int k)
 
 /* -- sets */
 
-static size_t count_bits(const u64 *bitmap, size_t count)
+INLINE size_t count_bits(const u64 *bitmap, size_t count)
 {
     u64 held = 0;
     for (size_t g = 0; g < words(count); g++)
@@ -201,8 +200,10 @@ INLINE size_t list_places(const u64 *bitmap, size_t count, u64 fill, u32 *RESTRI
     u32 *to = places;
     for (size_t g = 0; g < words(count); g++) {
         u64 left = (bitmap[g] ^ fill) & low_bits(count - 64 * g), more = ones_of(left);
-        for (u64 k = 0; k < 4 || k < more; k++, left &= left - 1) /* four without a look at how many there are */
+        for (u64 k = 0; k < 4; k++, left &= left - 1) /* without a look at how many there are */
             to[k] = (u32)(64 * g) + (u32)__builtin_ctzll(left | (u64)1 << 63);
+        for (u64 k = 4; k < more; k++, left &= left - 1)
+            to[k] = (u32)(64 * g) + (u32)__builtin_ctzll(left);
         to += more;
     }
     return (size_t)(to - places);
@@ -221,10 +222,10 @@ static u64 cost_of(u64 m, u64 n, int *k)
 
 /* Cut the contexts into bands, beginning with one for each, by joining the two that gain least by being apart. Returns
  * how many there are. */
-static int cut_bands(const u8 *contexts, size_t n, const u64 *members, u8 *cuts)
+static int cut_bands(const u8 *contexts, size_t n, const u64 *members, size_t held, u8 *cuts)
 {
     struct { u64 in, of, cost, both; u8 end; } band[257]; /* `both`: together with the next one */
-    size_t held = count_bits(members, n), step[2] = {n / COUNTED + 1, held / COUNTED + 1};
+    size_t step[2] = {n / COUNTED + 1, held / COUNTED + 1};
     u32 counts[2][256] = {{0}};
     int bands = 0, k;
     memset(cuts, 255, MAX_BANDS);
@@ -296,7 +297,7 @@ INLINE int write_set_any(Difference *d, const u8 *contexts, size_t n, u64 *membe
     u8 cuts[MAX_BANDS];
     u64 sizes[MAX_BANDS] = {n};
     BitsOut w = d->out;
-    int bands = cut_bands(contexts, n, members, cuts), k;
+    int bands = cut_bands(contexts, n, members, count_bits(members, n), cuts), k;
     if (bands > 1)
         split_bands(d, contexts, n, members, cuts, NULL, sizes, 0, v3);
     for (int b = 0; b < bands; b++) {
@@ -376,8 +377,7 @@ static size_t squeeze_rows(Difference *d, size_t m, int back)
         for (u64 left = d->rows[g]; left; left &= left - 1) {
             size_t begin = (64 * g + (size_t)__builtin_ctzll(left)) * d->row, end = begin + d->row - d->before;
             begin = begin > d->before ? begin - d->before : 0;
-            end = end < d->count ? end : d->count;
-            size_t shift = begin - to, size = end - begin;
+            size_t shift = begin - to, size = (end = smaller(end, d->count)) - begin;
             if (d->banded && !back)
                 memmove(d->contexts + to, d->contexts + begin, size);
             for (; back && c < m && d->places[c] < to + size; c++)
@@ -404,7 +404,7 @@ static int find_rows(Difference *d, size_t m)
             end = (row + 1) * d->row - d->before;
             alive++;
         }
-    u64 live = alive * d->row < d->count ? alive * d->row : d->count;
+    u64 live = smaller(alive * d->row, d->count);
     return cost_of(m, d->count, &k) > cost_of(m, live, &k) + cost_of(alive, count_rows(d), &k) + ROWS_COST;
 }
 
