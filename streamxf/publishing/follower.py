@@ -108,6 +108,7 @@ class Follower:
         StreamxfError, OSError
             As `Checkpoint`, if the version is damaged or was altered, or cannot be reached.
         """
+        known = self._target.digests
         for left in reversed(range(_TRIES)):
             hint = Version.hinted(self._storage)
             if hint is None or (self.held is not None and hint.save_id == self.held.save_id):
@@ -118,10 +119,11 @@ class Follower:
                     self._check(version, hint)
                     return self._target.update(checkpoint, self._coming(checkpoint, version))
             except (StreamxfError, OSError) as error:
-                if is_damage(error) and self._target.digests:
+                if not left or Version.hinted(self._storage) == hint:  # else it was removed or replaced meanwhile
+                    if not left or not is_damage(error) or not self._target.digests:
+                        self._target.digests = known
+                        raise
                     self._target.digests = {}  # what is held may have been altered: nothing builds on it now
-                elif not left or Version.hinted(self._storage) == hint:
-                    raise  # else it was removed or replaced meanwhile: the newest is another one
         raise AssertionError
 
     def verify(self) -> tuple[str, ...]:
