@@ -64,6 +64,10 @@ class FileRecord:
     digests: bytes = field(default=b"", repr=False)
     saved: tuple[str, str] | None = None
 
+    def is_of(self, save_id: str) -> bool:
+        """Whether the save with this id wrote it, and not an earlier one."""
+        return self.saved is None or self.saved[0] == save_id
+
 
 class SavedFile(NamedTuple):
     """A data file that is finished, and in its order what was to be written: names, each with a shard or an object.

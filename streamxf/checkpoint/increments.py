@@ -15,12 +15,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from streamxf.buffers import scratches
 from streamxf.chain import Chain
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.beneath import Beneath
 from streamxf.checkpoint.datafile import FileRecord, SavedFile
 from streamxf.checkpoint.memory import TAG_BYTES, Key, Known, SavedPart, SaveMemory
 from streamxf.checkpoint.metadata import read_metadata
@@ -35,6 +34,9 @@ from streamxf.format.names import GLOBAL, pin_name
 from streamxf.pipeline import Pipeline
 from streamxf.storage.storage import BESIDE, Storage, StorageEntry
 from streamxf.stream.encoder import ByteSource, ContainerEncoder, Load
+
+if TYPE_CHECKING:
+    from streamxf.checkpoint.beneath import Beneath
 
 SMALL = 4096  # bytes; for less no file is linked, which would stay on the disk once the base is removed
 _OTHER = "its file in the base is not as it was written"
@@ -187,6 +189,8 @@ class Increment:
 
     def _beneath(self, part: Identity, source: ByteSource, chain: Chain, known: Known, changed: int) -> Beneath | None:
         """What is beneath a shard, if it pays to store differences from that, for which one block stands for all."""
+        from streamxf.checkpoint.beneath import Beneath  # what reads containers, which few saves do
+
         assert self._base is not None
         assert self._files is not None
         size, records, key = 1 << self._save.block_log2, self._base.records, (part.name, part.offset)
@@ -237,12 +241,13 @@ class Increment:
         storage = self._save.storage
         assert self._folder is not None
         try:
-            storage.link(path, self._folder)
-            self.linked.append(path)
+            with suppress(FileExistsError):  # of the save that this one replaces
+                storage.link(path, self._folder)
+                self.linked.append(path)
             reason = self._take(path, path, storage.info(path))
         except (OSError, StreamxfError) as error:
-            return f"its file cannot be linked: {_text_of(error)}"
-        if reason:
+            reason = f"its file cannot be linked: {_text_of(error)}"
+        if reason and path in self.linked:
             storage.remove([path])
         return reason
 

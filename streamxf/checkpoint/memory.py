@@ -32,6 +32,9 @@ class Known(NamedTuple):
     digest: bytes
     chunk: Chunk
 
+    def __repr__(self) -> str:
+        return f"Known({self.chunk!r})"  # tags, together with what they are of, would give their key away
+
 
 @dataclass(frozen=True, eq=False)
 class SavedPart:

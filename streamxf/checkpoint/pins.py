@@ -41,7 +41,8 @@ class Pins:
         for match in pins:
             index, unread = _index_of(folder, match["folder"])
             if index is not None and index.save_id == match["save"]:
-                found |= {match["folder"]: index} if folder.name in index.beside else {}
+                if folder.name in index.beside:
+                    found.setdefault(match["folder"], index)  # but not over that of a save that is to replace it
             elif unread or not folder.older_than([match[0]], folder.DAY):
                 found[match["folder"]] = None
         return cls(folder, found)

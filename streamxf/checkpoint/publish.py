@@ -185,7 +185,7 @@ def publish(
                 )
         except BaseException as error:
             if not keep and (not begun or _surely_unpublished(storage, name, data)):
-                save.discard((record.path for record in records), error)
+                save.discard((record.path for record in records if record.is_of(save_id)), error)
             raise
         try:
             remove_leftovers(storage, not_needed(storage, old) if old else (), index.keyed)

@@ -332,7 +332,7 @@ class ChainWriterMixin(StorageMixin):
                 order = filter(items.__contains__, dict.fromkeys((*save.names, *items)))
                 extra = Nesting({**extra_of(metadata, paths), **save.nesting}).with_order(order)
             except BaseException as error:
-                save.discard({record.path for record in records}, error)
+                save.discard({record.path for record in records if record.is_of(save_id)}, error)
                 raise
             run = self.run_facts if rank is None else None
             if torch_private.in_the_process_that_saves():

@@ -251,7 +251,7 @@ class _Root:
         columns = [column for column in col.FILE_COLUMNS if self._keyed or column is not col.KEY]
         files: dict[str, File] = {}
         known: dict[bytes, bytes | None] = {}
-        last = ""
+        last, folders = "", {folder for _, folder in self._bases or ()}
         for entry in entries:
             part = IndexPart.parse(self._read(entry.at, entry.size), entry, columns)
             if entry.begin != len(files) or part.chunks or not part.names or part.names[0] <= last:
@@ -263,7 +263,7 @@ class _Root:
                 if known.setdefault(writer, key) != key:
                     fields.bad("a writer has two data keys")
                 folder, _, name = path.removeprefix("../").partition("/")
-                beside = path.startswith("../") and "/" not in name and folder in dict(self._bases or ()).values()
+                beside = path.startswith("../") and "/" not in name and folder in folders
                 Place.check_path(name if beside else path)
                 files[path] = File(size, writer, key)
         return files

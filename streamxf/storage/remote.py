@@ -26,6 +26,7 @@ from streamxf.storage.files import check_component, draft_of, drop_draft_after
 from streamxf.storage.multipart import PendingUpload, creating, pending_uploads
 from streamxf.storage.reading import StoredFile, size_of
 from streamxf.storage.storage import BESIDE, Check, Kind, Storage, StorageEntry
+from streamxf.wording import some
 
 _SFTP = frozenset({"sftp", "ssh"})  # they rename in one step, by the extension posix-rename@openssh.com
 _CACHES = frozenset({"blockcache", "cached", "filecache", "simplecache"})
@@ -301,6 +302,8 @@ class RemoteStorage(Storage):
 
     def remove(self, paths: Iterable[str]) -> dict[str, Exception]:
         places = {self.path_of(path): path for path in paths}
+        if outside := [path for path in places.values() if ".." in path.split("/")]:  # which some servers follow
+            raise ParameterError(f"{some(outside)}: nothing outside of a folder is removed from there")
         failed = remove_files(self.filesystem, places)
         self.forget_listings()
         return {places[place]: error for place, error in failed.items()}

@@ -11,7 +11,7 @@ import io
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
@@ -97,7 +97,7 @@ class Encoded:
     payload: memoryview
     digest: bytes | None
     scratch: Scratch | None
-    tag: bytes = b""
+    tag: bytes = field(default=b"", repr=False)
 
     def release(self) -> None:
         if self.scratch is not None:

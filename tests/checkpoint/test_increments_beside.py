@@ -18,12 +18,14 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf import SaveMemory, Storage
+from streamxf.checkpoint import publish
 from streamxf.checkpoint.pins import Pins
-from streamxf.errors import MetadataError, UnsupportedError
+from streamxf.errors import MetadataError, ParameterError, UnsupportedError
 from streamxf.manager.pins import pin_base
 from streamxf.places import open_storage
 from streamxf.tools.rekey.rekey import stock
 from tests.dcp.s3_server import storage as s3_options
+from tests.failing import fails_with
 from tests.storage.stores import MemoryStorage
 
 FROZEN = np.arange(50_000, dtype="float32")
@@ -171,6 +173,40 @@ def test_a_failed_save_takes_its_pins_back(run: Storage) -> None:
         assert len(pins(run, "step-1")) == 1
         raise ZeroDivisionError
     assert not pins(run, "step-1")
+
+
+def test_a_failed_publication_removes_nothing_of_its_base(run: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some servers of folders would, when asked for ``../``."""
+    memory, removed = SaveMemory(), list[str]()
+    write(run, "step-1", memory)
+    with monkeypatch.context() as patch:
+        patch.setattr(publish, "check_present", fails_with(OSError, 5, "the storage failed"))
+        remove = type(run).remove
+
+        def noted(self: Storage, paths: Any) -> Any:
+            removed.extend(paths := [*paths])
+            return remove(self, paths)
+
+        patch.setattr(type(run), "remove", noted)
+        with pytest.raises(OSError, match="the storage failed"):
+            write(run, "step-2", memory, "step-1")
+    assert [path for path in removed if path.endswith(".distcp")]
+    assert not [path for path in removed if path.startswith("../")]
+    assert_holds(run.child("step-1"))
+
+
+def test_nothing_outside_of_a_remote_folder_is_removed() -> None:
+    with pytest.raises(ParameterError, match=r"^../step-1/x: nothing outside"):
+        open_storage(f"memory://runs-{secrets.token_hex(4)}/step-2").remove(["y", "../step-1/x"])
+
+
+def test_a_save_that_is_to_replace_an_increment_may_need_anything(tmp_path: Path) -> None:
+    run, memory = open_storage(tmp_path, abilities=SURE), SaveMemory()
+    write(run, "step-1", memory)
+    write(run, "step-2", memory, "step-1")
+    pin_base(run.child("step-1"), "0" * 32, "step-2")
+    for order in (False, True):
+        assert Pins.of(run.child("step-1"), sorted(run.child("step-1").names(), reverse=order)).by == {"step-2": None}
 
 
 def test_what_a_base_has_lost_is_damage(run: Storage) -> None:

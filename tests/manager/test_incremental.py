@@ -154,8 +154,11 @@ def test_a_step_that_is_saved_again_is_no_base_of_itself(tmp_path: Path) -> None
         save(manager, 1, 2)
         manager.save(1, state_at(1))
         manager.save(2, state_at(2))
-    for step in (1, 2):
+        save(manager, 3, 3)
+    for step in (1, 2, 3):
         assert_holds(tmp_path, step)
+    shutil.rmtree(tmp_path / "step-1")  # each folder is whole by itself, however often its step was saved
+    assert_holds(tmp_path, 3)
 
 
 def test_arguments_that_contradict_it_are_refused(tmp_path: Path) -> None:
