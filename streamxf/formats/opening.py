@@ -226,7 +226,8 @@ def _notes(checkpoint: Checkpoint, indexed: bool, signed: bool) -> Iterator[str]
     if not indexed:
         yield "Its metadata names no versions, and nothing shows whether it was damaged or altered."
     bases = any(each.index.bases for each in files if each.index)
-    lower = [place.size for item in checkpoint.stored.values() for place in item.places if place.beneath and bases]
+    items = checkpoint.stored.values() if bases else ()
+    lower = [place.size for item in items for place in item.places if place.beneath]
     if lower:
         text = f"{many(len(lower), 'shard')} of tensors, in {size_text(sum(lower))}"
         yield f"Stored as differences from other saves, so that torch's own readers cannot read it: {text}."

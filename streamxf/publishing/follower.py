@@ -124,7 +124,7 @@ class Follower:
                         self._target.digests = known
                         raise
                     self._target.digests = {}  # what is held may have been altered: nothing builds on it now
-        raise AssertionError
+        raise MetadataError("other versions were published again and again while it read", file=self._storage.label())
 
     def verify(self) -> tuple[str, ...]:
         """Read all of the version that is there once more, and compare. Returns the tensors that are not as it has

@@ -16,6 +16,7 @@ MEMBER = "published"  # of the metadata's `extra`
 HINT = ".streamxf/newest"
 _MOST_BYTES = 4096  # of a hint
 _DIGITS = re.compile("[0-9a-f]{32}")
+_NAME = re.compile(r"(?!\.\.?$)[^/\\%?#:\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,255}")  # also in a URL
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Version:
         except (ValueError, TypeError, RecursionError) as error:
             text = f"the hint that names the newest version cannot be read: {error!s:.200}"
             raise MetadataError(text, file=storage.label(HINT)) from None
-        is_name = isinstance(made.folder, str) and "/" not in made.folder and made.folder not in ("", ".", "..")
+        is_name = isinstance(made.folder, str) and _NAME.fullmatch(made.folder)
         if not (is_name and _is_id(made.run) and _is_id(made.save_id) and _counts(made.number, made.step)):
             text = "the hint that names the newest version is malformed"
             raise MetadataError(text, file=storage.label(HINT))

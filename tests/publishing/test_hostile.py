@@ -94,7 +94,7 @@ def test_the_version_of_another_run_is_refused(followed: Followed, tmp_path: Pat
         streamxf.Follower(followed.run, {}, run_id="0" * 32).prepare()
 
 
-@pytest.mark.parametrize("folder", ["../elsewhere", "..", "", "a/b", 3, None])
+@pytest.mark.parametrize("folder", ["../elsewhere", "..", "", "a/b", 3, None, "a\0b", "a?b", "a#b", "%2e%2e", "\ud800"])
 def test_a_hint_leads_to_a_folder_of_the_run_alone(followed: Followed, folder: Any):
     with followed.refused(errors.MetadataError, "malformed"):
         followed.forge(followed.versions[2], folder=folder)

@@ -260,7 +260,7 @@ def merge(planes: Sequence[Array], rotated: bool, elements: Array, work: Workspa
 WINDOW = 16
 MOST_EXCEPTIONS = 1 / 64  # of all values; beyond that, packing costs more than it saves
 
-LANES, FIXED_GROUP, MAX_BITS = 64, 512, 7
+LANES, FIXED_GROUP, MOST_BITS = 64, 512, 7
 MOST_LISTED = 1 / 16  # of all values, in a fixed plane
 
 GROUP_LOG2 = 6
@@ -410,7 +410,7 @@ def unfix(stored: memoryview, out: Array, work: Workspace) -> None:
     base, bits, listed = _FIXED.unpack_from(stored)
     count, groups = len(out), -(-len(out) // FIXED_GROUP)
     end = _FIXED.size + groups * LANES * bits
-    if not 1 <= bits <= MAX_BITS or len(stored) != end + 2 * listed:
+    if not 1 <= bits <= MOST_BITS or len(stored) != end + 2 * listed:
         raise CodecError(f"FloatZip fixed plane is not as long as {listed} exceptions and codes of {bits} bits are")
     rows = np.frombuffer(stored, np.uint8, end - _FIXED.size, _FIXED.size).reshape(groups, bits, LANES)
     codes = work.plane(-1, groups * FIXED_GROUP).reshape(groups, 8, LANES)
