@@ -1,5 +1,6 @@
 """An encoder for differences, written from docs/format/differences.md, which makes every payload that the page allows:
-each choice that a decoder does not care for is drawn. And blocks, such as training leaves behind.
+each choice that a decoder does not care for is drawn, and so some payloads are longer than the page allows. And
+blocks, such as training leaves behind.
 """
 
 import random
@@ -45,8 +46,9 @@ class Bits:
         self.put(value.bit_length(), 5)
         self.put(value, value.bit_length())
 
-    def members(self, members: Sequence[bool], contexts: Sequence[int], choose: random.Random) -> None:
-        cuts = [*sorted(choose.sample(range(255), choose.randrange(6))), 255]
+    def members(self, members: Sequence[bool], contexts: Sequence[int], choose: random.Random, most: int) -> None:
+        """A set of so many bands."""
+        cuts = [*sorted(choose.sample(range(255), choose.randrange(most))), 255]
         for low, cut in zip([-1, *cuts], cuts, strict=False):
             inside = [is_in for is_in, context in zip(members, contexts, strict=True) if low < context <= cut]
             inverted = choose.random() < 0.5
@@ -71,7 +73,7 @@ class Bits:
 def forge(base: bytes, new: bytes, width: int, banded: int, choose: random.Random, row: int = 0) -> bytes:
     """The difference of `new` from `base`; with rows of `row` elements, some of the first of which may lie before."""
     olds, news = ([int(each) for each in np.frombuffer(block, f"<u{width}")] for block in (base, new))
-    half = 1 << 8 * width - 1
+    half, most = 1 << 8 * width - 1, 6 if banded else 1
     steps = [(after - before + half) % (2 * half) - half for before, after in zip(olds, news, strict=True)]
     contexts = [(2 * old >> 8 * width - 8) % 256 * banded for old in olds]
     levels = max((abs(step).bit_length() for step in steps), default=0)
@@ -89,13 +91,13 @@ def forge(base: bytes, new: bytes, width: int, banded: int, choose: random.Rando
             rows[(place + before) // row] |= steps[place] != 0 or choose.random() < 0.001
         bits.count(row)
         bits.count(before)
-        bits.members(rows, [0] * len(rows), choose)
+        bits.members(rows, [0] * len(rows), choose, 1)
         live = [place for place in live if rows[(place + before) // row]]
-    bits.members([steps[place] != 0 for place in live], [contexts[place] for place in live], choose)
+    bits.members([steps[place] != 0 for place in live], [contexts[place] for place in live], choose, most)
     left = changed = [place for place in live if steps[place]]
     for level in range(1, levels):
         higher = [abs(steps[place]) >> level != 0 for place in left]
-        bits.members(higher, [contexts[place] for place in left], choose)
+        bits.members(higher, [contexts[place] for place in left], choose, most)
         left = [place for place, is_in in zip(left, higher, strict=True) if is_in]
     for place in changed:
         bits.put(steps[place] < 0, 1)

@@ -285,14 +285,14 @@ class Bits:
     def count(self) -> int:
         return self.take(self.take(5))
 
-    def members(self, contexts: dict[int, int]) -> list[int]:
-        """Which elements, whose contexts are given by their places, belong to the set that comes next."""
+    def members(self, contexts: dict[int, int], most: int) -> list[int]:
+        """Which elements, whose contexts are given by their places, belong to the next set, of so many bands."""
         members, low, bands, more = set(), 0, 0, 1
         while more:
             more = self.take(1)
             cut = self.take(8) if more else 255
             bands += 1
-            check(low <= cut and not (more and cut == 255) and bands <= 6, "difference: bands")
+            check(low <= cut and not (more and cut == 255) and bands <= most, "difference: bands")
             places = [place for place, context in contexts.items() if low <= context <= cut]
             low, inverted, listed, at = cut + 1, self.take(1), set(), 0
             held = self.count()
@@ -311,7 +311,8 @@ class Bits:
 def decode_difference(base: bytes, payload: bytes) -> bytes:
     f = Fields(payload, "difference")
     layout, expected, levels = f.unpack("B4sB")
-    width = 1 << (layout & 3)
+    width, most = 1 << (layout & 3), 6 if layout & 4 else 1
+    check(len(payload) <= len(base) // 2 + 64, "difference: MAX_DIFFERENCE")
     check(layout >> 3 == 16 and width <= 4 and levels <= 8 * width, "difference: layout or L")
     check(len(base) % width == 0, "difference: the size of the block")
     bits, form = Bits(f.rest()), f"<{len(base) // width}{'BHI'[layout & 3]}"
@@ -321,12 +322,12 @@ def decode_difference(base: bytes, payload: bytes) -> bytes:
         if bits.take(1):
             row, before = bits.count(), bits.count()
             check(before < row <= len(elements), "difference: rows")
-            rows = set(bits.members(dict.fromkeys(range(-(-(before + len(elements)) // row)), 0)))
+            rows = set(bits.members(dict.fromkeys(range(-(-(before + len(elements)) // row)), 0), 1))
             live = {place: context for place, context in live.items() if (place + before) // row in rows}
-        changed = left = bits.members(live)
+        changed = left = bits.members(live, most)
         level = dict.fromkeys(changed, 0)
         for _ in range(levels - 1):
-            left = bits.members({place: live[place] for place in left})
+            left = bits.members({place: live[place] for place in left}, most)
             for place in left:
                 level[place] += 1
         for place in changed:

@@ -31,7 +31,9 @@ needs_kernel = pytest.mark.skipif(kernel is None, reason="the kernel was not bui
 
 
 def reference(base: bytes, payload: bytes, monkeypatch: pytest.MonkeyPatch) -> bytes | str:
-    """What the reference makes of a payload, or the text of its refusal; the kernel refuses it, too, or agrees."""
+    """What the reference makes of a payload, or the text of its refusal; the kernel refuses the same ones, and agrees
+    on the others: none is left to the reference, which is slower.
+    """
     out = bytearray(len(base))
     with monkeypatch.context() as patch:
         patch.setattr(kernels, "compiled", None)
@@ -42,6 +44,7 @@ def reference(base: bytes, payload: bytes, monkeypatch: pytest.MonkeyPatch) -> b
         else:
             found = bytes(out)
     compiled = kernel_decodes(base, payload)
+    assert compiled is not None or isinstance(found, str) or kernel is None
     if compiled is not None and crc32c.crc32c(compiled) == int.from_bytes(payload[1:5], "little"):
         assert compiled == found
     elif compiled is not None:
@@ -74,15 +77,18 @@ def kernel_encodes(pair: tuple[bytes, bytes, int, int, int, int], room: int | No
     return out[:size].tobytes()
 
 
+def assert_decoded(new: bytes, payload: bytes, found: bytes | str) -> None:
+    """As it must, or refused because it is too long, which the forge and the kernel's encoder do not look at."""
+    assert found == new if len(payload) <= len(new) // 2 + 64 else "too long" in str(found)
+
+
 @needs_kernel
 @pytest.mark.parametrize("seed", range(150))
 def test_both_decode_what_the_kernel_encodes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     made = pair(seed, None if seed % 10 else 20_000)
     payload = kernel_encodes(made)
     assert payload is not None
-    assert reference(made[0], payload, monkeypatch) == made[1]
-    if len(payload) <= len(made[0]):
-        assert kernel_decodes(made[0], payload) == made[1]
+    assert_decoded(made[1], payload, reference(made[0], payload, monkeypatch))
     for room in (len(payload), len(payload) - 1, len(payload) // 2, 6):
         shorter = kernel_encodes(made, room) if room >= 6 else None
         assert shorter == (payload if room == len(payload) else None) or len(payload) <= room
@@ -93,7 +99,7 @@ def test_both_decode_every_layout_that_the_format_allows(seed: int, monkeypatch:
     base, new, width, banded, row, _ = pair(seed, seed)
     choose = random.Random(seed)
     payload = forge(base, new, width, banded, choose, row if seed % 2 else choose.randrange(9))
-    assert reference(base, payload, monkeypatch) == new
+    assert_decoded(new, payload, reference(base, payload, monkeypatch))
 
 
 def damaged(payload: bytes, choose: random.Random) -> bytes:
@@ -138,13 +144,17 @@ def hostile(*fields: tuple[int, int]) -> bytes:
         (head(17), "does not fit"),
         (head(0, 0x82), "does not fit"),
         (head(0) + b"\0", "after its last element"),
+        (head(0) + bytes(135), "of 141 bytes is too long for a block of 152: at most 140"),
+        (head(0) + bytes(134), "after its last element"),
         (head(1), "ends within its bits"),
         (head(1) + hostile((1, 1), (31, 5), (2**31 - 1, 31), (0, 5)), "rows of 2147483647"),
         (head(1) + hostile((1, 1), (0, 5), (0, 5)), "rows of 0"),
         (head(1) + hostile((1, 1), (2, 5), (3, 2), (2, 5), (3, 2)), "rows of 3 elements, 3 before"),
-        (head(1) + hostile((0, 1), (1, 1), (255, 8), (0, 1), (0, 5), (0, 1)), "bands that do not rise"),
-        (head(1) + hostile((0, 1), *[(1, 1), (9, 8), (0, 1), (0, 5)] * 2), "bands that do not rise"),
-        (head(1) + hostile((0, 1), *[field for cut in range(6) for field in ((1, 1), (cut, 8), (0, 6))]), "bands"),
+        (head(1, 0x85) + hostile((0, 1), (1, 1), (255, 8), (0, 1), (0, 5), (0, 1)), "bands that do not rise"),
+        (head(1, 0x85) + hostile((0, 1), *[(1, 1), (9, 8), (0, 1), (0, 5)] * 2), "bands that do not rise"),
+        (head(1, 0x85) + hostile((0, 1), *[field for cut in range(6) for field in ((1, 1), (cut, 8), (0, 6))]), "6 in"),
+        (head(1) + hostile((0, 1), (1, 1), (9, 8), (0, 13)), "more than 1 in a set"),
+        (head(1, 0x85) + hostile((1, 1), (1, 5), (1, 1), (0, 5), (1, 1), (9, 8), (0, 20)), "more than 1 in a set"),
         (head(1) + hostile((0, 2), (0, 1), (1, 5), (1, 1), (30, 5), (0, 64)), "within a gap"),
         (head(1) + hostile((0, 2), (0, 1), (1, 5), (1, 1), (31, 5), (1, 1), (2**31 - 1, 31)), "element 2147483647 of"),
         (
@@ -153,9 +163,9 @@ def hostile(*fields: tuple[int, int]) -> bytes:
         ),
         (
             head(1) + hostile((0, 2), (0, 1), (7, 5), (77, 7), (0, 5), (2**77 - 1, 77)),
-            "element 76 of",
+            "lists 77 elements of a band that has 76",
         ),
-        (head(1) + hostile((0, 2), (0, 1), (31, 5), (2**31 - 1, 31), (0, 5), (1, 900)), "within a gap"),
+        (head(1) + hostile((0, 2), (0, 1), (31, 5), (2**31 - 1, 31), (0, 5), (1, 900)), "lists 2147483647 elements"),
     ],
 )
 def test_what_no_payload_may_have(payload: bytes, text: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@
  */
 
 #define INLINE static inline __attribute__((always_inline))
-enum { DIFFERENCE_HEAD = 6 };                           /* bytes: layout, CRC, levels */
+enum { DIFFERENCE_HEAD = 6, SLACK = 64 }; /* bytes: layout, CRC, levels; what a payload may have above half a block */
 enum { MAX_BANDS = 6, BAND_COST = 30, ROWS_COST = 40 }; /* more bands would gain one percent; the others are bits */
 enum { LEAST = 256, COUNTED = 1 << 12 };                /* elements of a set in bands; those counted to find them */
 static const u64 ONES = 0x0101010101010101u;
@@ -573,7 +573,7 @@ BOTH(int, decode_difference, (Difference *d, const u8 *base, u8 *out, int levels
 
 static int decode_difference(const u8 *base, const u8 *payload, size_t stored, u8 *out, size_t size, u8 *work)
 {
-    if (stored < DIFFERENCE_HEAD || stored > size + DIFFERENCE_HEAD)
+    if (stored < DIFFERENCE_HEAD || stored > size / 2 + SLACK)
         return 0;
     u8 head[DIFFERENCE_HEAD];
     memcpy(head, payload, DIFFERENCE_HEAD);

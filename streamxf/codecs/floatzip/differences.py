@@ -4,10 +4,13 @@ by how much. docs/format/differences.md is the norm; `differences.h` does the sa
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from streamxf.codecs.checksum import crc32c_of
@@ -21,6 +24,7 @@ Array = NDArray[Any]
 DIFFERENCE, _BANDED = 0x80, 0x04  # of the first byte of a payload
 _HEAD = 6  # bytes: layout, CRC, levels
 _MAX_BANDS = 6
+_SLACK = 64  # bytes that a difference may have above half of its block
 _OTHER_BASE = "the block beneath a difference is not the one that it was made from, or one of them is damaged"
 
 
@@ -33,6 +37,8 @@ class _Layout:
     def of(cls, payload: memoryview, size: int) -> _Layout:
         if len(payload) < _HEAD or not payload[0] & DIFFERENCE:
             raise CodecError(f"payload of {len(payload)} bytes is no difference")
+        if len(payload) > (most := size // 2 + _SLACK):
+            raise CodecError(f"difference of {len(payload)} bytes is too long for a block of {size}: at most {most}")
         layout = cls(1 << (payload[0] & 3), bool(payload[0] & _BANDED))
         if payload[0] & 0x78 or layout.width > 4:
             raise CodecError(f"difference has the layout {payload[0]:#04x}, which this version does not know")
@@ -49,39 +55,48 @@ class _Bits:
     """Of each byte the lowest bit comes first."""
 
     def __init__(self, payload: memoryview) -> None:
-        self._payload = payload
         self._bits = np.unpackbits(np.frombuffer(payload, np.uint8), bitorder="little").tobytes()
+        self._eights = sliding_window_view(np.frombuffer(bytes(payload) + bytes(8), np.uint8), 8)
         self._at = 0
 
-    def take(self, count: int) -> int:
-        begin, self._at = self._at, self._at + count
+    def _taken(self, begins: Array, counts: Array | int) -> Array:
+        """Numbers of so many bits each, at most 32, that begin at these."""
+        found: Array = self._eights[begins >> 3].view("<i8")[:, 0] >> (begins & 7) & ((1 << counts) - 1)
+        return found
+
+    def take_each(self, counts: Array) -> Array:
+        ends = self._at + np.cumsum(counts)
+        self._at = int(ends.max(initial=self._at))
         if self._at > len(self._bits):
-            raise CodecError(f"difference ends within its bits, after {len(self._payload)} bytes")
-        found = int.from_bytes(self._payload[begin // 8 : (self._at + 7) // 8], "little")
-        return found >> begin % 8 & ((1 << count) - 1)
+            raise CodecError(f"difference ends within its bits, after {len(self._bits) // 8} bytes")
+        return self._taken(ends - counts, counts)
+
+    def take(self, count: int) -> int:
+        return int(self.take_each(np.array([count]))[0])
 
     def number(self) -> int:
         return self.take(self.take(5))
 
-    def listed(self, count: int) -> list[int]:
+    def listed(self, count: int) -> Array:
         """Which of the elements of a band are listed."""
         left = self.number()
-        k = self.take(5) if left else 0
-        places = []
-        place = -1
-        for _ in range(left):
-            one = self._bits.find(1, self._at)
-            if one < 0:
-                raise CodecError("difference ends within a gap")
-            zeros, self._at = one - self._at, one + 1
-            place += 1 + (zeros << k) + self.take(k)
-            if place >= count:
-                raise CodecError(f"difference lists element {place} of a band that has {count}")
-            places.append(place)
+        if not left:
+            return np.zeros(0, np.int64)
+        k, begin = self.take(5), self._at
+        gaps = re.compile(b"\1.{%d}" % k, re.DOTALL).finditer(self._bits, begin)
+        ones = np.fromiter((gap.start() for gap in islice(gaps, min(left, count))), np.int64)
+        if len(ones) < left:
+            raise CodecError(f"difference lists {left} elements of a band that has {count}, or ends within a gap")
+        self._at = int(ones[-1]) + 1 + k
+        zeros = np.diff(ones, prepend=begin - 1 - k) - 1 - k
+        places = np.cumsum((zeros << k) + self._taken(ones + 1, k) + 1) - 1
+        if places[-1] >= count:
+            raise CodecError(f"difference lists element {places[-1]} of a band that has {count}")
         return places
 
     def members(self, count: int, contexts: Array | None = None) -> Array:
         """Which of `count` elements, with these contexts, belong to the set that comes next."""
+        most = 1 if contexts is None else _MAX_BANDS
         contexts = np.zeros(count, np.uint8) if contexts is None else contexts
         members = np.zeros(count, np.bool_)
         low, more, bands = 0, True, 0
@@ -89,8 +104,8 @@ class _Bits:
             more = bool(self.take(1))
             cut = self.take(8) if more else 255
             bands += 1
-            if cut < low or (more and (cut == 255 or bands == _MAX_BANDS)):
-                raise CodecError(f"difference has bands that do not rise, or more than {_MAX_BANDS}")
+            if cut < low or (more and (cut == 255 or bands == most)):
+                raise CodecError(f"difference has bands that do not rise, or more than {most} in a set")
             places = np.flatnonzero((contexts >= low) & (contexts <= cut))
             low = cut + 1
             inverted = bool(self.take(1))
@@ -130,7 +145,7 @@ def _changes(payload: memoryview, count: int, contexts: Array | None) -> tuple[A
     for number in range(payload[5] - 1):
         left = np.flatnonzero(level == number)
         level[left[members(places[left])]] += 1
-    rest = np.array([bits.take(1 + low) for low in level.tolist()], np.int64)
+    rest = bits.take_each(1 + level)
     bits.finish()
     return places, ((1 << level) + (rest >> 1)) * (1 - 2 * (rest & 1))
 
@@ -152,7 +167,7 @@ def encode(
         width, row, before = 4, 2 * row, 2 * before
     if len(new) % width or len(new) != len(base):
         return None
-    out = memoryview(bytearray(len(new) // 2 + 64))
+    out = memoryview(bytearray(len(new) // 2 + _SLACK))
     banded = contexts and dtype in kernel.WIDTHS
     size = kernel.encode_difference(base, new, out, width, banded=banded, row=row, before=before)
     if not size:

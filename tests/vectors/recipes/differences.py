@@ -106,3 +106,7 @@ def other_salt(part: Parts) -> Parts:
 
 NOTHING = bytes([0x81]) + crc_of(START) + b"\0"
 WHOLE = b"\0" + DATA[1]
+NOISE = numbers(SIZE, 2, 8)  # another block, so that the difference is longer than one may be
+# nothing changed, as one set says in two bands, of elements without contexts, or of rows of one element each
+BANDS = bytes([0x81]) + crc_of(START) + b"\1" + (1 << 1 | 254 << 2).to_bytes(3, "little")
+ROWS = bytes([0x85]) + crc_of(START) + b"\1" + (1 | 1 << 1 | 1 << 6 | 1 << 12 | 254 << 13).to_bytes(6, "little")

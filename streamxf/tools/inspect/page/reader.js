@@ -503,14 +503,14 @@ const Reader = (() => {
       return this.take(this.take(5));
     }
 
-    // Which of the places belong to the set that comes next.
-    members(places, contextOf) {
-      const bands = [];
+    // Which of the places belong to the set that comes next; without contexts it has one band.
+    members(places, contexts) {
+      const [bands, contextOf] = [[], contexts ?? (() => 0)];
       for (let more = 1; more; ) {
         more = this.take(1);
         const low = bands.length ? bands[bands.length - 1].cut + 1 : 0;
         const cut = more ? this.take(8) : 255;
-        check(low <= cut && !(more && (cut === 255 || bands.length === 5)), "difference: its bands");
+        check(low <= cut && !(more && (cut === 255 || bands.length === 5 || !contexts)), "difference: its bands");
         const own = places.filter((place) => low <= contextOf(place) && contextOf(place) <= cut);
         const [inverted, held, listed] = [this.take(1), this.count(), new Set()];
         const k = held ? this.take(5) : 0;
@@ -533,17 +533,18 @@ const Reader = (() => {
     const f = new Fields(payload, "difference");
     const [layout, crc, levels] = f.numbers(1, 4, 1);
     const width = 1 << (layout & 3);
+    check(payload.length <= Math.floor(base.length / 2) + 64, "difference: MAX_DIFFERENCE");
     check(layout >> 3 === 16 && width <= 4 && base.length % width === 0 && levels <= 8 * width, "difference: the layout");
     const [bits, out, n] = [new Bits(f.rest()), Uint8Array.from(base), base.length / width];
     const elements = new { 1: Uint8Array, 2: Uint16Array, 4: Uint32Array }[width](out.buffer);
-    const contextOf = (place) => (layout & 4 ? ((elements[place] << 1) >>> (8 * width - 8)) & 255 : 0);
+    const contextOf = layout & 4 ? (place) => ((elements[place] << 1) >>> (8 * width - 8)) & 255 : null;
     if (levels) {
       let places = Array.from({ length: n }, (_, place) => place);
       if (bits.take(1)) {
         const [row, before] = [bits.count(), bits.count()];
         check(before < row && row <= n, "difference: its rows");
         const rows = Array.from({ length: Math.ceil((before + n) / row) }, (_, place) => place);
-        const live = new Set(bits.members(rows, () => 0));
+        const live = new Set(bits.members(rows, null));
         places = places.filter((place) => live.has(Math.floor((place + before) / row)));
       }
       places = bits.members(places, contextOf);
