@@ -105,6 +105,8 @@ class SaveMemory:
     """
 
     def __init__(self, *, increments: bool = True, copies: int | None = 0) -> None:
+        if type(increments) is not bool:
+            raise ParameterError(f"increments={increments!r:.40}: it is True or False")
         if copies is not None and (type(copies) is not int or copies < 0):
             raise ParameterError(f"copies={copies!r:.40}: it is a number of bytes, or None for as many as change")
         self.increments = increments

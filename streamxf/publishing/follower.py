@@ -161,13 +161,20 @@ class Follower:
             raise IdentityError(text, file=label)
         run = self._run_id or (held and held.run)
         if run not in (None, version.run):
-            raise IdentityError(f"the newest version is of the run {version.run}, not of {run}", file=label)
+            text = (
+                f"the newest version is of the run {version.run}, not of {run}. To take it, pass run_id='{version.run}'"
+            )
+            raise IdentityError(f"{text}, and allow_older=True if its number is lower", file=label)
         if held is not None and version.number < held.number and not self._allow_older:
             raise IdentityError(
                 f"the newest is {version}, which was published before what is there, {held}: somebody put it "
                 "back. Pass allow_older=True to take it",
                 file=label,
             )
+        same = held is not None and (version.run, version.number) == (held.run, held.number)
+        if same and version != held and not self._allow_older:
+            text = f"the newest is {version}, and not that {version} which is there: two publishers write to this run"
+            raise IdentityError(f"{text}. Pass allow_older=True to take it", file=label)
 
 
 class Tensors(WeightStore):

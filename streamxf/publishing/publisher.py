@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain as chained
+from itertools import islice
 from typing import Any
 
 from streamxf import errors, torch_private
 from streamxf.checkpoint.memory import SaveMemory
 from streamxf.checkpoint.writer import CheckpointWriter
-from streamxf.errors import AbortedError, ParameterError, StreamxfError, escaped
+from streamxf.errors import AbortedError, MetadataError, ParameterError, StreamxfError, escaped
 from streamxf.lazy import torch
 from streamxf.manager.forget import remove_checkpoints
 from streamxf.manager.listing import Run
@@ -25,6 +27,8 @@ from streamxf.publishing.version import Version, opened
 from streamxf.reading import Access, ChainsLike, KeysLike, SignerLike
 
 _BLIND = (errors.KeyMissingError, errors.WrongKeyError)
+_PAIRS = "names and tensors, such as model.named_parameters()"
+_FAR = 2**52  # a greater number is none that was counted
 _log = logging.getLogger(__name__)
 
 
@@ -61,7 +65,7 @@ class Publisher:
     storage_options : mapping, optional
         fsspec's, for a URL.
 
-    Raises ParameterError if an argument is invalid.
+    Raises ParameterError if an argument is invalid; otherwise as `CheckpointWriter`.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class Publisher:
             raise ParameterError(f"grace={grace!r:.40}: it is a time, in seconds or as '30m', '1h'")
         self._storage = open_storage(run, storage_options).past_caches()
         self._how: dict[str, Any] = {"chain": chain, "recipients": keys, "signer": signer, "block_size": block_size}
+        CheckpointWriter(self._storage.child("step-0"), overwrite=True, **self._how)  # raises for what cannot be used
         self._access = Access.of(keys)
         self._full_every, self._keep, self._grace = full_every, keep, float(seconds)
         self._memory = SaveMemory(copies=None)
@@ -94,24 +99,32 @@ class Publisher:
         self._since_full = 0
         self._run, self._number = secrets.token_hex(16), 0
         self._base: Version | None = None
+        self._hint: Version | None = None  # as it was before the last attempt to publish
 
-    def publish(self, step: int, tensors: Iterable[tuple[Any, ...]]) -> Version:
+    def publish(self, step: int, tensors: Iterable[tuple[Any, ...]] | Mapping[str, Any]) -> Version:
         """Publish weights, and remove versions that nothing needs any more. Returns what was published.
 
         Parameters
         ----------
         step : int
             Training's. It may be smaller than that of the version before, after training has gone back.
-        tensors : iterable of str and tensor
+        tensors : iterable of str and tensor, or mapping
             Names and tensors, of torch or NumPy, which are stored one by one as they come. In a `group` a name comes
             from one process, or else of each process its shard: a DTensor, or the name, the tensor's shape, the shard's
             offset and the shard. Nobody gathers whole tensors.
 
-        Raises as `CheckpointWriter`, in a group on all ranks; then followers see what they saw before.
+        Raises AbortedError if another publisher has published to this run meanwhile, ParameterError if there are no
+        tensors, and as `CheckpointWriter`; in a group on all ranks. Then followers see what they saw before.
         """
         if type(step) is not int or step < 0:
             raise ParameterError(f"step={step!r:.40}: it is a whole number from 0")
         versions, coming = self._together(lambda: self._coming(step))
+        pairs = self._together(lambda: _pairs(tensors), everywhere=True)
+        first = self._together(lambda: [*islice(pairs, 1)], everywhere=True)
+        if not any(self._gather(bool(first))):
+            raise ParameterError(
+                "no tensors were given, so nothing was published: is this an iterator that was used up?"
+            )
         base = self._base if self._since_full + 1 < self._full_every else None
         where = None if base is None or base.folder == coming.folder else self._storage.child(base.folder)
         more: dict[str, Any] = {"extra": coming.member, "base": where, "memory": self._memory, **self._how}
@@ -119,8 +132,8 @@ class Publisher:
         writer = self._together(lambda: CheckpointWriter(place, overwrite=True, **more), everywhere=True)
         writer.pin, writer.rank, writer.gather = pin_base, self._rank, self._gather
         with writer:
-            for name, *given in tensors:
-                for tensor, how in _shards(name, *given):
+            for given in chained(first, pairs):
+                for name, tensor, how in _shards(given):
                     writer.add(name, tensor, **how)
         self.report = writer.report
         made: Version = replace(coming, save_id=str(writer.save_id))
@@ -143,7 +156,17 @@ class Publisher:
         return made if everywhere else found[0][0]
 
     def _coming(self, step: int) -> tuple[list[tuple[Version, float]], Version]:
-        versions = self._known()
+        try:
+            hint = Version.hinted(self._storage)
+        except MetadataError:  # it is written anew
+            hint = None
+        if self._versions is not None and hint not in (None, self._hint, *(each for each, _ in self._versions)):
+            raise AbortedError(
+                f"another publisher wrote {hint} to this run, and a run has one at a time: stop the other, "
+                "and make a new Publisher to go on",
+                file=self._storage.label(),
+            )
+        versions, self._hint = self._known(hint), hint
         return versions, Version(self._run, self._number + 1, step, "", f"step-{step}")
 
     def _gather(self, value: Any) -> list[Any]:
@@ -160,7 +183,7 @@ class Publisher:
         made.put_hint(self._storage)
         self._tidy(versions)
 
-    def _known(self) -> list[tuple[Version, float]]:
+    def _known(self, hint: Version | None) -> list[tuple[Version, float]]:
         """The versions that are there. What an earlier process published is taken for published now."""
         if self._versions is None:
             found, failure = [], None
@@ -179,6 +202,8 @@ class Publisher:
             found.sort(key=lambda each: each.number)
             if found:
                 self._run, self._number = found[-1].run, found[-1].number
+                if hint is not None and hint.run == self._run and hint.number < _FAR:
+                    self._number = max(self._number, hint.number)  # of what is damaged now, and was taken by followers
             now = time.time()
             self._versions = [(each, now) for each in found if each.run == self._run]
         return self._versions
@@ -204,15 +229,23 @@ class Publisher:
         self._versions = [each for each in versions if each[0].folder not in gone]
 
 
-def _shards(name: str, *given: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+def _pairs(tensors: Any) -> Iterator[Any]:
+    if not isinstance(tensors, Iterable):
+        raise ParameterError(f"what is published are {_PAIRS}, not {type(tensors).__name__}")
+    return iter(tensors.items() if isinstance(tensors, Mapping) else tensors)
+
+
+def _shards(given: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:
     """What this process stores of a tensor, and where it is in that."""
-    shape, offset, tensor = given if len(given) == 3 else (None, None, *given)
+    if not isinstance(given, tuple | list) or len(given) not in (2, 4):
+        raise ParameterError(f"what is published are {_PAIRS}, not {type(given).__name__}")
+    name, shape, offset, tensor = given if len(given) == 4 else (given[0], None, None, given[1])
     if not (hasattr(tensor, "shape") and hasattr(tensor, "dtype")):
         raise ParameterError(f"what is published are tensors, not {type(tensor).__name__}", item=name)
     if shape is not None:
-        yield tensor, {"offset": offset, "of": shape}
+        yield name, tensor, {"offset": offset, "of": shape}
     elif not hasattr(tensor, "device_mesh"):
-        yield tensor, {}
+        yield name, tensor, {}
     else:
         if any(each.is_partial() for each in tensor.placements):
             raise ParameterError("what processes have of this tensor is yet to be summed: redistribute it", item=name)
@@ -221,7 +254,7 @@ def _shards(name: str, *given: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
         copies = not shards or any(at and (each.is_replicate() or not tensor.numel()) for each, at in shards)
         if not copies and (local.numel() or not tensor.numel()):
             (chunk,) = torch_private.create_chunk_list(tensor)
-            yield local, {"offset": chunk.offsets, "of": tensor.shape}
+            yield name, local, {"offset": chunk.offsets, "of": tensor.shape}
 
 
 def _said(storage: Storage, folder: str, access: Access) -> Version:

@@ -23,8 +23,8 @@ class Followed:
     """A run with three versions, and a follower that has the second."""
 
     def __init__(self, run: Path, seed: int = 0, reads: Any = None, **how: Any) -> None:
-        self.run, self.policy, self.into = run, Policy(seed), {}
-        self.publisher = publisher(run, **how)
+        self.run, self.policy, self.into, self.how = run, Policy(seed), {}, how
+        self.publisher = publisher(run, **how.copy())
         self.hints, self.versions = [], []
         self.follower = streamxf.Follower(run, self.into, **(reads or {}))
         for step in (1, 2, 3):
@@ -36,7 +36,11 @@ class Followed:
                 self.second = copies(self.policy)
 
     def forge(self, version: Version, **other: Any) -> None:
+        """After which a new publisher goes on: the one that is there takes this for another's."""
         (self.run / HINT).write_text(json.dumps(asdict(version) | other))
+        with pytest.raises(errors.AbortedError, match=r"another publisher wrote version .*make a new Publisher"):
+            self.publisher.publish(9, self.policy.tensors)
+        self.publisher = publisher(self.run, **self.how)
 
     @contextmanager
     def refused(self, error: Any, match: str) -> Iterator[None]:
@@ -79,25 +83,82 @@ def test_a_forged_hint_is_compared_with_the_metadata(followed: Followed, other: 
 def test_a_hint_that_is_behind_is_no_reason_to_stop(followed: Followed):
     """As between the publication of a step that was published before, and its hint."""
     followed.publisher.publish(3, followed.policy.tensors.items())
-    followed.forge(followed.versions[2])
+    (followed.run / HINT).write_bytes(followed.hints[2])
     followed.follower.prepare().apply()
     assert followed.follower.held.number == 4
 
 
 def test_the_version_of_another_run_is_refused(followed: Followed, tmp_path: Path):
     other = Followed(tmp_path / "other", 1)
-    with followed.refused(errors.IdentityError, "of the run"):
-        for step in (3,):
-            copytree(other.run / f"step-{step}", followed.run / "step-30")
+    copytree(other.run / "step-3", followed.run / "step-30")
+    with followed.refused(errors.IdentityError, f"of the run .*run_id='{other.versions[2].run}', and allow_older=True"):
         followed.forge(other.versions[2], folder="step-30")
+        (followed.run / "step-30").rename(tmp_path / "kept")
+        followed.publisher._coming(9)  # which takes the run of the newest there is
+        (tmp_path / "kept").rename(followed.run / "step-30")
     with pytest.raises(errors.IdentityError, match="of the run"):
         streamxf.Follower(followed.run, {}, run_id="0" * 32).prepare()
+
+
+def test_the_version_of_another_run_is_taken_by_its_id(tmp_path: Path):
+    followed, other = Followed(tmp_path / "run"), Followed(tmp_path / "other", 1)
+    followed.follower.prepare().apply()
+    taking = streamxf.Follower(other.run, tmp_path / "into")
+    taking.prepare().apply()
+    taking.close()
+    how = {"run_id": followed.versions[2].run, "allow_older": True}
+    with streamxf.Follower(followed.run, tmp_path / "into", **how) as follower:
+        follower.prepare().apply()
+        assert follower.held == followed.versions[2]
+
+
+def test_two_publishers_on_one_run_are_told(tmp_path: Path):
+    policy, into = Policy(), {}
+    first = publisher(tmp_path)
+    first.publish(1, policy.tensors)
+    second = publisher(tmp_path)
+    second.publish(2, policy.tensors)
+    for step in (3, 3):
+        with pytest.raises(errors.AbortedError, match=r"another publisher wrote version 2, of step 2.*new Publisher"):
+            first.publish(step, policy.tensors)
+    assert not (tmp_path / "step-3").exists()
+    follower = streamxf.Follower(tmp_path, into)
+    assert publisher(tmp_path).publish(4, policy.tensors).number == 3
+    follower.prepare().apply()
+
+
+def test_another_version_with_the_same_number_is_refused(tmp_path: Path):
+    """As of two publishers that published at one moment."""
+    policy, into = Policy(), {}
+    publisher(tmp_path).publish(1, policy.tensors)
+    two = [publisher(tmp_path) for _ in range(2)]
+    follower = streamxf.Follower(tmp_path, into)
+    for each in two:
+        each._coming(9)
+    two[0].publish(2, policy.tensors)
+    follower.prepare().apply()
+    two[1]._hint = Version.hinted(two[1]._storage)
+    made = two[1].publish(3, policy.tensors)
+    assert made.number == follower.held.number
+    with pytest.raises(errors.IdentityError, match="two publishers"):
+        follower.prepare()
+    streamxf.Follower(tmp_path, into, allow_older=True).prepare().apply()
+
+
+def test_a_new_publisher_counts_on_though_the_newest_versions_are_damaged(tmp_path: Path):
+    followed = Followed(tmp_path)
+    followed.follower.prepare().apply()
+    for step in (2, 3):
+        (tmp_path / f"step-{step}/.metadata").write_bytes(b"damaged")
+    assert publisher(tmp_path).publish(4, followed.policy.tensors).number == 4
+    followed.follower.prepare().apply()
+    assert followed.follower.held.number == 4
 
 
 @pytest.mark.parametrize("folder", ["../elsewhere", "..", "", "a/b", 3, None, "a\0b", "a?b", "a#b", "%2e%2e", "\ud800"])
 def test_a_hint_leads_to_a_folder_of_the_run_alone(followed: Followed, folder: Any):
     with followed.refused(errors.MetadataError, "malformed"):
-        followed.forge(followed.versions[2], folder=folder)
+        (followed.run / HINT).write_text(json.dumps(asdict(followed.versions[2]) | {"folder": folder}))
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"\xff", b"[" * 4000, b'{"run": 1}'], ids=range(6))
@@ -169,7 +230,7 @@ def test_only_trusted_signers_and_keys_are_followed(tmp_path: Path, encrypts: bo
             forger = publisher(followed.run, signer=other, **how)
             followed.policy.step()
             forger.publish(4, followed.policy.tensors.items())
-            followed.publisher._number += 1
+            followed.publisher = publisher(followed.run, signer=signer, **how.copy())
         if encrypts:
             with pytest.raises(errors.StreamxfError):
                 streamxf.Follower(followed.run, {}).prepare()

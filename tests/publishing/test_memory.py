@@ -189,6 +189,23 @@ def test_memory_that_cannot_be_changed_in_place_is_refused(tmp_path: Path, tenso
         streamxf.Follower(tmp_path, {"weight": tensor})
 
 
+@pytest.mark.parametrize("given", [iter(()), {}, [], torch.nn.Linear(2, 2), ["weight"], [torch.zeros(2)], [("a",)]])
+def test_what_is_no_names_and_tensors_is_not_published(tmp_path: Path, given: Any):
+    publishing = publisher(tmp_path)
+    with pytest.raises(errors.ParameterError, match=r"no tensors were given|named_parameters\(\)"):
+        publishing.publish(1, given)
+    assert streamxf.Follower(tmp_path, {}).prepare() is None
+    assert [*tmp_path.glob("step-*")] == []
+    publishing.publish(1, {"weight": torch.zeros(2)})
+
+
+def test_a_chain_that_there_is_not_is_told_before_anything_is_published(tmp_path: Path):
+    with pytest.raises(errors.StreamxfError, match="floatzap"):
+        publisher(tmp_path, chain="floatzap")
+    with pytest.raises(errors.ParameterError, match="increments='no'"):
+        streamxf.SaveMemory(increments="no")
+
+
 @pytest.mark.parametrize("how", [{"full_every": 0}, {"keep": 0}, {"grace": "soon"}, {"grace": -1}, {"keep": True}])
 def test_a_publisher_refuses_what_makes_no_sense(tmp_path: Path, how: dict[str, Any]):
     with pytest.raises(errors.ParameterError, match=next(iter(how))):
