@@ -194,13 +194,11 @@ def forget_in(
     read, failed = ({}, {}) if dry_run else remove_checkpoints(run, going, extras=extras)
     gone = [record for record in going if record.name not in read and record.name not in failed]
     kept = {record.name: reasons[record.name] for record in records if reasons.get(record.name)}
-    removed, size = tuple(record.name for record in gone), sum(record.bytes or 0 for record in gone)
-    taken = Taken(record for record in records if record.complete)
+    removed, taken = tuple(record.name for record in gone), Taken(record for record in records if record.complete)
     before = taken.bytes
     for record in gone:
         taken.drop(record)
-    freed = before - taken.bytes
-    return ForgetReport(kept, removed, freed, failed, in_use | read, dry_run, size - freed)
+    return ForgetReport(kept, removed, before - taken.bytes, failed, in_use | read, dry_run, taken.shared_with(gone))
 
 
 _AT_ONCE = 1000  # checkpoints in an object store between two looks at who reads them
