@@ -6,7 +6,7 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any, Literal
@@ -44,21 +44,23 @@ def list_(run: str = options.RUN, run_id: str | None = options.RUN_ID, *, out: s
 
     found = list_checkpoints(run, run_id=run_id)
     storage = open_storage(run)
-    readers = active_holds(storage)
+    readers, needed = active_holds(storage), {base for record in found for base in record.needs}
+    lost = needed.difference(storage.folders()) if needed else needed
     alike = {name: name.encode(errors="replace").decode() for name in (storage.folders() if storage.near else ())}
     if odd := sorted(name for name, text in alike.items() if is_numbered(text) and not is_numbered(name)):
         text = f"{many(len(odd), 'folder')} left out: the names are not UTF-8; rename {some(odd)} to list what is there"
         warnings.warn(text, stacklevel=2)
     if out.json:
-        show.as_json({"path": run, "checkpoints": [_as_dict(record) for record in found], "in_use": readers})
+        show.as_json({"path": run, "checkpoints": [_as_dict(record, lost) for record in found], "in_use": readers})
     elif found:
-        _print(found, readers)
+        _print(found, readers, lost)
     else:
         show.say("there are no checkpoints")
     return FINE
 
 
-def _as_dict(record: Record) -> dict[str, Any]:
+def _as_dict(record: Record, lost: Set[str]) -> dict[str, Any]:
+    missing = [base for base in record.needs if base in lost]
     return {
         "name": record.name,
         "step": record.step,
@@ -68,20 +70,23 @@ def _as_dict(record: Record) -> dict[str, Any]:
         "kind": "damaged" if record.damaged else "unread" if record.unread else record.kind,
         **{name: value for name in ("save_id", "run", "link", "abandoned", "note") if (value := getattr(record, name))},
         **({"needs": [*record.needs]} if record.needs else {}),
+        **({"missing": missing} if missing else {}),
     }
 
 
-def _print(found: Sequence[Record], readers: Mapping[str, str]) -> None:
+def _print(found: Sequence[Record], readers: Mapping[str, str], lost: Set[str]) -> None:
     headings = ("name", "step", "saved", "age", "size", "metrics", "kind")
     table = show.TextTable(*headings, right=("step", "age", "size"), fold=("name", "metrics", "kind"))
     now, needed = time.time(), {base: each.name for each in found if each.complete for base in each.needs}
+    shares = any(each.increment for each in found)
     for each in found:
         kind = ["damaged"] if each.damaged else ["not read"] if each.unread else [each.kind, each.note]
         notes = (
             *kind,
+            ("increment" if each.increment else "full") if shares and each.complete and not each.damaged else "",
             each.abandoned and f"abandoned: {each.abandoned}",
             "metrics may be missing, since notes beside it do not count" if each.other_notes else "",
-            f"needs {some(each.needs)}" if each.needs else "",
+            f"needs {some(_said(each.needs, lost))}" if each.needs else "",
             f"{needed[each.name]} needs it" if each.name in needed else "",
             each.link and f"link to {each.link}",
             readers.get(each.name),
@@ -96,12 +101,17 @@ def _print(found: Sequence[Record], readers: Mapping[str, str]) -> None:
             "; ".join(filter(None, notes)),
         )
     table.print()
-    complete = [each for each in found if each.complete and not (each.damaged or each.unread)]
+    whole = [each for each in found if each.complete and lost.isdisjoint(each.needs)]
+    complete = [each for each in whole if not (each.damaged or each.unread)]
     total = f"{many(len(complete), 'complete checkpoint')}, {size_text(Taken(complete).bytes)}"
     damaged = [f"{each.name}: {each.note}" for each in found if each.damaged]
     unread = [f"{each.name}: {each.note}" for each in found if each.unread]
     reports = (*listed("damaged", damaged), *listed("not read", unread))
     show.say("\n".join([f"{total}, by their metadata alone", *reports]))
+
+
+def _said(bases: Sequence[str], lost: Set[str]) -> list[str]:
+    return [f"{base}, which is missing" if base in lost else base for base in bases]
 
 
 def _moment(seconds: float) -> str:

@@ -233,7 +233,11 @@ def _notes(checkpoint: Checkpoint, indexed: bool, signed: bool) -> Iterator[str]
         yield f"Stored as differences from other saves, so that torch's own readers cannot read it: {text}."
     elif not all(metadata.pickled for metadata in files):
         yield "torch's own readers cannot read it, since it was saved without a pickle; `streamxf stock` adds it."
-    if folders := sorted({name for each in files if each.index for _, name in each.index.bases or ()}):
+    needed = {name for each in files if each.index for name in each.index.beside}
+    if needed:
+        text = f"It is an increment, and needs files in {some(sorted(needed))} beside it"
+        yield f"{text}: `streamxf consolidate` makes it a checkpoint that needs no other."
+    if folders := sorted({name for each in files if each.index for _, name in each.index.bases or ()} - needed):
         yield f"It is an increment: tensors that had not changed are in files that it shares with {some(folders)}."
     if files[0].rank is not None:
         yield f"It was saved without collectives: {many(len(files), 'rank')}, each with its own metadata."

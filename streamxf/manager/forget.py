@@ -198,7 +198,8 @@ def forget_in(
     before = taken.bytes
     for record in gone:
         taken.drop(record)
-    return ForgetReport(kept, removed, before - taken.bytes, failed, in_use | read, dry_run, taken.shared_with(gone))
+    freed = before - taken.bytes
+    return ForgetReport(kept, removed, freed, failed, in_use | read, dry_run, Taken(gone).bytes - freed)
 
 
 _AT_ONCE = 1000  # checkpoints in an object store between two looks at who reads them

@@ -152,11 +152,6 @@ class Taken:
             if not self._needed[name] and (gone := self._dropped.pop(name, None)) is not None:
                 self._count(gone, -1)
 
-    def shared_with(self, records: Iterable[Record]) -> int:
-        """The bytes of files of these that those still counted have, each file once."""
-        files = {name: size for each in records for name, size in each.files.items()}
-        return sum(size for name, size in files.items() if self._whole[name] or self._linked[name])
-
     def _count(self, record: Record, by: int) -> None:
         self.bytes += by * ((record.bytes or 0) - sum(record.files.values()))
         counts = self._linked if record.increment else self._whole

@@ -2,6 +2,7 @@
 
 import logging
 import secrets
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from streamxf.manager.pins import in_turn, pin_base
 from streamxf.manager.record import Record, Taken
 from streamxf.places import open_storage
 from streamxf.writing import Pins
+from tests.cli.command import Run
 from tests.dcp.s3_server import storage as s3_options
 from tests.storage.stores import MemoryStorage
 
@@ -87,6 +89,35 @@ def test_forget_says_why_a_base_stays(run: Storage) -> None:
     assert streamxf.forget(run, Retention(last=1)).removed == ("step-2", "step-3")
     assert steps_in(run) == [1, 4]
     assert_all_hold(run)
+
+
+def test_what_lacks_its_base_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run, place = Run(capsys), open_storage(tmp_path / "run", abilities=SURE)
+    state = {**state_at(1), **{f"w{number}": torch.randn(40_000).to(torch.bfloat16) for number in range(3)}}
+    with CheckpointManager(place, incremental=9) as manager:
+        for step in (1, 2):
+            for number in range(3):
+                state[f"w{number}"][::50] *= 1.01
+            manager.save(step, state)
+    (note,) = [note for note in streamxf.inspect(tmp_path / "run/step-2").notes if "increment" in note]
+    assert "needs files in step-1" in note
+    assert "`streamxf consolidate`" in note
+    lines = run("list", tmp_path / "run").out.splitlines()
+    assert [line.split("  ")[-1].strip() for line in lines if "step-" in line] == [
+        "own; full; step-2 needs it",
+        "own; increment; needs step-1",
+    ]
+    assert "2 complete checkpoints" in lines[-1]
+    base = {file.name for file in (tmp_path / "run/step-1").glob("*.distcp")}
+    shutil.rmtree(tmp_path / "run/step-1")
+    done = run("list", tmp_path / "run").out
+    assert "own; increment; needs step-1, which is missing\n" in done
+    assert "0 complete checkpoints" in done
+    (listed,) = run("list", tmp_path / "run", "--json").json["checkpoints"]
+    assert (listed["needs"], listed["missing"]) == (["step-1"], ["step-1"])
+    report = streamxf.verify(tmp_path / "run/step-2")
+    assert {each.file for each in report.damaged} == {f"../step-1/{name}" for name in base}
+    assert "and with it 4 items" in str(report)
 
 
 def test_a_limit_counts_a_base_with_what_needs_it(run: Storage) -> None:

@@ -255,6 +255,8 @@ class FileCheck(AnyCheck):
         """Make the check; damage goes to the findings."""
         findings, only = self.findings, self._only
         try:
+            if any(wanted.place.file != findings.file for wanted in self._items):
+                raise FileNotFoundError  # it was not listed, and they lie upon it
             with self.call.open(findings.file, share=self.share, held=only.held if only else None) as file:
                 findings.files = 1
                 with closing(self._beneath), self._checks:

@@ -424,8 +424,12 @@ def _plan(
 ) -> None:
     """Add the files that a metadata file speaks of to those that are to be checked."""
     files: dict[str, list[ItemPart]] = {path: [] for path in metadata.files}  # also of those that hold none
+    lost = {path for path in files if path not in listed}
     for wanted in chain.from_iterable(map(ItemPart.of, metadata.each())):
-        files.setdefault(wanted.place.file, []).append(wanted)
+        path = next(
+            filter(lost.__contains__, wanted.place.files), wanted.place.file
+        )  # one line tells what goes with it
+        files.setdefault(path, []).append(wanted)
     for path, items in files.items():
         if path in checks:  # read once: otherwise little metadata could have the same bytes read without end
             text = f"other metadata places items in {path!r:.120}, too; these were not checked"
