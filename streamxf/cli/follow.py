@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from streamxf.publishing.version import Version
 
 _TOLD = ".streamxf-told"  # the last version of which all engines and commands have been told
+_LEAST = 0.1  # seconds between two questions
 _FIRST, _MOST = 1.0, 60.0  # seconds between two attempts
 
 
@@ -58,24 +59,33 @@ def follow(
     from streamxf.publishing.follower import Follower
 
     if double and in_place:
-        raise ParameterError("double and in place exclude each other")
+        raise ParameterError("--double and --in-place exclude each other")
+    if every < _LEAST:
+        raise ParameterError(f"--every {every:g}: it is at least {_LEAST:g} seconds")
     terms: dict[str, Any] = {"run_id": run_id, "allow_older": allow_older, **keys}
     with Follower(run, into, in_place=in_place, **terms) as follower:
         hooks = _Hooks(Path(into), exec, [*map(InferenceEngine, engine or ())])
         verified = "" if verify else None
-        last, pause = "", _FIRST
+        last, pause, waits = "", _FIRST, False
         while True:
             try:
                 if (update := follower.prepare()) is not None:
                     update.apply()
-                    _show(run, update.version, str(follower.folder), out)
                 if (held := follower.held) is not None:
+                    if update is not None or (once and out.json):
+                        _show(run, held, str(follower.folder), out)
                     if verified not in (None, held.save_id):
                         _verify(follower)
+                        if not out.json:
+                            show.say(f"all weights in {follower.folder} are as {held} has them")
                         verified = held.save_id
                     hooks.tell(held, str(follower.folder))
                 elif once:
-                    raise NoCheckpointError("no version was published yet", file=run)
+                    raise NoCheckpointError(follower.why_none(), file=run)
+                elif not waits:
+                    waits = True
+                    text = f"streamxf follow: waiting for {printable(run)}: {follower.why_none()}"
+                    print(text, file=sys.stderr, flush=True)
                 last, pause = "", _FIRST
             except (StreamxfError, OSError) as error:
                 if once:

@@ -5,19 +5,20 @@ Files are written anew, or linked from the version before, and never to one that
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
 from streamxf.buffers import write_all
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.errors import AbortedError, ParameterError
+from streamxf.errors import AbortedError, NoSpaceError, ParameterError
 from streamxf.lazy import numpy as np
 from streamxf.lazy import torch
 from streamxf.publishing.update import (
@@ -34,6 +35,7 @@ from streamxf.publishing.update import (
 from streamxf.publishing.version import Version
 from streamxf.reading import TensorItem
 from streamxf.tools.convert.plan import SHARD_SIZE, NewFile, shards
+from streamxf.wording import some
 
 NEWEST = "newest"  # the link
 SIDES = ("one", "two")
@@ -54,6 +56,9 @@ class HubFolder(WeightStore):
         if in_place and (self.path / NEWEST).is_symlink():
             text = "two folders are kept here, of which a link names the newest: follow in place somewhere else"
             raise ParameterError(text, file=str(self.path))
+        if in_place and not (self.path / _STATE).exists() and (there := _weights(self.path)):
+            text = f"weights are here that no follower put here ({some(there)}), and in place they would go"
+            raise ParameterError(f"{text}: name an empty folder, or move them away", file=str(self.path))
         self._lock = (self.path / _LOCK).open("ab")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -91,21 +96,31 @@ class HubFolder(WeightStore):
         side = self.path / (_COMING if self._in_place else SIDES[self.folder.name == SIDES[0]])
         if side.is_symlink():
             raise ParameterError("this is a link, and weights are to be kept there: remove it", file=str(side))
+        if side.exists() and not (side / _STATE).exists() and not (side.is_dir() and not any(side.iterdir())):
+            text = "no follower put this here, and weights are to be kept there"
+            raise ParameterError(f"{text}: move it away, or follow into another folder", file=str(side))
         with suppress(FileNotFoundError):
-            shutil.rmtree(side)
+            _remove(side)
         side.mkdir()
-        before = self.folder if self.held is not None else None
-        changed = {item.name for item in coming.opened(checkpoint, self, self.flats(coming.items))}
-        changed = set(_write(checkpoint, made, changed, before, side))
-        for entry in self.path.iterdir() if not self._in_place else ():
-            if entry.is_file() and entry.name[0] != "." and not entry.name.endswith(_WEIGHTS):
-                (side / entry.name).symlink_to(Path("..", entry.name))
-        self.prepared = FolderUpdate(self, coming, made, side, changed)
+        (side / _STATE).touch()  # which tells whose it is
+        with _told_if_full(side, self._in_place):
+            try:
+                before = self.folder if self.held is not None else None
+                changed = {item.name for item in coming.opened(checkpoint, self, self.flats(coming.items))}
+                changed = set(_write(checkpoint, made, changed, before, side))
+                for entry in self.path.iterdir() if not self._in_place else ():
+                    if entry.is_file() and entry.name[0] != "." and not entry.name.endswith(_WEIGHTS):
+                        (side / entry.name).symlink_to(Path("..", entry.name))
+                self.prepared = FolderUpdate(self, coming, made, side, changed)
+            except BaseException:
+                with suppress(OSError):  # the next attempt removes it
+                    _remove(side)
+                raise
         return self.prepared
 
     def begin(self) -> None:
         """A kill from here on has all written anew, in place."""
-        (self.folder / _STATE).unlink(missing_ok=True)
+        (self.folder / _STATE).write_bytes(b"")
 
     def settle(self, coming: Coming | None, flats: Mapping[str, Flat]) -> None:
         if coming is None and self.held is not None:
@@ -130,6 +145,10 @@ class HubFolder(WeightStore):
 
     def take(self, side: Path, coming: Coming) -> None:
         """Have what is in `side` be what is there."""
+        with _told_if_full(side, self._in_place):
+            self._take(side, coming)
+
+    def _take(self, side: Path, coming: Coming) -> None:
         if self._in_place:
             self.begin()
             for name in os.listdir(self.path):
@@ -172,6 +191,32 @@ class FolderUpdate(Update):
 
     def _whole(self, name: str) -> torch.Tensor:
         return tensor_of(self.coming.items[name], np.array(self._new[name]))
+
+
+@contextmanager
+def _told_if_full(side: Path, in_place: bool) -> Iterator[None]:
+    """An error of a full disk says what to do about it here: there are no checkpoints that could go."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or isinstance(error, NoSpaceError):
+            raise
+        fewer = "" if in_place else ", or pass in_place=True, which keeps one copy of the weights and not two"
+        raise NoSpaceError(f"the disk is too full for the weights: make room on it{fewer}", file=str(side)) from error
+
+
+def _weights(folder: Path) -> list[str]:
+    return sorted(name for name in os.listdir(folder) if name.endswith(_WEIGHTS))
+
+
+def _remove(side: Path) -> None:
+    """Its mark last."""
+    for entry in [*side.iterdir()]:
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        elif entry.name != _STATE:
+            entry.unlink()
+    shutil.rmtree(side)
 
 
 def _plan(items: Mapping[str, TensorItem]) -> Sequence[NewFile]:

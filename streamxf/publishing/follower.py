@@ -126,6 +126,10 @@ class Follower:
                     self._target.digests = {}  # what is held may have been altered: nothing builds on it now
         raise MetadataError("other versions were published again and again while it read", file=self._storage.label())
 
+    def why_none(self) -> str:
+        """What to say while there is no version to `prepare`."""
+        return Version.why_none(self._storage)
+
     def verify(self) -> tuple[str, ...]:
         """Read all of the version that is there once more, and compare. Returns the tensors that are not as it has
         them. Raises NoCheckpointError if nothing is there, and as `prepare`, also if the version is gone.

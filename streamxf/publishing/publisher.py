@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import secrets
 import time
@@ -131,10 +132,15 @@ class Publisher:
         place = self._storage.child(coming.folder)
         writer = self._together(lambda: CheckpointWriter(place, overwrite=True, **more), everywhere=True)
         writer.pin, writer.rank, writer.gather = pin_base, self._rank, self._gather
-        with writer:
-            for given in chained(first, pairs):
-                for name, tensor, how in _shards(given):
-                    writer.add(name, tensor, **how)
+        try:
+            with writer:
+                for given in chained(first, pairs):
+                    for name, tensor, how in _shards(given):
+                        writer.add(name, tensor, **how)
+        except OSError as error:
+            if error.errno and not os.path.isabs(error.filename or ""):  # of a file in an open folder
+                error.filename = place.label(error.filename or "")
+            raise
         self.report = writer.report
         made: Version = replace(coming, save_id=str(writer.save_id))
         self._since_full = 0 if where is None else self._since_full + 1

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.errors import MetadataError, UnsupportedError, shorten
-from streamxf.places import Storage, put_small, read_small
+from streamxf.places import GLOBAL, Storage, put_small, read_small
 from streamxf.reading import Access, TensorItem
 
 MEMBER = "published"  # of the metadata's `extra`
@@ -70,6 +70,17 @@ class Version:
             text = "the hint that names the newest version is malformed"
             raise MetadataError(text, file=storage.label(HINT))
         return made
+
+    @staticmethod
+    def why_none(storage: Storage) -> str:
+        """What to say of a run that has no hint."""
+        try:
+            folders = storage.folders()
+        except FileNotFoundError:
+            return "there is no such folder yet"
+        if not any(storage.child(name).exists(GLOBAL) for name in folders):
+            return "no version was published yet"
+        return f"there are checkpoints, and no hint ({HINT}): no Publisher saved them, or it was not copied with them"
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, folder: str) -> Self:

@@ -1,5 +1,6 @@
 """Weights followed into a folder of safetensors, by the library and by ``streamxf follow``."""
 
+import errno
 import json
 import os
 import random
@@ -18,6 +19,7 @@ from safetensors.torch import load_file
 import streamxf
 from streamxf import errors
 from streamxf.publishing import folder as folders
+from streamxf.publishing.version import HINT
 from tests.cli.command import Run
 from tests.polling import wait_until
 from tests.publishing.weights import Policy, assert_same, publisher
@@ -115,6 +117,48 @@ def test_one_process_at_a_time_follows_into_a_folder_in_one_way(tmp_path: Path):
         streamxf.Follower(tmp_path / "run", tmp_path / "into", in_place=True)
 
 
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_what_is_not_a_followers_stays(tmp_path: Path, kind: str):
+    """Also a folder of weights that is named to be followed into in place."""
+    publisher(tmp_path / "run").publish(1, Policy().tensors.items())
+    mine = tmp_path / "into/one/notes.txt" if kind == "folder" else tmp_path / "into/one"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    with streamxf.Follower(tmp_path / "run", tmp_path / "into") as follower:
+        with pytest.raises(errors.ParameterError, match=r"no follower put this here.*into/one"):
+            follower.prepare()
+    assert mine.read_text() == "mine"
+    model = tmp_path / "model/model-00001-of-00002.safetensors"
+    model.parent.mkdir()
+    model.write_text("mine")
+    with pytest.raises(errors.ParameterError, match=r"\(model-00001-of-00002.safetensors\).*in place"):
+        streamxf.Follower(tmp_path / "run", model.parent, in_place=True)
+    assert model.read_text() == "mine"
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_full_disk_is_told_with_the_folder_and_leaves_nothing_half_written(
+    tmp_path: Path, monkeypatch, run: Run, in_place: bool
+):
+    policy, into = Policy(), tmp_path / "into"
+    publisher(tmp_path / "run").publish(1, policy.tensors.items())
+    once = ("follow", tmp_path / "run", "--into", into, "--once", *["--in-place"] * in_place)
+    with monkeypatch.context() as patch:
+        patch.setattr(folders, "write_all", lambda *_: fail(errno.ENOSPC))
+        err = run.exits(1, *once, out="").err
+    side = ".streamxf-coming" if in_place else "one"
+    assert f"{into}/{side}" in err
+    assert "streamxf forget" not in err
+    assert ("pass --in-place" in err) != in_place
+    assert not (into / side).exists()
+    run.exits(0, *once)
+    assert_same(loaded(into if in_place else into / "newest"), policy.tensors)
+
+
+def fail(number: int) -> None:
+    raise OSError(number, os.strerror(number))
+
+
 def test_an_error_in_place_is_undone_and_a_kill_has_all_written_anew(tmp_path: Path, monkeypatch):
     policy, publishing = Policy(), publisher(tmp_path / "run")
     follower = streamxf.Follower(tmp_path / "run", tmp_path / "into", in_place=True)
@@ -170,7 +214,7 @@ for step in range(10**6):
     processes: dict[str, subprocess.Popen[bytes]] = {}
     commands = {
         "trainer": [sys.executable, "-c", trainer, str(run)],
-        "follower": [*FOLLOW, str(run), "--into", str(into), "--every", "0.05", "--verify"],
+        "follower": [*FOLLOW, str(run), "--into", str(into), "--every", "0.1", "--verify"],
     }
     try:
         for _ in range(6):
@@ -215,7 +259,6 @@ def test_a_signal_ends_the_command(tmp_path: Path, number: int):
 
 def test_the_command_keeps_a_folder_and_tells_of_it(tmp_path: Path, run: Run):
     policy, into, out = Policy(), tmp_path / "into", tmp_path / "told"
-    run.exits(2, "follow", tmp_path / "run", "--into", into, "--once", out="")
     publishing = publisher(tmp_path / "run")
     tell = f'echo "$STREAMXF_STEP $STREAMXF_SAVE_ID $STREAMXF_FOLDER" >> {out}'
     once = ("follow", tmp_path / "run", "--into", into, "--once", "--verify", "--exec", tell)
@@ -227,7 +270,8 @@ def test_the_command_keeps_a_folder_and_tells_of_it(tmp_path: Path, run: Run):
         facts = {"path": str(tmp_path / "run"), "folder": str(folder), "number": made.number, "step": step}
         assert json.loads(done.out) == {"json_version": 1, **facts, "save_id": made.save_id}
         lines.append(f"{step} {made.save_id} {folder}\n")
-        run.exits(0, *once, out="")
+        run.exits(0, *once, out=f"all weights in {folder} are as version {made.number}, of step {step} has them\n")
+        assert json.loads(run.exits(0, *once, "--json").out)["save_id"] == made.save_id
         assert out.read_text() == "".join(lines)
     assert_same(loaded(into / "newest"), policy.tensors)
 
@@ -238,8 +282,28 @@ def test_a_command_that_fails_is_told_and_tried_again(tmp_path: Path, run: Run):
     assert "ended with 3" in run.exits(1, *once, "--exec", "exit 3").err
     run.exits(0, *once, "--exec", f"touch {tmp_path / 'told'}", out="")
     assert (tmp_path / "told").exists()
-    run.exits(2, *once, "--double", "--in-place")
+    assert "--double and --in-place exclude" in run.exits(2, *once, "--double", "--in-place").err
+    assert "--every 0:" in run.exits(2, *once, "--every", "0").err
     assert "no engine" in run.exits(2, *once, "--engine", "triton=http://localhost").err
+
+
+def test_a_run_without_a_version_is_told_and_waited_for(tmp_path: Path, run: Run):
+    place = tmp_path / "run"
+    once = ("follow", place, "--into", tmp_path / "into", "--once")
+    assert "no such folder" in run.exits(2, *once, out="").err
+    with subprocess.Popen(
+        [*FOLLOW, *map(str, once[1:4]), "--every", "0.1"], stderr=-1, stdout=-1, text=True
+    ) as process:
+        assert process.stderr.readline() == f"streamxf follow: waiting for {place}: there is no such folder yet\n"
+        publisher(place).publish(1, Policy().tensors)
+        assert "version 1, of step 1 is in" in process.stdout.readline()
+        process.terminate()
+        assert process.communicate(timeout=60)[1] == "streamxf follow: interrupted\n"
+    (place / HINT).unlink()
+    new = ("follow", place, "--into", tmp_path / "new", "--once")
+    assert "there are checkpoints, and no hint (.streamxf/newest)" in run.exits(2, *new, out="").err
+    (tmp_path / "empty").mkdir()
+    assert "no version was published yet" in run.exits(2, "follow", tmp_path / "empty", *new[2:], out="").err
 
 
 def test_weights_that_were_altered_are_told_by_name(tmp_path: Path, run: Run):

@@ -11,6 +11,7 @@ import torch
 import streamxf
 from streamxf import errors
 from streamxf.publishing.update import Part
+from tests.dcp.test_write_failures import FaultyFiles
 from tests.publishing.weights import Policy, assert_same, bits, copies, publisher
 
 
@@ -117,6 +118,15 @@ def test_a_publish_that_fails_changes_nothing_that_followers_see(tmp_path: Path)
     publishing.publish(2, policy.tensors.items())
     follower.prepare().apply()
     assert_same(into, policy.tensors)
+
+
+def test_a_full_disk_is_told_with_the_runs_folder(tmp_path: Path):
+    publishing, policy = publisher(tmp_path), Policy()
+    publishing.publish(1, policy.tensors)
+    with FaultyFiles("write", 1).patched(), pytest.raises(OSError, match="fault injected") as caught:
+        publishing.publish(2, {name: tensor + 1 for name, tensor in policy.tensors.items()})
+    assert str(caught.value.filename).startswith(f"{tmp_path}/step-2")
+    assert [*tmp_path.glob("step-*")] == [tmp_path / "step-1"]
 
 
 def test_going_back_is_a_newer_version_and_a_new_publisher_counts_on(tmp_path: Path):
