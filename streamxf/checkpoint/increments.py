@@ -10,6 +10,7 @@ doubt whole.
 from __future__ import annotations
 
 import hmac
+import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
@@ -26,7 +27,7 @@ from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.pins import Pin
 from streamxf.checkpoint.saving import Save
 from streamxf.checkpoint.sources import Chunks
-from streamxf.errors import MetadataError, StreamxfError
+from streamxf.errors import MetadataError, StreamxfError, escaped
 from streamxf.format.header import Identity
 from streamxf.format.items import Chunk, Place
 from streamxf.format.limits import DIGEST_BYTES, MAX_BENEATH
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from streamxf.checkpoint.beneath import Beneath
 
 SMALL = 4096  # bytes; for less no file is linked, which would stay on the disk once the base is removed
+_log = logging.getLogger(__name__)
 _OTHER = "its file in the base is not as it was written"
 
 
@@ -52,6 +54,15 @@ def saves_in(folder: Storage, name: str) -> tuple[tuple[str, ...], Collection[by
     if index is None:
         return (), ()
     return (index.save_id, *dict(index.bases or ())), {file.writer for file in index.files.values()}
+
+
+def saves_in_base(folder: Storage, name: str) -> tuple[tuple[str, ...], Collection[bytes]]:
+    """The same, of what was given as a base."""
+    found = saves_in(folder, name)
+    if not found[0]:
+        text = "%s: no checkpoint of streamxf can be read there, so this save shares nothing with its base"
+        _log.warning(text, escaped(folder.label()))
+    return found
 
 
 class Increment:

@@ -28,8 +28,9 @@ def list_(run: str = options.RUN, run_id: str | None = options.RUN_ID, *, out: s
 
     Kinds: own checkpoints name this run and their folder; unclaimed ones name no run, since no CheckpointManager saved
     them; foreign ones name another run or folder, since they were copied or renamed, and are never resumed from
-    automatically; unfinished ones belong to a save that is in progress or was killed; the metadata of damaged ones
-    cannot be read. Data files are not examined: use verify or latest for that.
+    automatically; versions are weights that a Publisher has published; unfinished ones belong to a save that is in
+    progress or was killed; the metadata of damaged ones cannot be read. Data files are not examined: use verify or
+    latest for that.
 
     As with latest, checkpoints of other formats are listed only if there is no complete DCP checkpoint.
 
@@ -60,6 +61,7 @@ def list_(run: str = options.RUN, run_id: str | None = options.RUN_ID, *, out: s
 
 
 def _as_dict(record: Record, lost: Set[str]) -> dict[str, Any]:
+    kind = record.kind if record.version is None else "published"
     missing = [base for base in record.needs if base in lost]
     return {
         "name": record.name,
@@ -67,7 +69,8 @@ def _as_dict(record: Record, lost: Set[str]) -> dict[str, Any]:
         **({} if record.time is None else {"time": record.time}),
         **({} if record.bytes is None else {"bytes": record.bytes}),
         "metrics": {name: value if math.isfinite(value) else None for name, value in (record.metrics or {}).items()},
-        "kind": "damaged" if record.damaged else "unread" if record.unread else record.kind,
+        "kind": "damaged" if record.damaged else "unread" if record.unread else kind,
+        **({} if record.version is None else {"number": record.version}),
         **{name: value for name in ("save_id", "run", "link", "abandoned", "note") if (value := getattr(record, name))},
         **({"needs": [*record.needs]} if record.needs else {}),
         **({"missing": missing} if missing else {}),
@@ -80,7 +83,8 @@ def _print(found: Sequence[Record], readers: Mapping[str, str], lost: Set[str]) 
     now, needed = time.time(), {base: each.name for each in found if each.complete for base in each.needs}
     shares = any(each.increment for each in found)
     for each in found:
-        kind = ["damaged"] if each.damaged else ["not read"] if each.unread else [each.kind, each.note]
+        kind = [f"version {each.version:,}", f"run {each.run}"] if each.version is not None else [each.kind, each.note]
+        kind = ["damaged"] if each.damaged else ["not read"] if each.unread else kind
         notes = (
             *kind,
             ("increment" if each.increment else "full") if shares and each.complete and not each.damaged else "",

@@ -25,7 +25,7 @@ from torch.futures import Future
 from streamxf import torch_private
 from streamxf.chain import Chain, Chains, ChainsLike
 from streamxf.checkpoint.datafile import write_files
-from streamxf.checkpoint.increments import SMALL, Increment, saves_in
+from streamxf.checkpoint.increments import SMALL, Increment, saves_in_base
 from streamxf.checkpoint.memory import SaveMemory, check_memory
 from streamxf.checkpoint.pins import Pin
 from streamxf.checkpoint.publish import check_free, publish, remove_unpublished
@@ -154,6 +154,8 @@ class ChainWriterMixin(StorageMixin):
         self._coming = None
         self._background = None
         self.base, self.memory = base, check_memory(memory, base)
+        if base is not None:
+            open_storage(base, self._options or None)  # raises for what is no location
         self.pin: Pin | None = None
         self._storage.check_fresh()
 
@@ -348,7 +350,7 @@ class ChainWriterMixin(StorageMixin):
         """The id of the newest save, of which files lie in the base's folder, that all processes know; or ""."""
         if self.memory is None or self.base is None:
             return ""
-        ids, writers = saves_in(open_storage(self.base, self._options or None), name)
+        ids, writers = saves_in_base(open_storage(self.base, self._options or None), name)
         self._under_way.others |= {writer.hex() for writer in writers}
         return next((save_id for save_id in ids if all(save_id in each for each in held)), "")
 

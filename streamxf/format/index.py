@@ -7,7 +7,9 @@ The root and the files are read at once, items when they are asked for. Whatever
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, pairwise
 from json.encoder import encode_basestring_ascii
@@ -92,6 +94,16 @@ class Index:
     def beside(self) -> set[str]:
         """The folders beside its own in which an increment has files."""
         return {path.split("/")[1] for path in self.files if path.startswith("../")} if self.bases else set()
+
+    @property
+    def version(self) -> tuple[int, str] | None:
+        """The number of published weights, and the id of their run; None of all else."""
+        with suppress(TypeError, KeyError, ValueError):
+            said: Any = self.extra["published"]
+            found = dict(said["dict"])
+            if type(found["number"]) is int and re.fullmatch("[0-9a-f]{32}", found["run"]):
+                return found["number"], found["run"]
+        return None
 
     @collector_paused()
     def pack(self) -> tuple[bytes, bytes]:

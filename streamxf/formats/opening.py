@@ -225,6 +225,8 @@ def _notes(checkpoint: Checkpoint, indexed: bool, signed: bool) -> Iterator[str]
         yield "The signatures were not checked, since no signer is trusted."
     if not indexed:
         yield "Its metadata names no versions, and nothing shows whether it was damaged or altered."
+    if (index := files[0].index) is not None and index.version is not None:
+        yield "It is version {:,} of the published weights of run {}.".format(*index.version)
     bases = any(each.index.bases for each in files if each.index)
     items = checkpoint.stored.values() if bases else ()
     lower = [place.size for item in items for place in item.places if place.beneath]

@@ -175,6 +175,9 @@ class Folder:
             return self._doubted(replace(record, damaged=True), f"{type(error).__name__}: {error}")
         if (index := said[0].index) is not None:
             record = self._with_facts(record, index.save_id, index.run)
+            if index.version is not None:
+                number, run = index.version
+                record = replace(record, kind="foreign", version=number, run=run)
             linked = {path: size for path in ours if (size := self.files[path].size) and self.files[path].names > 1}
             if index.bases is not None:
                 record = replace(record, increment=True, files=linked, needs=tuple(sorted(index.beside)))

@@ -676,7 +676,7 @@ class CheckpointManager:
 
     def _resumed(self, record: Record, *, goes_on: bool) -> None:
         """What saves on, or only looks at it."""
-        self._run.run_id = self._run.run_id or record.run
+        self._run.run_id = self._run.run_id or (record.run if record.version is None else None)
         if goes_on:
             self._bases = Bases(self._bases.every)
         if self._housekeeper is not None:

@@ -52,6 +52,8 @@ class Record:
     - `other_notes`: whether notes there are unreadable, not authentic or of another save: other metrics are unknown.
     - `increment`, `files`: whether it is one, and the sizes of files that others may share: of an increment of those
       that have other names, else of all, unless they are very many.
+    - `version`: the number of published weights, which are no checkpoint of a job; its kind is ``"foreign"``, unless
+      their run is asked for by its id.
     - `needs`: the folders of checkpoints beside it, of whose files it has some there: where files cannot be linked.
     """
 
@@ -78,6 +80,7 @@ class Record:
     increment: bool = field(default=False, repr=False, compare=False)
     files: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
     needs: tuple[str, ...] = ()
+    version: int | None = None
 
     @property
     def complete(self) -> bool:

@@ -270,6 +270,10 @@ def runs_named(records: Iterable[Record], run_id: str | None) -> dict[str, str]:
 
 def seen_from(record: Record, run_id: str | None, noted: Callable[[str], SaveNote | None]) -> Record:
     """What a folder says of itself, seen from a run, with what is noted of its line if it says none."""
+    if record.version is not None:
+        text = f"version {record.version:,} of the published weights of {escaped(str(record.run))}"
+        own = run_id == record.run
+        return replace(record, kind="own" if own else "foreign", note=record.note or ("" if own else text))
     if record.doubtful or record.kind == "unclaimed":
         record = _with_note(record, noted(record.name), run_id)
     if record.kind == "unclaimed" and record.run:  # where a framework's save was begun

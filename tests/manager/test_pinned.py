@@ -117,7 +117,7 @@ def test_what_lacks_its_base_says_so(capsys: pytest.CaptureFixture[str], tmp_pat
     assert (listed["needs"], listed["missing"]) == (["step-1"], ["step-1"])
     report = streamxf.verify(tmp_path / "run/step-2")
     assert {each.file for each in report.damaged} == {f"../step-1/{name}" for name in base}
-    assert "and with it 4 items" in str(report)
+    assert "and with it 5 items" in str(report)
 
 
 def test_a_limit_counts_a_base_with_what_needs_it(run: Storage) -> None:

@@ -315,3 +315,31 @@ def test_weights_that_were_altered_are_told_by_name(tmp_path: Path, run: Run):
     path.write_bytes(path.read_bytes()[:-1] + b"\xaa")
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert "weight" in run.exits(1, *once).err
+
+
+def test_no_manager_takes_versions_for_its_own(run: Run, tmp_path: Path):
+    """Nor does any rule count them, unless it is told to by their run's id."""
+    publishing, policy, folder = publisher(tmp_path), Policy(), str(tmp_path)
+    for step in (1, 2):
+        policy.step()
+        publishing.publish(step, policy.tensors.items())
+    found = streamxf.list_checkpoints(tmp_path)
+    assert [(each.version, each.counts, each.complete) for each in found] == [(1, False, True), (2, False, True)]
+    shown = run("list", folder).out
+    assert "  version 1; run " in shown
+    assert "unclaimed" not in shown
+    listed = run("list", folder, "--json").json["checkpoints"]
+    assert [(each["kind"], each["number"]) for each in listed] == [("published", 1), ("published", 2)]
+    (run_id,) = {each["run"] for each in listed}
+    assert f"It is version 2 of the published weights of run {run_id}." in streamxf.inspect(tmp_path / "step-2").notes
+    with streamxf.CheckpointManager(tmp_path, keep=1) as manager:
+        with pytest.raises(errors.NoCheckpointError, match="version 2 of the published weights"):
+            manager.resume({"norm": torch.zeros(64)})
+        for step in (3, 4):
+            manager.save(step, {"norm": torch.zeros(64)})
+    assert [each.name for each in streamxf.list_checkpoints(tmp_path)] == ["step-1", "step-2", "step-4"]
+    report = streamxf.forget(tmp_path, 1)
+    assert (report.removed, report.kept["step-1"][0][:19]) == ((), "foreign: version 1 ")
+    with streamxf.CheckpointManager(tmp_path) as manager:
+        assert manager.resume({"norm": torch.zeros(64)}) == 4
+    assert streamxf.forget(tmp_path, 1, run_id=run_id).removed == ("step-1",)
