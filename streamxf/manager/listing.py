@@ -134,8 +134,8 @@ class Run:
         if self.run_id is None:
             found: dict[str, str] = {}
             for record in records:
-                named = record.verified and record.run and record.version is None
-                if record.complete and named and not record.copy_of:
+                ours = record.complete and record.verified and not record.copy_of and record.version is None
+                if ours and record.run:
                     found[record.run] = record.name
             if len(found) > 1:
                 shown = "; ".join(f"{run}, as {name}" for run, name in list(found.items())[:5])

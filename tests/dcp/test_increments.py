@@ -353,4 +353,17 @@ def test_a_base_that_nothing_is_known_of_is_refused(tmp_path: Path) -> None:
             make(tmp_path / "new", base=tmp_path / "base")
         with pytest.raises(ParameterError, match=r"memory= takes a streamxf.SaveMemory, not int"):
             make(tmp_path / "new", memory=5)
+        with pytest.raises(ParameterError, match="3 is no path"):
+            make(tmp_path / "new", base=3, memory=SaveMemory())
     assert not list(tmp_path.iterdir())
+
+
+def test_a_base_that_is_not_there_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    memory = SaveMemory()
+    save(weights(), tmp_path / "1", memory, None)
+    assert not caplog.messages
+    assert save(weights(), tmp_path / "2", memory, tmp_path / "typo").whole
+    assert [text for text in caplog.messages if "typo: no checkpoint of streamxf can be read there" in text]
+    with streamxf.CheckpointWriter(tmp_path / "3", base=tmp_path / "other", memory=memory) as writer:
+        writer["a"] = torch.ones(3)
+    assert "other: no checkpoint of streamxf can be read there" in caplog.messages[-1]
