@@ -46,7 +46,8 @@ class Follower:
         The folder of a `Publisher`, or its URL.
     into : dict or path
         Tensors on the CPU, of torch or NumPy, by name, whose memory an update changes. Of a version, the tensors of
-        these names are read, and each must be there. If the dict is empty, the first update puts all of them there.
+        these names are read, and each must be there. If the dict is empty, updates put all of a version there, and
+            remove what the next one lacks.
         Or a folder, for one of Hugging Face's, as ``streamxf follow`` keeps it.
     in_place : bool
         Of a folder, whether its files are changed in place; else ``newest`` in it is a link to one of two.
@@ -153,7 +154,11 @@ class Follower:
         self.close()
 
     def _coming(self, checkpoint: Checkpoint, version: Version) -> Coming:
-        items = self._target.wanted(items_of(checkpoint))
+        try:
+            items = self._target.wanted(items_of(checkpoint))
+        except (MetadataError, UnsupportedError) as error:
+            text = f"{version} cannot be taken: {error.message}"
+            raise type(error)(text, item=error.item, file=error.file or checkpoint.storage.label()) from None
         files = {name: file.writer for each in checkpoint.metadata for name, file in each.files.items()}
         return Coming(version, items, {name: _places_of(item, files) for name, item in items.items()}, {})
 
@@ -184,19 +189,23 @@ class Follower:
 class Tensors(WeightStore):
     """Tensors in memory, by name."""
 
-    def __init__(self, into: MutableMapping[str, Any]) -> None:
-        self._into = into
+    def __init__(self, into: Any) -> None:
+        if not isinstance(into, MutableMapping):
+            text = "into= is a folder, or a dict of tensors, such as dict(module.named_parameters())"
+            raise ParameterError(f"{text}, not {type(into).__name__}")
+        self._into, self._tensors, self._takes_all = into, dict(into), not into
         self._flats = {name: _memory_of(name, tensor) for name, tensor in into.items()}
 
     def wanted(self, items: Mapping[str, TensorItem]) -> dict[str, TensorItem]:
-        if missing := [name for name in self._into if name not in items]:
+        if (missing := [name for name in self._flats if name not in items]) and not self._takes_all:
             raise MetadataError(f"the version lacks {some(map(shorten, missing))}")
-        for name, tensor in self._into.items():
+        for name in self._flats.keys() - missing:
+            tensor = self._tensors[name]
             have, item = (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)), items[name]
             if have != (item.dtype, item.shape):
                 text = f"the version has {item.dtype} {list(item.shape)}, and there is {have[0]} {list(have[1])}"
                 raise UnsupportedError(text, item=shorten(name))
-        return {name: items[name] for name in self._into or items}
+        return dict(items) if self._takes_all else {name: items[name] for name in self._flats}
 
     def flats(self, items: Mapping[str, TensorItem]) -> Mapping[str, Flat]:
         return self._flats
@@ -204,18 +213,33 @@ class Tensors(WeightStore):
     def update(self, checkpoint: Checkpoint, coming: Coming) -> Update:
         changed = coming.opened(checkpoint, self, self._flats)
         parts = changes(checkpoint, changed, self._flats)
-        if self._flats:
-            return Update(self, coming, self._flats, parts)
-        flats = {item.name: zeros_for(item) for item in changed}
-        for part in parts:  # as they come: there is nothing yet that could be left half changed
-            part.put(flats[part.name], part.values)
-        return Update(self, coming, flats, (Part(name, 0, flat.size, None, flat) for name, flat in flats.items()))
+        new = {name: zeros_for(item) for name, item in coming.items.items() if name not in self._flats}
+        flats = {name: new[name] if name in new else self._flats[name] for name in coming.items}
+        kept = []
+        for part in parts:
+            if part.name in new:  # as it comes: there is nothing yet that could be left half changed
+                part.put(new[part.name], part.values)
+            else:
+                kept.append(part)
+        whole = (Part(name, 0, flat.size, None, flat) for name, flat in new.items())
+        return Update(self, coming, flats, [*kept, *whole])
 
     def settle(self, coming: Coming | None, flats: Mapping[str, Flat]) -> None:
+        if coming is not None:
+            new = {name: tensor_of(coming.items[name], flats[name]) for name in flats if name not in self._tensors}
+            gone = {name: tensor for name, tensor in self._tensors.items() if name not in flats}
+            tensors = self._tensors | new
+            try:
+                self._into.update(new)
+                for name in gone:
+                    self._into.pop(name, None)
+            except BaseException:
+                for name in new:
+                    self._into.pop(name, None)
+                self._into.update(gone)
+                raise
+            self._flats, self._tensors = dict(flats), {name: tensors[name] for name in flats}
         super().settle(coming, flats)
-        if coming is not None and not self._flats:
-            self._flats = dict(flats)
-            self._into.update({name: tensor_of(item, flats[name]) for name, item in coming.items.items()})
 
 
 def _places_of(item: TensorItem, files: Mapping[str, bytes]) -> str:

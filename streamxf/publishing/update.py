@@ -220,15 +220,19 @@ class Update:
         for part in parts:
             self._parts.setdefault(part.name, []).append(part)
         self.changed = tuple(self._parts)
+        self._applied = False
 
     def apply(self) -> None:
         """Change what is there. After any error it is as it was, and the update can be applied again.
 
-        Raises ParameterError if another update was applied since this one was prepared.
+        Raises ParameterError if this one was applied, or another since it was prepared.
         """
+        if self._applied:
+            raise ParameterError(f"this update was applied already, to {self.version}: prepare the next one")
         if self._target.held != self.since:
             raise ParameterError(f"another update was applied since: {self._target.held} is there")
         self._apply()
+        self._applied = True
 
     def _apply(self) -> None:
         undo = list[tuple[Part, Flat]]()

@@ -63,11 +63,11 @@ class Version:
             content = json.loads(data)
             made = cls(**content)
         except (ValueError, TypeError, RecursionError) as error:
-            text = f"the hint that names the newest version cannot be read: {error!s:.200}"
+            text = f"the hint of the newest version cannot be read: {error!s:.200}. The next publish writes it anew"
             raise MetadataError(text, file=storage.label(HINT)) from None
         is_name = isinstance(made.folder, str) and _NAME.fullmatch(made.folder)
         if not (is_name and _is_id(made.run) and _is_id(made.save_id) and _counts(made.number, made.step)):
-            text = "the hint that names the newest version is malformed"
+            text = "the hint of the newest version is malformed. The next publish writes it anew"
             raise MetadataError(text, file=storage.label(HINT))
         return made
 

@@ -187,8 +187,53 @@ def test_a_version_that_is_removed_meanwhile_is_left_for_the_newest(tmp_path: Pa
 )
 def test_tensors_that_do_not_fit_are_told_by_name(tmp_path: Path, into: dict[str, torch.Tensor], error: Any):
     publisher(tmp_path).publish(1, Policy().tensors.items())
-    with pytest.raises(error, match=next(iter(into))):
+    with pytest.raises(error, match=next(iter(into))) as caught:
         streamxf.Follower(tmp_path, into).prepare()
+    assert "version 1, of step 1 cannot be taken" in caught.value.message
+    assert caught.value.file == str(tmp_path / "step-1")
+
+
+def test_an_empty_dict_gets_what_appears_and_loses_what_disappears(tmp_path: Path):
+    policy, publishing, interrupts = Policy(), publisher(tmp_path), list[BaseException]()
+
+    class Dict(dict[str, Any]):
+        def pop(self, *given: Any) -> Any:
+            found = super().pop(*given)
+            if interrupts:
+                raise interrupts.pop()
+            return found
+
+    into = Dict()
+    follower = streamxf.Follower(tmp_path, into)
+    publishing.publish(1, policy.tensors)
+    follower.prepare().apply()
+    embed = into["embed"]
+    first, policy.tensors["new"] = copies(policy), torch.arange(5.0)
+    kept = [policy.tensors.pop(name) for name in ("scale", "layers.0.weight")]
+    policy.tensors["embed"] += 1
+    publishing.publish(2, policy.tensors)
+    update = follower.prepare()
+    assert update.changed == ("embed", "new")
+    assert_same(into, first)
+    interrupts.append(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        update.apply()
+    assert_same(into, first)
+    update.apply()
+    with pytest.raises(errors.ParameterError, match="applied already"):
+        update.apply()
+    assert_same(into, policy.tensors)
+    assert into["embed"] is embed
+    assert follower.verify() == ()
+    policy.tensors["scale"] = kept[0] + 1
+    publishing.publish(3, policy.tensors)
+    follower.prepare().apply()
+    assert_same(into, policy.tensors)
+
+
+def test_a_module_is_no_dict_of_tensors(tmp_path: Path):
+    with pytest.raises(errors.ParameterError, match=r"dict\(module.named_parameters\(\)\)"):
+        streamxf.Follower(tmp_path, torch.nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize(
