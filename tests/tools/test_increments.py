@@ -238,7 +238,7 @@ WRITES = {  # in place; the first creates files, and empties none that has anoth
     "keys/file.py": {"write_key"},
     "cli/run.py": {"_open_closed", "_discard"},  # the null device
     "cli/follow.py": {"tell"},  # a follower's notes, of which no save makes any
-    "publishing/folder.py": {"note"},
+    "publishing/folder.py": {"begin", "note"},
     "stream/plain.py": {"write", "encode"},  # `streamxf.open`, which replaces
 }
 
