@@ -312,7 +312,7 @@ def decode_difference(base: bytes, payload: bytes) -> bytes:
     f = Fields(payload, "difference")
     layout, expected, levels = f.unpack("B4sB")
     width, most = 1 << (layout & 3), 6 if layout & 4 else 1
-    check(len(payload) <= len(base) // 2 + 64, "difference: MAX_DIFFERENCE")
+    check(len(payload) <= len(base) // 2 + 64, "difference: too long")
     check(layout >> 3 == 16 and width <= 4 and levels <= 8 * width, "difference: layout or L")
     check(len(base) % width == 0, "difference: the size of the block")
     bits, form = Bits(f.rest()), f"<{len(base) // width}{'BHI'[layout & 3]}"

@@ -59,7 +59,7 @@ class Beneath:
     def take(self, index: int, tag: bytes, data: memoryview, scratch: Scratch) -> memoryview | None:
         """The block beneath one that has this tag, in `scratch` or anywhere; None if it cannot be had."""
         wanted = self._tag_of(index)
-        if tag == wanted:
+        if hmac.compare_digest(tag, wanted):
             return data  # it is the same
         if (copy := self._memory.copies.take((self._key, index), wanted)) is not None:
             return memoryview(copy)
@@ -71,7 +71,7 @@ class Beneath:
 
     def give(self, index: int, tag: bytes, data: memoryview, beneath: memoryview | None) -> None:
         """Say that a block is done, so that a copy of what the next save builds on can be held."""
-        if beneath is not None and tag != self._tag_of(index):
+        if beneath is not None and not hmac.compare_digest(tag, self._tag_of(index)):
             self._keep(index, *((tag, data) if self._memory.increments else (self._tag_of(index), beneath)), beneath)
 
     def _keep(self, index: int, tag: bytes, block: memoryview, beneath: memoryview) -> None:

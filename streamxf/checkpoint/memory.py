@@ -7,6 +7,7 @@ pair. Copies of blocks have their tags, too, so one that is not what was saved i
 
 from __future__ import annotations
 
+import hmac
 import os
 import threading
 from collections.abc import Mapping
@@ -59,7 +60,7 @@ class Copies:
     def take(self, key: tuple[Key, int], tag: bytes) -> bytearray | None:
         """Take out the copy of a block, if it has this tag; whoever has it may change it."""
         with self._changing:
-            if key not in self._blocks or self._blocks[key][0] != tag:
+            if key not in self._blocks or not hmac.compare_digest(self._blocks[key][0], tag):
                 return None
             _, block = self._blocks.pop(key)
             self._size -= len(block)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from streamxf.cli import options, show
 from streamxf.cli.exits import FINE, line_of
 from streamxf.errors import AbortedError, NoCheckpointError, ParameterError, StreamxfError, escaped
+from streamxf.places import open_storage, read_small
 from streamxf.wording import many, printable, some
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class _Hooks:
         """Raises ForeignError for an engine, AbortedError for a command that failed; the next call tells all again."""
         if not self._engines and self._command is None:
             return
-        if self._note.exists() and self._note.read_text() == version.save_id:
+        if read_small(open_storage(self._note.parent), self._note.name) == version.save_id.encode():
             return
         for engine in self._engines:
             engine.reload(folder, version)

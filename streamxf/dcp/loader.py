@@ -157,12 +157,13 @@ class Loader:
     def opening(self, storage: Storage) -> Iterator[OpenFiles]:
         """What opens files of the checkpoint by name, those beneath differences, too."""
         files = storage.open_files(partial(self.opened, storage))
-        self.opener.open_file = files.__getitem__
+        before, self.opener.open_file = self.opener.open_file, files.__getitem__
         try:
             yield files
         finally:
             self._pipeline.cancel()
             files.close()
+            self.opener.open_file = before  # which has not this object
 
     @contextmanager
     def opened(self, storage: Storage, name: str) -> Iterator[StoredFile]:

@@ -21,6 +21,7 @@ from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.errors import AbortedError, NoSpaceError, ParameterError
 from streamxf.lazy import numpy as np
 from streamxf.lazy import torch
+from streamxf.places import open_storage, read_small
 from streamxf.publishing.update import (
     Coming,
     Flat,
@@ -40,6 +41,7 @@ from streamxf.wording import some
 NEWEST = "newest"  # the link
 SIDES = ("one", "two")
 _STATE, _LOCK, _COMING = ".streamxf-version", ".streamxf-lock", ".streamxf-coming"
+_MOST_STATE = 2**26  # bytes
 _WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin")
 _PIECE = 16 * 2**20  # bytes that are copied or compared at once
 
@@ -67,7 +69,7 @@ class HubFolder(WeightStore):
         self._files: list[Any] = []
         self.prepared: Update | None = None
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):  # then all is written anew
-            state = json.loads((self.folder / _STATE).read_bytes())
+            state = json.loads(read_small(open_storage(self.folder), _STATE, _MOST_STATE) or b"")
             self._files = state["files"]
             if _marks(self.folder, [name for name, *_ in self._files]) == self._files:
                 self.held = Version(**state["version"])

@@ -533,7 +533,7 @@ const Reader = (() => {
     const f = new Fields(payload, "difference");
     const [layout, crc, levels] = f.numbers(1, 4, 1);
     const width = 1 << (layout & 3);
-    check(payload.length <= Math.floor(base.length / 2) + 64, "difference: MAX_DIFFERENCE");
+    check(payload.length <= Math.floor(base.length / 2) + 64, "difference: too long");
     check(layout >> 3 === 16 && width <= 4 && base.length % width === 0 && levels <= 8 * width, "difference: the layout");
     const [bits, out, n] = [new Bits(f.rest()), Uint8Array.from(base), base.length / width];
     const elements = new { 1: Uint8Array, 2: Uint16Array, 4: Uint32Array }[width](out.buffer);
