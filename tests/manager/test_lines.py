@@ -35,10 +35,7 @@ from streamxf.storage.small import put_small
 from tests.failing import fails_where, fails_with
 from tests.forked import status_of_child
 
-from .conftest import place
 from .runs import blank, complete, damage, is_at, replace_by_larger, resumed, saved_run, state_at
-
-__all__ = ["place"]
 
 KEYED = {"chain": "floatzip+encrypt", "keys": streamxf.Key(bytes(range(32)))}
 

@@ -133,18 +133,23 @@ def test_a_limit_counts_a_base_with_what_needs_it(run: Storage) -> None:
     assert_all_hold(run)
 
 
+def save_before(patch: pytest.MonkeyPatch, name: str, manager: CheckpointManager) -> None:
+    """Have step 3 saved just before this part of `forget`."""
+    real = getattr(forgetting, name)
+
+    def saved(*arguments: Any) -> Any:
+        save(manager, 3)
+        return real(*arguments)
+
+    patch.setattr(forgetting, name, saved)
+
+
 def test_what_is_pinned_meanwhile_is_not_removed(run: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     """After it was decided what goes, and before anything has."""
     with CheckpointManager(run, incremental=9) as manager:
         save(manager, 1)
         manager.save(2, {"step": 2})
-        real = forgetting.announce_removal
-
-        def announce(*arguments: Any) -> Any:
-            save(manager, 3)
-            return real(*arguments)
-
-        monkeypatch.setattr(forgetting, "announce_removal", announce)
+        save_before(monkeypatch, "announce_removal", manager)
         report = streamxf.forget(run, Retention(steps=[2]))
         assert report.removed == ()
         assert report.in_use == {"step-1": "step-3 needs it: `streamxf consolidate` ends that"}
@@ -156,13 +161,7 @@ def test_what_is_being_removed_is_no_base(run: Storage, monkeypatch: pytest.Monk
     with CheckpointManager(run, incremental=9) as manager:
         save(manager, 1)
         manager.save(2, {"step": 2})
-        real = forgetting._remove_unchanged
-
-        def remove(*arguments: Any) -> Any:
-            save(manager, 3)
-            return real(*arguments)
-
-        monkeypatch.setattr(forgetting, "_remove_unchanged", remove)
+        save_before(monkeypatch, "_remove_unchanged", manager)
         assert streamxf.forget(run, Retention(steps=[2])).removed == ("step-1",)
         monkeypatch.undo()
     assert steps_in(run) == [2, 3]

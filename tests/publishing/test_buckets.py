@@ -1,28 +1,10 @@
 """The same in object stores, where files cannot be linked and readers may have read-only credentials."""
 
-import secrets
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
-import pytest
-
 import streamxf
-from tests.dcp.s3_server import storage as s3_options
 from tests.publishing.weights import Policy, assert_same, publisher
-
-
-@pytest.fixture(params=["memory", pytest.param("s3", marks=[pytest.mark.s3, pytest.mark.slow])])
-def place(request: pytest.FixtureRequest) -> Iterator[tuple[str, dict[str, Any]]]:
-    name = f"policy-{secrets.token_hex(4)}"
-    if request.param == "s3":
-        yield f"s3://checkpoints/{name}", s3_options(request.getfixturevalue("endpoint"))
-    else:
-        yield f"memory://{name}", {}
-        filesystem = fsspec.filesystem("memory")
-        for path in filesystem.find(f"/{name}"):
-            filesystem.rm_file(path)
 
 
 def test_versions_in_a_bucket_are_followed_bit_for_bit(place: tuple[str, dict[str, Any]], tmp_path: Path):
