@@ -24,7 +24,7 @@ from tests.code_blocks import FENCE, Block, blocks_of
 from tests.test_layers import LAYERS
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [page for page in sorted((*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))) if page.name != "CHANGELOG.md"]
 TOGETHER = "from top to bottom"
 LANGUAGES = {"python", "sh", "text", "toml", "yaml", "json"}
 # what a page makes with a tool of the shell and then uses in Python
