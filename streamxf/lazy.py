@@ -33,12 +33,11 @@ else:
     class _Package:
         def __init__(self, name: str) -> None:
             self._name = name
-            self._module = None
 
         def __getattr__(self, member: str) -> Any:
-            if self._module is None:
-                self._module = import_module(self._name)
-            return getattr(self._module, member)
+            found = getattr(import_module(self._name), member)
+            setattr(self, member, found)
+            return found
 
     _PRIMITIVES = "cryptography.hazmat.primitives"
     numpy, torch, zstandard = map(_Package, ("numpy", "torch", "zstandard"))

@@ -6,9 +6,10 @@ Each thread counts in its own cell, so that a codec call takes no lock; the cell
 from __future__ import annotations
 
 import threading
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from itertools import product
 from typing import Any, ClassVar, Literal, Self
 
 from streamxf.errors import escaped
@@ -24,7 +25,7 @@ class Cell:
     stored_bytes: int = 0
     io_seconds: float = 0.0  # spent in reads, or in writes, flushes and syncs
     peak_blocks: int = 0  # the most that were in flight at a time
-    busy: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # seconds, by the codec's name
+    busy: Any = field(default_factory=Counter)  # seconds, by the codec's name
     patterns: Counter[str] = field(default_factory=Counter)  # of items, by the pattern whose chain they passed
     unchanged: int = 0  # shards that an earlier save has
     unchanged_bytes: int = 0
@@ -68,21 +69,12 @@ class Meter:
     def total(self) -> Cell:
         """The sum over all threads; of the peaks, the highest."""
         total = Cell()
-        for cell in list(self._cells):
-            total.items += cell.items
-            total.raw_bytes += cell.raw_bytes
-            total.stored_bytes += cell.stored_bytes
-            total.io_seconds += cell.io_seconds
-            total.peak_blocks = max(total.peak_blocks, cell.peak_blocks)
-            for name, seconds in list(cell.busy.items()):
-                total.busy[name] += seconds
-            total.patterns.update(cell.patterns)
-            total.unchanged += cell.unchanged
-            total.unchanged_bytes += cell.unchanged_bytes
-            total.differences += cell.differences
-            total.differences_bytes += cell.differences_bytes
-            total.differences_stored += cell.differences_stored
-            total.whole.update(cell.whole)
+        for cell, name in product([*self._cells], (each.name for each in fields(Cell))):
+            counted, so_far = getattr(cell, name), getattr(total, name)
+            if isinstance(so_far, Counter):
+                so_far.update(dict(counted))
+            else:
+                setattr(total, name, max(so_far, counted) if name == "peak_blocks" else so_far + counted)
         return total
 
 

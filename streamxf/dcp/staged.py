@@ -8,15 +8,13 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.tensor import DTensor
 
 from streamxf import torch_private
 from streamxf.checkpoint.sources import check_storable
 from streamxf.dcp.base import ranks_here
-from streamxf.dcp.planner import SavePlanner
-from streamxf.dcp.plans import SMALL, flattened_entries, gives_data_again, is_flattened
+from streamxf.dcp.plans import SMALL, flattened_entries, is_flattened
 from streamxf.dcp.targets import chunks_here, whole_size
 from streamxf.errors import UnsupportedError, located, sendable
 from streamxf.format.values import pack_value
@@ -103,14 +101,3 @@ class StagedObject(Saved):
             text = "one of streamxf's writers staged this for itself: pass it as storage_writer=, without async_stager="
             raise UnsupportedError(text, item=self._name)
         return super().__reduce_ex__(protocol)
-
-
-def make_objects(state: Any, planner: Any) -> None:
-    """Put objects themselves into a state that was staged, before this planner sees it; raises the errors in it."""
-    kept = type(planner) in (DefaultSavePlanner, SavePlanner) and planner.flatten_state_dict
-    kept = kept and gives_data_again(planner)
-    for key, value in [*flattened_entries(state)]:
-        if not isinstance(value, StagedObject):
-            make_objects(value, planner)
-        elif value.saved is None or not kept:
-            state[key] = value.made()

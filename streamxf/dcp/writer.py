@@ -18,6 +18,7 @@ from typing import Any
 from weakref import finalize, ref
 
 from torch.distributed.checkpoint import CheckpointException, Metadata, SavePlan, SavePlanner, filesystem
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.planner import WriteItemType
 from torch.futures import Future
@@ -35,8 +36,9 @@ from streamxf.codec import Codec
 from streamxf.dcp import plans as planning
 from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks, progress_on, rank_here, reset_names
 from streamxf.dcp.columns import StoredResults, complete, extra_of, items_of, paths_of
+from streamxf.dcp.planner import SavePlanner as OwnPlanner
 from streamxf.dcp.saver import check_parent, settle_in
-from streamxf.dcp.staged import check_sent, copied, make_objects
+from streamxf.dcp.staged import check_sent, copied
 from streamxf.engine import finalize_apart
 from streamxf.errors import AbortedError, ChainError, ParameterError, UnsupportedError, escaped, notes_of, text_of
 from streamxf.format.extra import Nesting
@@ -47,6 +49,7 @@ from streamxf.keys import KeyRing, KeysLike, SignerLike
 from streamxf.report import SaveReport
 from streamxf.storage.opening import Location, open_storage
 from streamxf.stream.encoder import block_log2_of
+from streamxf.torchsave.writing import Saved
 
 _log = logging.getLogger(__name__)
 
@@ -153,7 +156,9 @@ class ChainWriterMixin(StorageMixin):
         self.run_facts = None
         self._coming = None
         self._background = None
-        self.base, self.memory = base, check_memory(memory, base)
+        if base is not None or memory is not None:
+            check_memory(memory, base)
+        self.base, self.memory = base, memory
         if base is not None:
             open_storage(base, self._options or None)  # raises for what is no location
         self.pin: Pin | None = None
@@ -176,7 +181,7 @@ class ChainWriterMixin(StorageMixin):
         torch's writers each rank has an id of its own. Once it has published, `save_id` has that, and this is the next.
         """
         self._note_background()
-        make_objects(torch_private.state_of_the_save(), torch_private.planner_of_the_save())
+        _make_objects(torch_private.state_of_the_save(), torch_private.planner_of_the_save())
         reset_names()  # the planner is asked next
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._coming_id())
 
@@ -520,6 +525,17 @@ def extensions_of(extensions: Iterable[Any] | Chains | Extensions | str | Codec)
         else:
             foreign.append(extension)
     return Extensions(tuple(foreign), Chains.chosen(codecs))
+
+
+def _make_objects(state: Any, planner: Any) -> None:
+    """Put objects themselves into a state that was staged, before this planner sees it; raises the errors in it."""
+    kept = type(planner) in (DefaultSavePlanner, OwnPlanner) and planner.flatten_state_dict
+    kept = kept and planning.gives_data_again(planner)
+    for key, value in [*planning.flattened_entries(state)]:
+        if not isinstance(value, Saved):
+            _make_objects(value, planner)
+        elif value.saved is None or not kept:
+            state[key] = value.made()
 
 
 def _log_failure(future: futures.Future[Any]) -> None:

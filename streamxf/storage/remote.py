@@ -20,12 +20,11 @@ from streamxf.errors import ParameterError, UnsupportedError, redacted
 from streamxf.lazy import pattern
 from streamxf.storage import fetch
 from streamxf.storage.abilities import REFUSED, Abilities, of_client
-from streamxf.storage.conditions import can_condition, put_over, stamp_of, tried
 from streamxf.storage.fetch import answers, is_asynchronous, part_of, start_request
 from streamxf.storage.files import check_component, draft_of, drop_draft_after
-from streamxf.storage.multipart import PendingUpload, creating, pending_uploads
 from streamxf.storage.reading import StoredFile, size_of
 from streamxf.storage.storage import BESIDE, Check, Kind, Storage, StorageEntry
+from streamxf.storage.stores import PendingUpload, can_condition, creating, pending_uploads, put_over, stamp_of, tried
 from streamxf.wording import some
 
 _SFTP = frozenset({"sftp", "ssh"})  # they rename in one step, by the extension posix-rename@openssh.com

@@ -34,7 +34,6 @@ from streamxf.format.names import LOCK
 from streamxf.lazy import pattern
 from streamxf.storage.abilities import Abilities, AbilitiesLike
 from streamxf.storage.checked import checked
-from streamxf.storage.conditions import ABSENT
 from streamxf.storage.disk import Mount, Volume
 from streamxf.storage.fetch import FetchedFile, requests_in_threads
 from streamxf.storage.files import (
@@ -47,8 +46,8 @@ from streamxf.storage.files import (
     components,
     draft_of,
 )
-from streamxf.storage.multipart import PendingUpload
 from streamxf.storage.reading import OpenFiles, RangedFile, StoredFile
+from streamxf.storage.stores import ABSENT, PendingUpload
 from streamxf.wording import OLD
 
 _NOTHING = Abilities()

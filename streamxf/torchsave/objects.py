@@ -50,7 +50,7 @@ class Objects:
             raise errors.ParameterError("safe_globals is a list of classes and functions")
         if safe_globals and not weights_only:
             raise errors.ParameterError("weights_only=False allows everything, so safe_globals= would mean nothing")
-        self._allowed = by_name(safe_globals)
+        self._allowed = by_name(safe_globals) if safe_globals else {}
         self.weights_only = weights_only
         self.max_expansion = check_expansion(max_expansion)
 

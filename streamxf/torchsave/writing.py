@@ -208,6 +208,7 @@ class Saved:
     saved: bytes | None = None
     packed: bytes | None = None
     alike = b""
+    made: Any  # gives the object itself
 
 
 def saved_plain(value: Any) -> bytes | None:

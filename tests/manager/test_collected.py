@@ -19,7 +19,7 @@ from streamxf.errors import AbortedError
 from streamxf.manager.holds import active_holds
 from streamxf.places import open_storage
 from streamxf.storage.fetch import make_request
-from streamxf.storage.multipart import pending_uploads
+from streamxf.storage.stores import pending_uploads
 from tests.cli import preloaded
 from tests.dcp.s3_server import storage as s3_options
 from tests.polling import wait_until

@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 import streamxf
 from streamxf import Checksum, Encrypt
 from streamxf.errors import AbortedError, MetadataError, NoCheckpointError, StreamxfError
-from streamxf.storage import conditions
+from streamxf.storage import stores as conditions
 from streamxf.storage.opening import open_storage
 from streamxf.storage.remote import RemoteStorage
 from streamxf.storage.storage import Storage

@@ -16,8 +16,8 @@ from urllib.request import Request, urlopen
 from streamxf import Storage
 from streamxf.errors import ReplacedMeanwhile
 from streamxf.storage.abilities import Abilities
-from streamxf.storage.conditions import ABSENT
 from streamxf.storage.storage import StorageEntry
+from streamxf.storage.stores import ABSENT
 
 
 class MemoryStorage(Storage):

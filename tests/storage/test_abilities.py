@@ -22,7 +22,8 @@ from streamxf.errors import AbortedError, ParameterError, UnsupportedError
 from streamxf.manager import sessions
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.sessions import is_held
-from streamxf.storage import abilities, conditions, disk
+from streamxf.storage import abilities, disk
+from streamxf.storage import stores as conditions
 from streamxf.storage.abilities import Abilities
 from streamxf.storage.lock import locked
 from streamxf.storage.opening import open_storage, storage_over
@@ -332,7 +333,7 @@ def test_the_first_put_shows_whether_a_store_heeds_conditions(
 
     monkeypatch.setattr(conditions, "make_request", lambda _, call: call())
     monkeypatch.setattr(conditions, "can_condition", lambda _: True)
-    monkeypatch.setattr(conditions, "conditions_of", lambda _, path: Store(path))
+    monkeypatch.setattr(conditions, "store_of", lambda _, path: Store(path))
     monkeypatch.setattr(filesystem, "pipe_file", lambda path, data: objects.update({path: data}))
     monkeypatch.setattr(filesystem, "rm_file", lambda path: objects.pop(path))
     conditions.put_over(filesystem, "a", b"one", conditions.ABSENT)

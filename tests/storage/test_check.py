@@ -21,11 +21,11 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from streamxf.errors import ParameterError
 from streamxf.storage.abilities import MOUNTS, Abilities
-from streamxf.storage.conditions import ABSENT
 from streamxf.storage.disk import Mount
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
+from streamxf.storage.stores import ABSENT
 from streamxf.testing import ConformanceError, check_storage
 from streamxf.tools.check import PlaceReport, check_place, observe_abilities, weaker_than
 from tests.cli.command import Run

@@ -9,10 +9,9 @@ from fsspec.asyn import AsyncFileSystem
 
 import streamxf
 from streamxf.errors import ParameterError, ReplacedMeanwhile
-from streamxf.storage import multipart
-from streamxf.storage.conditions import ABSENT, put_over, stamp_of
-from streamxf.storage.multipart import creating
+from streamxf.storage import stores as multipart
 from streamxf.storage.opening import open_storage
+from streamxf.storage.stores import ABSENT, creating, put_over, stamp_of
 
 PATH = "bucket/folder/object"
 PART = 1000

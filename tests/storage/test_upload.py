@@ -9,8 +9,8 @@ from fsspec.asyn import AsyncFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamxf.storage import multipart
-from streamxf.storage.multipart import Upload
+from streamxf.storage import stores as multipart
+from streamxf.storage.stores import Upload
 
 PART = 1000
 

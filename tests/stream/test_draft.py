@@ -17,9 +17,9 @@ import streamxf
 from streamxf.chain import DEFAULT_CHAIN
 from streamxf.errors import ContainerError, ParameterError
 from streamxf.storage.files import Draft, replacing
-from streamxf.storage.multipart import creating
 from streamxf.storage.opening import open_storage
 from streamxf.storage.remote import RemoteStorage
+from streamxf.storage.stores import creating
 from tests.failing import fails_with
 from tests.samples import KEY, data_of, encode
 
