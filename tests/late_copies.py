@@ -1,7 +1,6 @@
 """A stand-in for an accelerator: tensors of the CPU, copied as late as the code that asks for copies allows."""
 
 import threading
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,11 +16,10 @@ POISON = 0xEE
 class LateCopies:
     """Copies that are made only when somebody waits for them; until then the target holds poison."""
 
-    def __init__(self, delay: float = 0.0) -> None:
+    def __init__(self) -> None:
         self.begun = 0
         self.made = 0
         self.buffers = 0
-        self._delay = delay
         self._lock = threading.Lock()
         self._waiting: list[Callable[[], None]] = []
 
@@ -43,7 +41,6 @@ class LateCopies:
         def wait() -> None:
             with own:
                 if pairs:
-                    time.sleep(self._delay)
                     with torch.inference_mode():
                         for source, target in pairs:
                             target.copy_(source)

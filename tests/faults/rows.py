@@ -11,7 +11,7 @@ from tests.faults.trials import Bench, Tally, sample
 KILLS = (Action.KILL_BEFORE, Action.KILL_MIDWAY, Action.KILL_AFTER)
 
 
-def killed(bench: Bench, every: int = 1, next_every: int = 16, together: bool = False) -> Tally:
+def killed(bench: Bench, every: int = 1, next_every: int = 16, together: bool = False, near: int = 2) -> Tally:
     """SIGKILL before, half-way through and after each event; of one rank, or of all of them `together`."""
     kinds = bench.kinds()
     row = "SIGKILL" + (", all ranks" if together else "") + (", first save" if bench.first else "")
@@ -22,7 +22,7 @@ def killed(bench: Bench, every: int = 1, next_every: int = 16, together: bool = 
         for action in KILLS
         if action != Action.KILL_MIDWAY or kind == Kind.WRITE
     ]
-    for place, (number, action) in enumerate(sample(kinds, points, every, lambda point: int(point[0]), near=2)):
+    for place, (number, action) in enumerate(sample(kinds, points, every, lambda point: int(point[0]), near)):
         fault = Fault(action, number, kill_all=together)
         trial = bench.attempt(fault)
         if trial.hits:  # threads and ranks have their events in another order each time; this may be no write now

@@ -56,6 +56,7 @@ _LAYOUTS = [
     Layout("2 ranks, few tensors", ranks=2, tensors=4),
     Layout("4 threads, 4 MiB", threads=4, tensors=8, elements=2**17),
     Layout("1 thread, 4 MiB", tensors=8, elements=2**17),
+    Layout("2 threads, 16 MiB", threads=2, tensors=8, elements=2**19),  # a file takes two parts of an upload
     Layout("2 threads, 40 MiB", threads=2, tensors=20, elements=2**19),
 ]
 LAYOUTS = {layout.name: layout for layout in _LAYOUTS}

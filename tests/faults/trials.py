@@ -1,6 +1,7 @@
 """One trial: a save over an older checkpoint while something goes wrong, and what loads after it."""
 
 import itertools
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -228,10 +229,11 @@ def empty(folder: Path) -> None:
 
 
 def sample(kinds: list[Kind], points: Sequence[T], every: int, event_of: Callable[[T], int], near: int) -> list[T]:
-    """One in `every` of the points, and all that are at most `near` events from a rename."""
+    """One in `every` of the points, others each day, and all that are at most `near` events from a rename."""
+    day = int(os.environ.get("EXHAUSTIVE_DAY", 0))
     renames = [number for number, kind in enumerate(kinds) if kind & Kind.RENAME]
     return [
         point
         for number, point in enumerate(points)
-        if number % every == 0 or any(abs(event_of(point) - rename) <= near for rename in renames)
+        if (number + day) % every == 0 or any(abs(event_of(point) - rename) <= near for rename in renames)
     ]

@@ -43,7 +43,8 @@ class Trained:
 
     def __init__(self, device: torch.device, *, sharded: bool = False) -> None:
         torch.manual_seed(3)
-        layers = [torch.nn.Linear(1000, 1000, device=device, dtype=torch.bfloat16) for _ in range(4)]
+        width = 1000 if device.type == "cuda" else 300
+        layers = [torch.nn.Linear(width, width, device=device, dtype=torch.bfloat16) for _ in range(4)]
         self.model = torch.nn.Sequential(*layers)
         if sharded:
             mesh = init_device_mesh(device.type, (1,))
@@ -51,7 +52,7 @@ class Trained:
                 fully_shard(layer, mesh=mesh)
             fully_shard(self.model, mesh=mesh)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
-        self.data = torch.randn(16, 1000, device=device, dtype=torch.bfloat16)
+        self.data = torch.randn(16, width, device=device, dtype=torch.bfloat16)
         self.step()
 
     def step(self) -> None:

@@ -184,28 +184,21 @@ def test_a_job_that_only_reads_changes_nothing(tmp_path: Path) -> None:
     other.close()
 
 
-def test_what_a_killed_save_left_goes_when_the_next_job_saves(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wrote", [True, False])
+def test_what_a_killed_save_left_goes_when_the_next_job_saves(tmp_path: Path, wrote: bool) -> None:
     killed = CheckpointManager(tmp_path)
     killed._housekeeper.begin("step-5", {})  # type: ignore[union-attr]
-    (tmp_path / "step-5" / f"__0_0_{'a' * 32}.distcp").write_bytes(b"half")
-    (tmp_path / "step-5" / "README").write_text("of a person")
+    assert os.listdir(tmp_path / "step-5") == [".streamxf-saving"], "noted before anything is written"
+    if wrote:
+        (tmp_path / "step-5" / f"__0_0_{'a' * 32}.distcp").write_bytes(b"half")
+        (tmp_path / "step-5" / "README").write_text("of a person")
     assert [(record.name, record.kind) for record in list_checkpoints(tmp_path)] == [("step-5", "unfinished")]
     killed._housekeeper._sessions.close()  # type: ignore[union-attr]
     with patch.object(time, "time", lambda: now + 100_000):
         saved_run(tmp_path, 6)
     assert [record.name for record in list_checkpoints(tmp_path)] == ["step-6"]
-    assert os.listdir(tmp_path / "step-5") == ["README"]
-    killed.close()
-
-
-def test_a_save_that_was_killed_before_it_wrote_anything_is_forgotten(tmp_path: Path) -> None:
-    killed = CheckpointManager(tmp_path)
-    killed._housekeeper.begin("step-5", {})  # type: ignore[union-attr]
-    assert os.listdir(tmp_path / "step-5") == [".streamxf-saving"], "noted before anything is written"
-    killed._housekeeper._sessions.close()  # type: ignore[union-attr]
-    with patch.object(time, "time", lambda: now + 100_000):
-        saved_run(tmp_path, 6)
-    assert not (tmp_path / "step-5").exists()
+    assert [path.name for path in (tmp_path / "step-5").glob("*")] == ["README"] * wrote
+    assert (tmp_path / "step-5").exists() == wrote
     killed.close()
 
 

@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,6 +12,9 @@ from typing import Any
 from selenium.webdriver import Chrome
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.support.ui import WebDriverWait
+
+from tests.polling import SECONDS
 
 HOW_TO = "Chromium is not installed; on Debian: apt-get install --no-install-recommends chromium chromium-driver"
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -49,6 +52,7 @@ def browser() -> Iterator[Chrome]:
         for flag in (*_FLAGS, f"--user-data-dir={folder}/profile"):
             options.add_argument(flag)
         driver = Chrome(options=options, service=Service(found[1], env=os.environ | {"TMPDIR": folder}))
+        driver.set_script_timeout(SECONDS)
         try:
             yield driver
         finally:
@@ -62,6 +66,11 @@ def show(driver: Chrome, file: Path, *, width: int = 1280, height: int = 900, th
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     driver.get(file.as_uri())
+
+
+def wait_in(driver: Chrome, condition: Callable[[Chrome], object]) -> None:
+    """Until that holds, with as much patience as a busy machine needs."""
+    WebDriverWait(driver, SECONDS).until(condition)
 
 
 def requests(driver: Chrome) -> list[str]:

@@ -16,13 +16,12 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
-from selenium.webdriver.support.ui import WebDriverWait
 
 from streamxf.format.items import Item
 from streamxf.formats.contents import Format
 from streamxf.tools.inspect.inspect import Summary, TensorStatistics
 from streamxf.tools.inspect.page.page import html_page
-from tests.tools.inspect.browser import HOW_TO, browser, installed, requests, show
+from tests.tools.inspect.browser import HOW_TO, browser, installed, requests, show, wait_in
 from tests.tools.inspect.made import contents, statistics, tensor, thing, transformer, values
 
 pytestmark = pytest.mark.skipif(installed() is None, reason=HOW_TO)
@@ -103,7 +102,7 @@ def tip_at(driver: Chrome, element: WebElement) -> str:
     """What the page tells about it."""
     hover(driver, element)
     tip = one(driver, "#tip")
-    WebDriverWait(driver, 20).until(lambda _: tip.is_displayed())
+    wait_in(driver, lambda _: tip.is_displayed())
     return tip.text
 
 

@@ -15,13 +15,12 @@ pytest.importorskip("selenium", reason="Selenium is not installed: pip install s
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.ui import WebDriverWait
 
 import streamxf
 from streamxf import Checksum, Encrypt, FloatZip, Key, ZStandard
 from streamxf.keys import PrivateKey, SigningKey, write_key
 from streamxf.tools.inspect.page.page import page_data, viewer_page
-from tests.tools.inspect.browser import HOW_TO, browser, installed, requests, show
+from tests.tools.inspect.browser import HOW_TO, browser, installed, requests, show, wait_in
 
 pytestmark = pytest.mark.skipif(installed() is None, reason=HOW_TO)
 
@@ -68,13 +67,16 @@ def save(folder: Path, chain: Any = "raw", **options: Any) -> dict[str, np.ndarr
 def choose(driver: Chrome, folder: Path, keys: str = "", *, unsigned: bool = False) -> None:
     """Choose a folder, and open the only checkpoint in it."""
     driver.execute_script("arguments[0].value = arguments[1]", one(driver, "#keys"), keys)
+    driver.execute_script("for (const of of ['said', 'found-here']) document.getElementById(of).replaceChildren()")
     if unsigned:
         one(driver, "#unsigned").click()
     one(driver, "#folder").send_keys(str(folder))
     if keys:
-        WebDriverWait(driver, 20).until(lambda _: driver.find_elements(By.CSS_SELECTOR, "#found-here button"))
+        wait_in(driver, lambda _: driver.find_elements(By.CSS_SELECTOR, "#found-here button"))
         one(driver, "#found-here button").click()
-    WebDriverWait(driver, 20).until(lambda _: opened(driver) or one(driver, "#said").text not in ("", "Reading..."))
+    # not the text that is shown: nothing of this part of the page is, once there is something to see
+    over = 'return !["", "Reading..."].includes(document.querySelector("#said").textContent)'
+    wait_in(driver, lambda _: opened(driver) or driver.execute_script(over))
 
 
 def one(driver: Chrome, selector: str) -> Any:
@@ -82,7 +84,8 @@ def one(driver: Chrome, selector: str) -> Any:
 
 
 def opened(driver: Chrome) -> bool:
-    return bool(driver.find_elements(By.CSS_SELECTOR, "#treemap .tile"))
+    """Whether all is drawn; last of all, the list of tensors opens their values."""
+    return bool(driver.find_elements(By.CSS_SELECTOR, "#tensors.opens"))
 
 
 @pytest.mark.parametrize(
@@ -108,9 +111,9 @@ def test_a_folder_that_is_dropped_with_two_checkpoints_in_it(viewer: Chrome, tmp
     dropped = {"items": [], "files": [str(tmp_path / "run")], "dragOperationsMask": 1}
     for kind in ("dragEnter", "dragOver", "drop"):
         viewer.execute_cdp_cmd("Input.dispatchDragEvent", {"type": kind, "x": 300, "y": 200, "data": dropped})
-    WebDriverWait(viewer, 20).until(lambda _: len(viewer.find_elements(By.CSS_SELECTOR, "#found-here button")) == 2)
+    wait_in(viewer, lambda _: len(viewer.find_elements(By.CSS_SELECTOR, "#found-here button")) == 2)
     one(viewer, "#found-here button:nth-child(2)").click()
-    WebDriverWait(viewer, 20).until(opened)
+    wait_in(viewer, opened)
     assert one(viewer, "h1").text == "step-2"
 
 
@@ -123,14 +126,14 @@ def test_the_values_of_a_tensor(viewer: Chrome, tmp_path: Path, chain: Any):
         search.clear()
         search.send_keys(name)
         one(viewer, "#tensors tbody tr").click()
-        WebDriverWait(viewer, 20).until(lambda _, name=name: one(viewer, "#values h2").text == name)
+        wait_in(viewer, lambda _, name=name: one(viewer, "#values h2").text == name)
         for start, value in zip(viewer.find_elements(By.CSS_SELECTOR, "#values input"), begin, strict=True):
             viewer.execute_script(
                 "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('change'))", start, value
             )
         box = state[name][tuple(slice(at, at + size) for at, size in zip(begin, (24, 12)[-len(begin) :], strict=True))]
         wanted = [float(f"{number:.6g}") for number in box.ravel()]
-        WebDriverWait(viewer, 20).until(lambda _, wanted=wanted: numbers(viewer) == pytest.approx(wanted, rel=1e-5))
+        wait_in(viewer, lambda _, wanted=wanted: numbers(viewer) == pytest.approx(wanted, rel=1e-5))
 
 
 def numbers(driver: Chrome) -> list[float]:
@@ -168,7 +171,7 @@ def test_an_encrypted_checkpoint(viewer: Chrome, tmp_path: Path):
     assert "authenticated" not in one(viewer, ".facts").text
     one(viewer, "#search").send_keys("ids")
     one(viewer, "#tensors tbody th").send_keys(Keys.ENTER)
-    WebDriverWait(viewer, 20).until(lambda _: numbers(viewer) == list(state["ids"]))
+    wait_in(viewer, lambda _: numbers(viewer) == list(state["ids"]))
 
 
 @pytest.mark.parametrize(
@@ -208,9 +211,9 @@ def test_who_signed_what_is_not_secret(viewer: Chrome, tmp_path: Path):
     assert "not checked" not in one(viewer, ".facts").text
     one(viewer, "#search").send_keys("ids")
     one(viewer, "#tensors tbody th").send_keys(Keys.ENTER)
-    WebDriverWait(viewer, 20).until(lambda _: numbers(viewer) == list(state["ids"]))
+    wait_in(viewer, lambda _: numbers(viewer) == list(state["ids"]))
     viewer.find_element("link text", "Open another").click()
-    WebDriverWait(viewer, 20).until(lambda _: one(viewer, "#open").is_displayed())
+    wait_in(viewer, lambda _: one(viewer, "#open").is_displayed())
     choose(viewer, tmp_path / "step-7", "")
     assert opened(viewer), one(viewer, "#said").text
 
