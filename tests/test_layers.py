@@ -263,7 +263,7 @@ CORE = {
 }
 TESTS = Path(__file__).parent
 # Ceilings, which only fall; a change that brings a capability names by how much one rises, once.
-LINES = {"core": 31_388, "around": 21_331, "tests": 102_205, "C": 3_419, "JavaScript": 3_427}
+LINES = {"core": 31_388, "around": 21_331, "tests": 102_238, "C": 3_419, "JavaScript": 3_427}
 
 
 def lines_now() -> dict[str, int]:

@@ -8,9 +8,12 @@ Blocks with a title are files, which the tests of their pages compare with the r
 import ast
 import inspect
 import json
+import os
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,12 +23,15 @@ from typing import Any
 import pytest
 
 import streamxf
+from streamxf.cli.__main__ import main
 from tests.code_blocks import FENCE, Block, blocks_of
+from tests.dcp.s3_server import storage as s3_options
 from tests.test_layers import LAYERS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [page for page in sorted((*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))) if page.name != "CHANGELOG.md"]
 TOGETHER = "from top to bottom"
+GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 LANGUAGES = {"python", "sh", "text", "toml", "yaml", "json"}
 # what a page makes with a tool of the shell and then uses in Python
 SHELL = {"docs/security.md": "openssl"}
@@ -68,7 +74,7 @@ def test_files_are_shown_as_they_are(page: Path):
     for block in blocks_of(page.read_text()):
         if block.title in SCRIPTS:
             assert block.title in (ROOT / "tests" / SCRIPTS[block.title]).read_text()
-        elif block.title is not None and block.language != "text":
+        elif block.title is not None and page not in GUIDES and block.language != "text":
             assert block.code in (ROOT / block.title).read_text(), f"{block.title} differs from the page"
 
 
@@ -97,7 +103,7 @@ def uninstalled() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("uninstalled")
-@pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=name_of)
+@pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page) and page not in GUIDES], ids=name_of)
 def test_it_runs_as_printed(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     tool = SHELL.get(name_of(page))
     if tool is not None and shutil.which(tool) is None:
@@ -120,12 +126,39 @@ def test_it_runs_as_printed(page: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert ran == len(python_blocks(page)) > 0
 
 
+@pytest.mark.s3
+@pytest.mark.parametrize("page", GUIDES, ids=name_of)
+def test_a_guide_runs_with_its_commands_and_files(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+):
+    monkeypatch.chdir(tmp_path)
+    if "$BUCKET" in page.read_text():
+        options = s3_options(request.getfixturevalue("endpoint"))
+        monkeypatch.setitem(import_module("fsspec.config").conf, "s3", options)  # where the environment is read once
+        monkeypatch.setenv("BUCKET", f"s3://checkpoints/{tmp_path.name}")
+    namespace: dict[str, Any] = {"__name__": "__page__"}
+    for block in blocks_of(page.read_text()):
+        if block.title is not None:
+            Path(block.title).write_text(block.code)
+        elif block.language == "python":
+            run(block, page, namespace)
+        else:
+            assert block.language == "sh"
+            for line in block.code.splitlines():
+                command, _, fails = line.partition(" || ")
+                if command.startswith("streamxf "):
+                    words = shlex.split(os.path.expandvars(command), comments=True)
+                    assert main(words[1:]) == (1 if fails else 0), line
+                else:
+                    subprocess.run(["bash", "-c", line.replace("python", shlex.quote(sys.executable))], check=True)
+
+
 def test_what_the_first_page_shows_runs_again_in_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         namespace: dict[str, Any] = {"__name__": "__page__"}
-        for block in python_blocks(PAGES[0]):
-            run(block, PAGES[0], namespace)
+        for block in python_blocks(ROOT / "README.md"):
+            run(block, ROOT / "README.md", namespace)
 
 
 def test_pages_that_need_it_say_that_their_blocks_build_on_one_another():
