@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from streamxf.manager.schedule import Schedule as Schedule
     from streamxf.publishing.follower import Follower as Follower
     from streamxf.publishing.publisher import Publisher as Publisher
-    from streamxf.registry import CodecRegistry as CodecRegistry
+    from streamxf.codec import CodecRegistry as CodecRegistry
     from streamxf.storage.opening import open_storage as open_storage
     from streamxf.storage.storage import Storage as Storage
     from streamxf.stream.plain import decode as decode, encode as encode, open as open
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "checkpoint.checkpoint": "Checkpoint",
     "checkpoint.memory": "SaveMemory",
-    "codec": "Codec",
+    "codec": "Codec CodecRegistry",
     "checkpoint.writer": "CheckpointWriter",
     "codecs.checksum": "Checksum",
     "codecs.encrypt": "Encrypt",
@@ -102,7 +102,6 @@ _NAMES = {
     "manager.schedule": "Schedule",
     "publishing.follower": "Follower",
     "publishing.publisher": "Publisher",
-    "registry": "CodecRegistry",
     "storage.opening": "open_storage",
     "storage.storage": "Storage",
     "stream.plain": "decode encode open",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Union, cast
 
 from streamxf.buffers import Scratch, flat_view
 from streamxf.cached import cached_property
-from streamxf.codec import BlockInfo, Codec, StreamInfo, WholeDecoder
+from streamxf.codec import BUILTINS, BlockInfo, Codec, CodecRegistry, StreamInfo, WholeDecoder
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import (
     AuthenticationError,
@@ -30,8 +30,7 @@ from streamxf.errors import (
 from streamxf.format.container import stage_limit
 from streamxf.format.limits import MAX_CODECS
 from streamxf.keys import KeyRing, KeysLike, SigningKey, TrustLike, VerifyKey
-from streamxf.keys.location import as_verify_key, several
-from streamxf.registry import BUILTINS, CodecRegistry
+from streamxf.keys.ring import as_verify_key, several
 from streamxf.report import Meter
 
 if TYPE_CHECKING:

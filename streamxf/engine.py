@@ -85,19 +85,6 @@ class Job(Generic[T]):
     - `finished`: whether it will not run any more, nor is running.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_begun",
-        "_call",
-        "_cancelled",
-        "_error",
-        "_over",
-        "_owner",
-        "_result",
-        "finished",
-        "size",
-    )
-
     def __init__(self, call: Callable[[], T], size: int = 0, owner: ref[Any] | None = None) -> None:
         self.size = size
         self._owner = owner

@@ -145,8 +145,6 @@ class _Watched(Job[T]):
     sink has had the result: that may hold all the memory that codecs took for it.
     """
 
-    __slots__ = ()
-
     def run(self, finished: Callable[[Job[Any]], None]) -> None:
         super().run((lambda job: None) if in_worker() else finished)
         if self._owner is not None and (pipeline := self._owner()) is not None:

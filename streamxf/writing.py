@@ -1,6 +1,6 @@
 """What tools use to write checkpoints: a save, its contents, and what it says of its run; docs/api.md, "For tools"."""
 
-from streamxf.checkpoint.pins import Pins
+from streamxf.checkpoint.publish import Pins
 from streamxf.checkpoint.resumable import ResumableSave
 from streamxf.checkpoint.saving import Save
 from streamxf.checkpoint.sources import Content

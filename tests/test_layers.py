@@ -23,7 +23,7 @@ LAYERS = [
     ["descriptor", "engine", "torch_private", "wording"],
     ["keys", "pipeline", "progress", "budget", "report"],
     ["codec"],
-    ["codecs", "registry"],
+    ["codecs"],
     ["format"],
     ["chain", "storage"],
     ["torchsave"],
@@ -201,7 +201,7 @@ def test_the_engine_knows_no_streams():
 
 
 def test_chain_and_registry_do_not_load_codecs():
-    for name in ("chain.py", "registry.py"):
+    for name in ("chain.py", "codec.py"):
         eager = [module for module, runs in imports(Path(name)) if runs]
         assert not [module for module in eager if module.startswith("streamxf.codecs")]
 
@@ -258,12 +258,12 @@ def test_other_names_do_not():
 # What can be read, changed and tested alone. Everything else lies around it.
 CORE = {
     *("buffers", "cached", "errors", "extension", "version", "descriptor", "engine", "torch_private", "wording"),
-    *("keys", "pipeline", "progress", "budget", "report", "codec", "codecs", "registry", "format", "chain", "storage"),
+    *("keys", "pipeline", "progress", "budget", "report", "codec", "codecs", "format", "chain", "storage"),
     *("torchsave", "stream", "checkpoint", "dcp", "places", "reading", "writing", "lazy", "__init__"),
 }
 TESTS = Path(__file__).parent
 # Ceilings, which only fall; a change that brings a capability names by how much one rises, once.
-LINES = {"core": 31_388, "around": 21_331, "tests": 102_238, "C": 3_419, "JavaScript": 3_427}
+LINES = {"core": 31_323, "around": 21_330, "tests": 102_237, "C": 3_419, "JavaScript": 3_427}
 
 
 def lines_now() -> dict[str, int]:

@@ -11,12 +11,12 @@ from typing import IO, Any, Literal, Protocol, Self, TypedDict, runtime_checkabl
 
 from streamxf.budget import MAX_EXPANSION, Budget
 from streamxf.chain import Chain
+from streamxf.codec import CodecRegistry
 from streamxf.errors import IdentityError, MetadataError, ParameterError, PolicyError, UnsupportedError
 from streamxf.format.items import Item, Path, check_name
 from streamxf.format.limits import MAX_STEP
 from streamxf.keys import KeyRing, KeysLike, TrustLike, VerifyKey
 from streamxf.lazy import pattern, zstandard
-from streamxf.registry import CodecRegistry
 from streamxf.torchsave.objects import Objects
 from streamxf.wording import some
 

@@ -28,7 +28,7 @@ from streamxf.format.limits import DIGEST_BYTES
 from streamxf.format.values import pack_name, parse_value
 from streamxf.pipeline import Pipeline, SinkPipeline
 from streamxf.progress import Share
-from streamxf.storage.disk import Mount
+from streamxf.storage.abilities import Mount
 from streamxf.stream.encoder import ContainerEncoder, Encoded, Lower, MemorySource
 from streamxf.torchsave.writing import prefix_of, saved, suffix_of
 

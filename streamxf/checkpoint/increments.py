@@ -24,7 +24,7 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.datafile import FileRecord, SavedFile
 from streamxf.checkpoint.memory import TAG_BYTES, Key, Known, SavedPart, SaveMemory
 from streamxf.checkpoint.metadata import read_metadata
-from streamxf.checkpoint.pins import Pin
+from streamxf.checkpoint.publish import Pin
 from streamxf.checkpoint.saving import Save
 from streamxf.checkpoint.sources import Chunks
 from streamxf.errors import MetadataError, StreamxfError, escaped

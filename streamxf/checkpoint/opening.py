@@ -13,6 +13,7 @@ from streamxf.budget import Budget
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.elements import Elements, framed_elements
 from streamxf.checkpoint.metadata import Metadata
+from streamxf.codec import providers_in, what_to_install
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.format.bare import alignment, pieces_of
 from streamxf.format.digests import Expected
@@ -21,7 +22,6 @@ from streamxf.format.index import File
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, element_size
 from streamxf.format.limits import CONTAINER_MAGIC, MAX_VALUES
 from streamxf.keys.envelope import DataKey
-from streamxf.registry import providers_in, what_to_install
 from streamxf.report import Meter
 from streamxf.storage.reading import FileSlice, StoredFile
 from streamxf.stream.container import ChainOpener, StoredStream, read_header

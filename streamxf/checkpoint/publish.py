@@ -1,4 +1,10 @@
-"""From a save's items and files to a published checkpoint: whole, one process at a time, old files removed."""
+"""From a save's items and files to a published checkpoint: whole, one process at a time, old files removed.
+
+*Pins*: an increment whose files cannot be linked into its folder names those in its base's, and a pin keeps them. It is
+an empty file in the base's folder, whose name says which save needs something there, and its folder. Who saves puts it,
+and then looks at the base once more; who removes looks at pins last, so that one of the two sees the other. It counts
+as long as that save is in that folder, and for a day, since that may be under way.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +14,29 @@ import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.datafile import FileRecord
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.pickled import pickled
-from streamxf.checkpoint.pins import not_needed
 from streamxf.checkpoint.saving import Extensions, Save
-from streamxf.errors import AbortedError, ChainError, ContainerError, ReplacedMeanwhile, StreamxfError, UnsupportedError
+from streamxf.errors import (
+    AbortedError,
+    ChainError,
+    ContainerError,
+    ParameterError,
+    ReplacedMeanwhile,
+    StreamxfError,
+    UnsupportedError,
+)
 from streamxf.format.digests import Digests
 from streamxf.format.index import File, Index
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
 from streamxf.format.limits import DIGEST_BYTES, FORMAT, NO_PICKLE, WRAPPED_KEY_BYTES
-from streamxf.format.names import DRAFT, GLOBAL, OWN_FILE, made_by_saves, metadata_name, rank_of
+from streamxf.format.names import DRAFT, GLOBAL, OWN_FILE, PIN, made_by_saves, metadata_name, pin_name, rank_of
 from streamxf.format.run import RunFacts
 from streamxf.format.table import ItemTable
 from streamxf.format.tiling import NotTiled
@@ -338,3 +351,67 @@ def remove_unpublished(storage: Storage, own: str, others: Collection[str], rank
         failed = {"data files": error}
     for file, reason in failed.items():
         _log.warning("%s of a failed save to %s could not be removed: %s", file, storage.label(), reason)
+
+
+Pin = Callable[[Storage, str, str], str]
+"""What puts a pin into a base's folder, for the save with an id, to a folder of that name beside it; why it may not,
+or "". Whoever gives it to a writer sees to it that nobody removes what is pinned.
+"""
+
+
+@dataclass(frozen=True)
+class Pins:
+    """The saves beside a `folder` that need files there, each by the name of its folder with its index; None while
+    nothing is there that can be read, so that it may need anything.
+    """
+
+    folder: Storage
+    by: Mapping[str, Index | None]
+
+    @classmethod
+    def of(cls, folder: Storage, names: Iterable[str] | None = None) -> Self:
+        """Who knows the `names` in the folder need not have it listed."""
+        folder, found = folder.resolved(), dict[str, Index | None]()  # indexes have its own name, and no link's
+        pins = [match for name in (folder.names(()) if names is None else names) if (match := PIN.fullmatch(name))]
+        for match in pins:
+            index, unread = _index_of(folder, match["folder"])
+            if index is not None and index.save_id == match["save"]:
+                if folder.name in index.beside:
+                    found.setdefault(match["folder"], index)  # but not over that of a save that is to replace it
+            elif unread or not folder.older_than([match[0]], folder.DAY):
+                found[match["folder"]] = None
+        return cls(folder, found)
+
+    @staticmethod
+    def name(save_id: str, folder: str) -> str:
+        """That of a pin of the save with this id, in the folder of that name."""
+        return pin_name(save_id, folder)
+
+    def needed(self, names: Collection[str]) -> set[str]:
+        """Those among the `names` in the folder that must stay there, the pins among them."""
+        if None in self.by.values():
+            return {name for name in names if name.endswith(".distcp") or PIN.fullmatch(name)}
+        paths = {path for index in self.by.values() if index is not None for path in index.files}
+        beside = {name for name in names if f"{BESIDE}{self.folder.name}/{name}" in paths}
+        return beside | {name for name in names if (pin := PIN.fullmatch(name)) and pin["folder"] in self.by}
+
+
+def not_needed(folder: Storage, names: Collection[str]) -> list[str]:
+    """Those among the `names` in a folder that no save beside it needs."""
+    kept = Pins.of(folder).needed(names)
+    return [name for name in names if name not in kept]
+
+
+def _index_of(folder: Storage, name: str) -> tuple[Index | None, bool]:
+    """The index in a folder beside; whether there is metadata that cannot be read."""
+    run = folder.beside("")[0]
+    try:
+        run.check_literal(name)
+    except ParameterError:  # nothing was ever saved there
+        return None, False
+    try:
+        return read_metadata(run.child(name), GLOBAL, Access(), listing="root").index, False
+    except (FileNotFoundError, NotADirectoryError):
+        return None, False
+    except (StreamxfError, OSError):
+        return None, True

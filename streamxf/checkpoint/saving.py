@@ -20,6 +20,7 @@ from streamxf.buffers import Writable
 from streamxf.cached import cached_property
 from streamxf.chain import DEFAULT_CHAIN, Chain, ChainLike, Chains, ChainsLike
 from streamxf.checkpoint.sources import Content
+from streamxf.codec import BUILTINS, CodecRegistry
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.errors import KeyMissingError, NoSpaceError, ParameterError, add_note, escaped
 from streamxf.format.header import Identity
@@ -29,9 +30,8 @@ from streamxf.format.trailer import pack_keys
 from streamxf.keys import KeysLike, SignerLike, SigningKey, as_signing_key
 from streamxf.keys.envelope import Vouchers
 from streamxf.progress import Progress
-from streamxf.registry import BUILTINS, CodecRegistry
 from streamxf.report import Meter
-from streamxf.storage.disk import Mount
+from streamxf.storage.abilities import Mount
 from streamxf.storage.files import TO_NOTHING
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage

@@ -16,8 +16,7 @@ from streamxf.checkpoint.datafile import DataFile, SavedFile
 from streamxf.checkpoint.increments import Increment, saves_in_base
 from streamxf.checkpoint.memory import SaveMemory, check_memory
 from streamxf.checkpoint.pickled import PLANNER_DATA, plain_members
-from streamxf.checkpoint.pins import Pin
-from streamxf.checkpoint.publish import placed, publish
+from streamxf.checkpoint.publish import Pin, placed, publish
 from streamxf.checkpoint.saving import Save, Stock
 from streamxf.checkpoint.sources import Content, Given, Staging, tensor_in, tensor_of
 from streamxf.errors import AbortedError, MetadataError, ParameterError, UnsupportedError, located

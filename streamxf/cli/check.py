@@ -16,7 +16,7 @@ from streamxf.version import __version__
 from streamxf.wording import printable
 
 if TYPE_CHECKING:
-    from streamxf.registry import CodecRegistry
+    from streamxf.codec import CodecRegistry
     from streamxf.tools.check import PlaceReport
 
 
@@ -163,8 +163,8 @@ def codecs(*, out: show.Output) -> int:
     Examples:
     streamxf codecs
     """
+    from streamxf.codec import CodecRegistry
     from streamxf.keys import find_provider, key_schemes
-    from streamxf.registry import CodecRegistry
 
     registry = CodecRegistry()
     found = [_codec(registry, name) for name in registry.names()]

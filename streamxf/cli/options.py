@@ -105,7 +105,7 @@ def existing(path: str | None) -> str | None:
 
 def codecs_behind(incomplete: str) -> list[str]:
     """For the shell: a chain's text with each codec that may stand at its end. Imports none of them."""
-    from streamxf.registry import CodecRegistry
+    from streamxf.codec import CodecRegistry
 
     before, plus, begun = incomplete.rpartition("+")
     names = map(CodecRegistry.short_name, CodecRegistry().names())

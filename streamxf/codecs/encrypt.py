@@ -29,8 +29,7 @@ from streamxf.errors import (
 from streamxf.keys import KeyProvider, KeyRing, KeysLike, SignerLike, SigningKey
 from streamxf.keys.envelope import MAX_RECIPIENTS, DataKey, Envelope, Vouchers
 from streamxf.keys.key import Uncopied
-from streamxf.keys.location import as_signing_key
-from streamxf.keys.ring import as_providers
+from streamxf.keys.ring import as_providers, as_signing_key
 from streamxf.lazy import aead, exceptions
 
 TAG_BYTES = 16

@@ -22,6 +22,7 @@ from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.checkpoint.saving import Extensions
+from streamxf.codec import CodecRegistry
 from streamxf.dcp.base import rank_here
 from streamxf.dcp.extensions import RawTensor, Registry, StoredValue, framed, is_raw
 from streamxf.dcp.plans import REACH, part_of, texts_about
@@ -32,7 +33,6 @@ from streamxf.format.header import Identity, Kind
 from streamxf.format.items import ObjectItem, Place
 from streamxf.format.limits import WRITER_ID_BYTES
 from streamxf.keys import KeysLike
-from streamxf.registry import CodecRegistry
 from streamxf.storage.opening import open_storage
 from streamxf.storage.reading import FileSlice
 from streamxf.stream.reader import Blocks, StreamReader

@@ -17,7 +17,7 @@ import torch
 from streamxf.cached import cached_property
 from streamxf.chain import Chain, StreamCoder
 from streamxf.checkpoint.access import known_transform
-from streamxf.codec import Codec
+from streamxf.codec import Codec, CodecRegistry
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.descriptor import RAW, VALUE, Descriptor
 from streamxf.errors import AbortedError, DescriptorError, IdentityError, PolicyError, UnsupportedError, shorten
@@ -27,7 +27,6 @@ from streamxf.format.items import ITEMSIZES, elements_size
 from streamxf.format.limits import MAX_CODECS, MAX_NDIM, MAX_VALUE, MAX_VALUES
 from streamxf.format.values import descriptor_of, parse_value
 from streamxf.keys import KeyRing, KeysLike
-from streamxf.registry import CodecRegistry
 from streamxf.storage.reading import FileSlice, Span
 from streamxf.stream.container import BlockReader, read_header, stream_info
 from streamxf.stream.encoder import ContainerEncoder, StreamWriter

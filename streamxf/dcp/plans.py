@@ -39,7 +39,7 @@ from streamxf.format.header import Identity, Kind
 from streamxf.format.items import check_limits, check_name
 from streamxf.format.tiling import MAX_CORNERS, MAX_GROUP
 from streamxf.format.values import pack_value
-from streamxf.storage.disk import Volume
+from streamxf.storage.abilities import Volume
 from streamxf.storage.storage import Storage
 from streamxf.stream.encoder import MemorySource
 from streamxf.torch_private import StoragePrefix, counted_changes, planner_of_the_save
@@ -322,36 +322,41 @@ def is_flattened(value: list[Any]) -> bool:
     )
 
 
-def check_keys(state: Any, path: str = "") -> None:
+def _below(value: Any, path: str = "") -> Iterator[tuple[Any, str]]:
+    """A state, and all that DCP flattens in it, each with its path."""
+    yield value, path
+    for key, inner in flattened_entries(value):
+        yield from _below(inner, f"{path}.{key}".removeprefix("."))
+
+
+def check_keys(state: Any) -> None:
     """Raise UnsupportedError for a dict of which two keys have the same text."""
-    if isinstance(state, Mapping):
-        with located(item=path or None):
-            keys_by_text(state.keys())  # other questions a TensorDict answers in its own way
-    for key, inner in flattened_entries(state):
-        check_keys(inner, f"{path}.{key}".removeprefix("."))
+    for value, path in _below(state):
+        if isinstance(value, Mapping):
+            with located(item=path or None):
+                keys_by_text(value.keys())  # other questions a TensorDict answers in its own way
 
 
 def texts_about(state: Any, for_torch: bool) -> Iterator[str]:
     """Warnings that name what a load would not bring back, or not everywhere; the last only if `for_torch`."""
     for find, text in [*_TEXTS.items()][: None if for_torch else -1]:
-        if names := [*find(state, "")]:
+        if names := [*find(state)]:
             yield text.format(some(names, most=20))
 
 
-def _unstored(value: Any, path: str) -> Iterator[str]:
-    if isinstance(value, Mapping) and not isinstance(value, dict | UserDict | MappingProxyType) and not [*value.keys()]:
-        yield f"{path} ({type(value).__name__})"
-    facts = getattr(value, "_metadata", None) if isinstance(value, Mapping) else None
-    for name, fact in facts.items() if isinstance(facts, Mapping) else ():  # of a TensorDict's state_dict()
-        if not isinstance(fact, Mapping) or "batch_size" not in fact:
-            continue
-        place, kind = f"{path}.{name}".rstrip("."), fact.get("_type")
-        if kind not in (None, "NonTensorData"):  # a TensorClass, whose fields these are
-            yield from (f"{place}.{each}" for each in fact.get("_non_tensor", ()))
-        elif not value if not name else not any(key == name or key.startswith(f"{name}.") for key in value):
-            yield place
-    for key, inner in flattened_entries(value):
-        yield from _unstored(inner, f"{path}.{key}".removeprefix("."))
+def _unstored(state: Any) -> Iterator[str]:
+    for value, path in ((value, path) for value, path in _below(state) if isinstance(value, Mapping)):
+        if not isinstance(value, dict | UserDict | MappingProxyType) and not [*value.keys()]:
+            yield f"{path} ({type(value).__name__})"
+        facts = getattr(value, "_metadata", None)
+        for name, fact in facts.items() if isinstance(facts, Mapping) else ():  # of a TensorDict's state_dict()
+            if not isinstance(fact, Mapping) or "batch_size" not in fact:
+                continue
+            place, kind = f"{path}.{name}".rstrip("."), fact.get("_type")
+            if kind not in (None, "NonTensorData"):  # a TensorClass, whose fields these are
+                yield from (f"{place}.{each}" for each in fact.get("_non_tensor", ()))
+            elif not value if not name else not any(key == name or key.startswith(f"{name}.") for key in value):
+                yield place
 
 
 def flattened_entries(value: Any) -> Iterable[tuple[Any, Any]]:
@@ -361,7 +366,7 @@ def flattened_entries(value: Any) -> Iterable[tuple[Any, Any]]:
     return enumerate(value) if isinstance(value, list) and is_flattened(value) else ()
 
 
-def _unfilled(value: Any, path: str) -> Iterator[str]:
+def _unfilled(value: Any, path: str = "") -> Iterator[str]:
     if path and isinstance(value, Mapping) and not isinstance(value, dict) and [*value.keys()]:
         yield f"{path} ({type(value).__name__})"
         return
@@ -369,23 +374,20 @@ def _unfilled(value: Any, path: str) -> Iterator[str]:
         yield from _unfilled(inner, f"{path}.{key}".removeprefix("."))
 
 
-def _unsorted(state: Any, _: str) -> Iterator[str]:
+def _unsorted(state: Any) -> Iterator[str]:
     try:
         sorted(state or ())
     except TypeError:
         yield from (f"{key!r} ({type(key).__name__})" for key in state if not isinstance(key, str))
 
 
-def _unasked(value: Any, path: str) -> Iterator[str]:
+def _unasked(state: Any) -> Iterator[str]:
     """Empty dictionaries in lists for which torch puts None, or without which it takes the list for an object."""
-    entries = [*flattened_entries(value)]
-    stored = [at for at, (_, inner) in enumerate(entries) if not _has_no_items(inner)]
-    last = len(entries) if stored and not is_flattened([entries[at][1] for at in stored]) else max(stored, default=0)
-    for at, (key, inner) in enumerate(entries):
-        name = f"{path}.{key}".removeprefix(".")
-        if isinstance(value, list) and at < last and at not in stored:
-            yield name
-        yield from _unasked(inner, name)
+    for value, path in ((value, path) for value, path in _below(state) if isinstance(value, list)):
+        entries = [inner for _, inner in flattened_entries(value)]
+        stored = [at for at, inner in enumerate(entries) if not _has_no_items(inner)]
+        last = len(entries) if stored and not is_flattened([entries[at] for at in stored]) else max(stored, default=0)
+        yield from (f"{path}.{at}".removeprefix(".") for at in range(len(entries)) if at < last and at not in stored)
 
 
 def _has_no_items(value: Any) -> bool:
@@ -394,7 +396,7 @@ def _has_no_items(value: Any) -> bool:
     return is_nested and all(_has_no_items(inner) for _, inner in flattened_entries(value))
 
 
-def _renamed(value: Any, path: str, renamed: bool = False) -> Iterator[str]:
+def _renamed(value: Any, path: str = "", renamed: bool = False) -> Iterator[str]:
     if renamed and not isinstance(value, Mapping | torch.Tensor) and not [*flattened_entries(value)]:
         yield path
     for key, inner in flattened_entries(value):
@@ -402,7 +404,7 @@ def _renamed(value: Any, path: str, renamed: bool = False) -> Iterator[str]:
         yield from _renamed(inner, f"{path}.{key}".removeprefix("."), other)
 
 
-_TEXTS: dict[Callable[[Any, str], Iterator[str]], str] = {
+_TEXTS: dict[Callable[[Any], Iterator[str]], str] = {
     _unstored: "not stored: {}. DCP takes the class for a dictionary, and these values are not among its items: after "
     "a load they are what the target had. Save them under keys of their own, as plain values",
     _unfilled: "not loaded by torch's planner: {}. It makes None of mappings that are no dict, and asks for that: load "

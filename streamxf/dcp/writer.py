@@ -28,8 +28,7 @@ from streamxf.chain import Chain, Chains, ChainsLike
 from streamxf.checkpoint.datafile import write_files
 from streamxf.checkpoint.increments import SMALL, Increment, saves_in_base
 from streamxf.checkpoint.memory import SaveMemory, check_memory
-from streamxf.checkpoint.pins import Pin
-from streamxf.checkpoint.publish import check_free, publish, remove_unpublished
+from streamxf.checkpoint.publish import Pin, check_free, publish, remove_unpublished
 from streamxf.checkpoint.saving import Extensions, Save, Stock, check_stock
 from streamxf.checkpoint.sources import Staging
 from streamxf.codec import Codec
@@ -37,8 +36,7 @@ from streamxf.dcp import plans as planning
 from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks, progress_on, rank_here, reset_names
 from streamxf.dcp.columns import StoredResults, complete, extra_of, items_of, paths_of
 from streamxf.dcp.planner import SavePlanner as OwnPlanner
-from streamxf.dcp.saver import check_parent, settle_in
-from streamxf.dcp.staged import check_sent, copied
+from streamxf.dcp.staged import check_parent, check_sent, copied, settle_in
 from streamxf.engine import finalize_apart
 from streamxf.errors import AbortedError, ChainError, ParameterError, UnsupportedError, escaped, notes_of, text_of
 from streamxf.format.extra import Nesting

@@ -9,31 +9,19 @@ from streamxf.keys.aws import AwsKms
 from streamxf.keys.envelope import KeySet
 from streamxf.keys.file import read_environment, read_key, read_text, write_key
 from streamxf.keys.key import Key, KeyProvider, public_id
-from streamxf.keys.location import KeyLike, SignerLike, as_signing_key, find_key, find_provider, key_schemes
 from streamxf.keys.pair import PrivateKey, PublicKey, SigningKey, VerifyKey
-from streamxf.keys.ring import KeyRing, KeysLike, TrustLike
+from streamxf.keys.ring import (
+    KeyLike,
+    KeyRing,
+    KeysLike,
+    SignerLike,
+    TrustLike,
+    as_signing_key,
+    find_key,
+    find_provider,
+    key_schemes,
+)
 
-__all__ = [
-    "AwsKms",
-    "Key",
-    "KeyLike",
-    "KeyProvider",
-    "KeyRing",
-    "KeySet",
-    "KeysLike",
-    "PrivateKey",
-    "PublicKey",
-    "SignerLike",
-    "SigningKey",
-    "TrustLike",
-    "VerifyKey",
-    "as_signing_key",
-    "find_key",
-    "find_provider",
-    "key_schemes",
-    "public_id",
-    "read_environment",
-    "read_key",
-    "read_text",
-    "write_key",
-]
+__all__ = ["AwsKms", "Key", "KeyLike", "KeyProvider", "KeyRing", "KeySet", "KeysLike", "PrivateKey"]
+__all__ += ["PublicKey", "SignerLike", "SigningKey", "TrustLike", "VerifyKey", "as_signing_key", "find_key"]
+__all__ += ["find_provider", "key_schemes", "public_id", "read_environment", "read_key", "read_text", "write_key"]

@@ -1,6 +1,6 @@
 """Keys in files and environment variables: `read_key`, `write_key`, `read_environment`, and locations of both.
 
-Either holds a line of `streamxf.keys.location`, one that a passphrase protects, or 32 bytes in hexadecimal or base64,
+Either holds a line of `streamxf.keys.ring`, one that a passphrase protects, or 32 bytes in hexadecimal or base64,
 as ``openssl rand`` prints them. A passphrase protects a key that its owner keeps, never a checkpoint: the cost of a
 guess is stored beside the key, and an attacker would choose it for a checkpoint of his own.
 """
@@ -20,7 +20,7 @@ from functools import wraps
 from typing import Final, ParamSpec, TypeVar
 
 from streamxf.errors import KeyFileError, KeyMissingError, ParameterError, UnsupportedError, WrongKeyError
-from streamxf.keys import location
+from streamxf.keys import ring
 from streamxf.keys.key import SECRET_BYTES, Key, encode_b64url, is_key_id, try_decode
 from streamxf.keys.pair import PublicKey, VerifyKey
 from streamxf.lazy import aead, argon2, exceptions, pattern
@@ -65,7 +65,7 @@ def discreet(call: Callable[P, T]) -> Callable[P, T]:
 
 
 @discreet
-def read_key(path: PathLike, passphrase: str | None = None) -> location.AnyKey:
+def read_key(path: PathLike, passphrase: str | None = None) -> ring.AnyKey:
     """Read a key file, following symbolic links; `passphrase` is for a file that is protected by one.
 
     It is a file of `write_key`, or 32 random bytes as ``openssl rand -hex 32`` and ``openssl rand -base64 32`` print
@@ -82,8 +82,8 @@ def read_key(path: PathLike, passphrase: str | None = None) -> location.AnyKey:
     """
     place = os.fspath(path)
     data, status = _read(place)
-    if len(data) > location.MAX_KEY_FILE:
-        raise KeyFileError(f"a key file has at most {location.MAX_KEY_FILE} bytes", file=place)
+    if len(data) > ring.MAX_KEY_FILE:
+        raise KeyFileError(f"a key file has at most {ring.MAX_KEY_FILE} bytes", file=place)
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
@@ -94,7 +94,7 @@ def read_key(path: PathLike, passphrase: str | None = None) -> location.AnyKey:
         line = key_line(text)
     except ParameterError as error:
         raise KeyFileError(f"this is not a key file: {error.message}", file=place) from None
-    _check_access(status, place, secret=not line.startswith(f"{location.PUBLIC}:"))
+    _check_access(status, place, secret=not line.startswith(f"{ring.PUBLIC}:"))
     try:
         return read_line(line, passphrase)
     except ParameterError as error:
@@ -102,7 +102,7 @@ def read_key(path: PathLike, passphrase: str | None = None) -> location.AnyKey:
 
 
 @discreet
-def write_key(path: PathLike, key: location.AnyKey, passphrase: str | None = None) -> None:
+def write_key(path: PathLike, key: ring.AnyKey, passphrase: str | None = None) -> None:
     """Write a key to a new file: readable by its owner only if it is secret, by everyone if it is public.
 
     The file is removed if it cannot be written. `read_key` needs its `passphrase`, which public keys do not take.
@@ -143,7 +143,7 @@ def write_key(path: PathLike, key: location.AnyKey, passphrase: str | None = Non
 
 
 @discreet
-def read_location(path: str, passphrase: str | None = None) -> location.AnyKey:
+def read_location(path: str, passphrase: str | None = None) -> ring.AnyKey:
     """The key at the location ``file:PATH``, where ``~`` is the user's home; raises as `read_key`."""
     if not path:
         raise KeyFileError("'file:' names no file; put its path after the colon, 'file:/run/secrets/key'")
@@ -152,7 +152,7 @@ def read_location(path: str, passphrase: str | None = None) -> location.AnyKey:
             "'file://' with a host name is not supported; put the path after a single colon, "
             "'file:/run/secrets/key' or 'file:training.key'"
         )
-    if path.startswith((f"{location.SECRET}:", f"{location.PROTECTED}:")):  # it must not appear in an error
+    if path.startswith((f"{ring.SECRET}:", f"{ring.PROTECTED}:")):  # it must not appear in an error
         raise KeyFileError("after 'file:' comes a key itself; put it into a file, and give that file's path")
     path, pinned = (path[:-17], path[-16:]) if _PIN.search(path) else (path, None)
     key = read_key(os.path.expanduser(path), passphrase)
@@ -162,7 +162,7 @@ def read_location(path: str, passphrase: str | None = None) -> location.AnyKey:
 
 
 @discreet
-def read_environment(name: str, passphrase: str | None = None) -> location.AnyKey:
+def read_environment(name: str, passphrase: str | None = None) -> ring.AnyKey:
     """Read a key from the environment variable `name`, in any of the forms of a key file.
 
     Child processes inherit the variable, and other processes of the same user can read it. Raises as `read_key`,
@@ -174,8 +174,8 @@ def read_environment(name: str, passphrase: str | None = None) -> location.AnyKe
     shown = f"the environment variable {name}" if len(name) <= _SHORT else "this environment variable"
     if text is None:
         raise KeyMissingError(f"{shown} should hold a key, and is not set")
-    if len(text) > location.MAX_KEY_FILE:
-        raise ParameterError(f"{shown}: a key has at most {location.MAX_KEY_FILE} characters")
+    if len(text) > ring.MAX_KEY_FILE:
+        raise ParameterError(f"{shown}: a key has at most {ring.MAX_KEY_FILE} characters")
     try:
         return read_text(text, passphrase)
     except ParameterError as error:
@@ -183,7 +183,7 @@ def read_environment(name: str, passphrase: str | None = None) -> location.AnyKe
 
 
 @discreet
-def read_text(text: str, passphrase: str | None = None) -> location.AnyKey:
+def read_text(text: str, passphrase: str | None = None) -> ring.AnyKey:
     """Read a key from what a key file holds; raises as `read_key`, and ParameterError if the text holds no key."""
     return read_line(key_line(text), passphrase)
 
@@ -197,15 +197,15 @@ def key_line(text: str) -> str:
     return found[0]
 
 
-def read_line(line: str, passphrase: str | None = None) -> location.AnyKey:
+def read_line(line: str, passphrase: str | None = None) -> ring.AnyKey:
     """The key in a line, which no error shows; raises as `read_key`, and ParameterError if it is not a key."""
     label = line.partition(":")[0]
-    if label == location.PROTECTED:
+    if label == ring.PROTECTED:
         return open_protected(line, passphrase)
     if passphrase is not None:
         raise ParameterError("the key is not protected by a passphrase; leave passphrase= out")
-    if label in (location.SECRET, location.PUBLIC):
-        return location.parse_key(line)
+    if label in (ring.SECRET, ring.PUBLIC):
+        return ring.parse_key(line)
     if _HEX.fullmatch(line):
         return Key(bytes.fromhex(line))
     try:
@@ -213,7 +213,7 @@ def read_line(line: str, passphrase: str | None = None) -> location.AnyKey:
     except ValueError:
         material = b""
     if len(material) != SECRET_BYTES or base64.b64encode(material).decode("ascii") != line:
-        kinds = f"{location.SECRET}:..., {location.PUBLIC}:... or {location.PROTECTED}:..."
+        kinds = f"{ring.SECRET}:..., {ring.PUBLIC}:... or {ring.PROTECTED}:..."
         raise ParameterError(
             f"there is no key in it: it does not look like {kinds}, nor like 64 hexadecimal digits or 44 characters of "
             "base64"
@@ -235,7 +235,7 @@ def _read(place: str) -> tuple[bytes, os.stat_result]:
         if not stat.S_ISREG(status.st_mode):
             raise KeyFileError("a key file is a regular file, and this is not one", file=place)
         with os.fdopen(file, "rb", closefd=False) as stream:
-            return stream.read(location.MAX_KEY_FILE + 1), status
+            return stream.read(ring.MAX_KEY_FILE + 1), status
     except OSError as error:
         raise KeyFileError(f"the key file cannot be read: {reason_of(error, place)}", file=place) from None
     finally:
@@ -277,11 +277,11 @@ def _check_access(status: os.stat_result, place: str, secret: bool) -> None:
         )
 
 
-def _line(key: location.AnyKey, passphrase: str | None) -> str:
-    if not isinstance(key, location.AnyKey):
+def _line(key: ring.AnyKey, passphrase: str | None) -> str:
+    if not isinstance(key, ring.AnyKey):
         raise ParameterError(f"write_key takes one of streamxf's own keys, not {type(key).__name__}")
     if passphrase is None:
-        return location.format_key(key)
+        return ring.format_key(key)
     if isinstance(key, PublicKey | VerifyKey):
         raise ParameterError("a public key needs no passphrase; leave passphrase= out")
     return protect_key(key, passphrase)
@@ -345,29 +345,27 @@ def normalise(passphrase: str) -> bytes:
     return text
 
 
-def protect_key(key: location.SecretKey, passphrase: str, cost: PassphraseCost = DEFAULT_COST) -> str:
+def protect_key(key: ring.SecretKey, passphrase: str, cost: PassphraseCost = DEFAULT_COST) -> str:
     """The line for a secret key that only its passphrase opens. The key's kind and id stay readable.
 
     Raises ParameterError if the passphrase cannot be used.
     """
     salt = os.urandom(_SALT_BYTES)
-    begin = f"{location.PROTECTED}:{key.kind}:{key.id}:{_KDF}:{cost}:{encode_b64url(salt)}:"
+    begin = f"{ring.PROTECTED}:{key.kind}:{key.id}:{_KDF}:{cost}:{encode_b64url(salt)}:"
     sealed = aead.AESGCM(cost.stretch(passphrase, salt)).encrypt(_NONCE, key.reveal(), begin.encode("ascii"))
     return begin + encode_b64url(sealed)
 
 
-def open_protected(line: str, passphrase: str | None) -> location.AnyKey:
+def open_protected(line: str, passphrase: str | None) -> ring.AnyKey:
     """Undo `protect_key`.
 
     Raises ParameterError if line or passphrase cannot be used, KeyMissingError without one, WrongKeyError if wrong.
     """
     parts = line.split(":")
-    if len(parts) != 7 or (parts[0], parts[3]) != (location.PROTECTED, _KDF) or not is_key_id(parts[2]):
-        raise ParameterError(
-            f"this protected key does not look like {location.PROTECTED}:kind:id:{_KDF}:cost:salt:sealed"
-        )
+    if len(parts) != 7 or (parts[0], parts[3]) != (ring.PROTECTED, _KDF) or not is_key_id(parts[2]):
+        raise ParameterError(f"this protected key does not look like {ring.PROTECTED}:kind:id:{_KDF}:cost:salt:sealed")
     _, kind, key_id, _, cost_text, salt_text, sealed_text = parts
-    location.check_kind(location.SECRET, kind)
+    ring.check_kind(ring.SECRET, kind)
     cost = PassphraseCost.parse(cost_text)
     salt, sealed = try_decode(salt_text), try_decode(sealed_text)
     if salt is None or len(salt) != _SALT_BYTES or sealed is None or len(sealed) != SECRET_BYTES + _TAG_BYTES:
@@ -381,4 +379,4 @@ def open_protected(line: str, passphrase: str | None) -> location.AnyKey:
         material = aead.AESGCM(cost.stretch(passphrase, salt)).decrypt(_NONCE, sealed, begin.encode("ascii"))
     except exceptions.InvalidTag:
         raise WrongKeyError(f"the passphrase does not open the key {key_id}, or its line was altered") from None
-    return location.make_key(location.SECRET, kind, key_id, material)
+    return ring.make_key(ring.SECRET, kind, key_id, material)

@@ -16,9 +16,8 @@ from typing import IO, Any, cast
 from streamxf.buffers import write_all
 from streamxf.errors import AbortedError, MetadataError
 from streamxf.format.names import LOCK
-from streamxf.storage import disk, files
-from streamxf.storage.abilities import MOUNTS, UNKNOWN_FUSE, UNKNOWN_MOUNT, Abilities
-from streamxf.storage.disk import Mount, Volume
+from streamxf.storage import abilities, files
+from streamxf.storage.abilities import MOUNTS, UNKNOWN_FUSE, UNKNOWN_MOUNT, Abilities, Mount, Volume
 from streamxf.storage.lock import acquire, is_still, try_lock_file
 from streamxf.storage.reading import StoredFile, size_of
 from streamxf.storage.storage import BESIDE, NOT_REGULAR, Storage, StorageEntry
@@ -52,7 +51,7 @@ class LocalStorage(Storage, raises_only_known=True):
         place = self.place
         while isinstance(place, str) and not os.path.isdir(place) and place != os.path.dirname(os.path.realpath(place)):
             place = os.path.dirname(os.path.realpath(place))
-        kind, _ = disk.mounted(place)
+        kind, _ = abilities.mounted(place)
         return MOUNTS.get(kind, UNKNOWN_FUSE if kind.startswith("fuse") else UNKNOWN_MOUNT)
 
     @property

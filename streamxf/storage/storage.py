@@ -32,9 +32,8 @@ from streamxf.errors import (
 )
 from streamxf.format.names import LOCK
 from streamxf.lazy import pattern
-from streamxf.storage.abilities import Abilities, AbilitiesLike
+from streamxf.storage.abilities import Abilities, AbilitiesLike, Mount, Volume
 from streamxf.storage.checked import checked
-from streamxf.storage.disk import Mount, Volume
 from streamxf.storage.fetch import FetchedFile, requests_in_threads
 from streamxf.storage.files import (
     DEEPEST,

@@ -12,7 +12,7 @@ from typing import Any, Self
 from streamxf.buffers import Scratch, scratches
 from streamxf.cached import cached_property
 from streamxf.chain import Chain, StreamCoder
-from streamxf.codec import Codec, StreamInfo
+from streamxf.codec import Codec, CodecRegistry, Provider, StreamInfo
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import CodecError, ContainerError, StreamxfError, UnsupportedError, located
@@ -22,7 +22,6 @@ from streamxf.format.header import Header, Kind, header_size
 from streamxf.format.limits import FOOTER_BYTES, HEADER_FIXED_BYTES
 from streamxf.keys.envelope import DataKey
 from streamxf.pipeline import run_jobs
-from streamxf.registry import CodecRegistry, Provider
 from streamxf.report import Meter
 from streamxf.storage.reading import FileSlice, Span
 from streamxf.stream.reader import BareBlocks, Blocks, MemoryBlocks, Put

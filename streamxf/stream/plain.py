@@ -18,6 +18,7 @@ from typing_extensions import Buffer
 
 from streamxf.buffers import flat_view, write_all
 from streamxf.chain import Chain, ChainLike, StreamCoder
+from streamxf.codec import CodecRegistry
 from streamxf.descriptor import Descriptor
 from streamxf.errors import AbortedError, ContainerError, ParameterError, PolicyError, located
 from streamxf.format import plain
@@ -27,7 +28,6 @@ from streamxf.format.header import Header
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2, PLAIN_MAGIC
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.keys.envelope import DataKey, KeySet, Vouchers
-from streamxf.registry import CodecRegistry
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.reading import FileSlice
 from streamxf.storage.storage import Storage, is_url

@@ -18,12 +18,11 @@ from hypothesis.strategies import SearchStrategy
 
 from streamxf.buffers import flat_view
 from streamxf.cached import cached_property
-from streamxf.codec import BlockInfo, Codec, StreamInfo
+from streamxf.codec import BlockInfo, Codec, CodecRegistry, StreamInfo
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.descriptor import Descriptor
 from streamxf.keys import KeyRing
 from streamxf.reading import KeysLike
-from streamxf.registry import CodecRegistry
 from streamxf.tools.check import require
 
 BLOCK_SIZE = 1 << 16

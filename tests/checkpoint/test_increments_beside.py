@@ -19,7 +19,7 @@ import torch.distributed.checkpoint as dcp
 import streamxf
 from streamxf import SaveMemory, Storage
 from streamxf.checkpoint import publish
-from streamxf.checkpoint.pins import Pins
+from streamxf.checkpoint.publish import Pins
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError
 from streamxf.manager.pins import pin_base
 from streamxf.places import open_storage

@@ -21,8 +21,8 @@ import pytest
 from streamxf.checkpoint import publish
 from streamxf.errors import AbortedError
 from streamxf.format.names import LOCK, is_run_file, made_by_saves, rank_of
-from streamxf.storage import disk, lock
-from streamxf.storage.disk import Mount
+from streamxf.storage import abilities, lock
+from streamxf.storage.abilities import Mount
 from streamxf.storage.opening import open_storage, storage_over
 from streamxf.tools.clean import in_use
 from tests.failing import fails_with
@@ -52,7 +52,7 @@ def test_mounts() -> None:
 
 
 def test_a_lock_on_a_network_file_system_is_one_machines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk, "mounted", lambda _: ("nfs4", "server:/export"))
+    monkeypatch.setattr(abilities, "mounted", lambda _: ("nfs4", "server:/export"))
     monkeypatch.setattr(lock, "PATIENCE", 0.0)
     with lock.locked(open_storage(folder)) as alone:
         assert not alone

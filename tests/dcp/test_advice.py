@@ -13,7 +13,7 @@ import streamxf
 from streamxf.chain import Chains
 from streamxf.checkpoint.saving import Extensions, Save
 from streamxf.errors import NoSpaceError
-from streamxf.storage.disk import Volume
+from streamxf.storage.abilities import Volume
 from streamxf.storage.opening import open_storage
 from tests.altered import flip
 from tests.failing import fails_with

@@ -15,7 +15,7 @@ from streamxf import Checksum, Encrypt, FloatZip, SigningKey, ZStandard
 from streamxf.checkpoint.memory import SaveMemory
 from streamxf.errors import ParameterError
 from streamxf.report import SaveReport
-from streamxf.storage.disk import Volume
+from streamxf.storage.abilities import Volume
 from streamxf.storage.local import LocalStorage
 from tests.altered import flip
 from tests.dcp.helpers import KEY, OTHER_KEY, blank, data_files, load, load_into, raw_bytes

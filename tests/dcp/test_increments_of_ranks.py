@@ -11,7 +11,7 @@ import streamxf
 from benchmarks.simulated import COLUMNS, ROWS, Planned, Shard, plan, sent, write
 from streamxf import FloatZip
 from streamxf.checkpoint.memory import SaveMemory
-from streamxf.checkpoint.pins import Pins
+from streamxf.checkpoint.publish import Pins
 from streamxf.manager.pins import pin_base
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import open_storage

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.default_planner import create_default_global_s
 import streamxf
 from streamxf.checkpoint import publish as publish_module
 from streamxf.errors import AbortedError, MetadataError, ParameterError, UnsupportedError
-from streamxf.storage import disk
+from streamxf.storage import abilities as disk
 from streamxf.storage.reading import StoredFile
 from streamxf.storage.remote import RemoteStorage
 from tests.failing import fails_with

@@ -19,7 +19,7 @@ import torch.multiprocessing as mp
 import streamxf
 from streamxf.checkpoint import publish as publish_module
 from streamxf.errors import AbortedError, ContainerError, MetadataError
-from streamxf.storage import disk, lock
+from streamxf.storage import abilities, lock
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import open_storage
 from streamxf.storage.remote import RemoteStorage
@@ -254,7 +254,7 @@ def test_file_systems_that_cannot_sync_folders(
             raise OSError(number, "fault injected")
         fsync(descriptor)
 
-    monkeypatch.setattr(disk.os, "fsync", refuse)
+    monkeypatch.setattr(abilities.os, "fsync", refuse)
     error = error_of(lambda: save(state_of(0), checkpoint, sync_files=True))
     assert isinstance(error, OSError) == fails
     assert (checkpoint / ".metadata").exists() != fails

@@ -18,7 +18,7 @@ from streamxf.checkpoint.saving import Save
 from streamxf.dcp.plans import RoomNote, check_room, note_room, share_room
 from streamxf.dcp.writer import extensions_of
 from streamxf.errors import NoSpaceError
-from streamxf.storage.disk import Volume
+from streamxf.storage.abilities import Volume
 from streamxf.storage.opening import open_storage
 
 from .helpers import KEY

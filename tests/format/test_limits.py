@@ -7,9 +7,9 @@ from streamxf import descriptor
 from streamxf.codecs import zstd
 from streamxf.codecs.floatzip import planes
 from streamxf.format import limits
-from streamxf.keys import envelope, file, location
+from streamxf.keys import envelope, file, ring
 
-MODULES = (limits, descriptor, zstd, planes, envelope, file, location)
+MODULES = (limits, descriptor, zstd, planes, envelope, file, ring)
 # Each follows from others, is a number in a sentence of the page, or no part of the format.
 OTHERS = {
     "MAX_HEADER": "the sum of a header's fields",

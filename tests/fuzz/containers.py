@@ -14,12 +14,11 @@ from dataclasses import dataclass
 
 from streamxf.buffers import Scratch
 from streamxf.chain import Chain, StreamCoder
-from streamxf.codec import Codec, StreamInfo
+from streamxf.codec import Codec, CodecRegistry, StreamInfo
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import StreamxfError
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import DataKey
-from streamxf.registry import CodecRegistry
 from tests.forge import KEYED, Parts, prefix_of, seal_of, take_apart
 from tests.fuzz.target import Havoc
 from tests.samples import KEY

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 import streamxf
 from streamxf import LZ4, Checksum, Encrypt, FloatZip, ZStandard
 from streamxf.chain import Chain
+from streamxf.codec import CodecRegistry
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.keys import KeyRing
-from streamxf.registry import CodecRegistry
 from tests.fuzz.oracle import agree, attempt
 from tests.fuzz.target import Havoc, Target
 from tests.samples import KEY

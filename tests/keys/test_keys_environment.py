@@ -6,7 +6,7 @@ import streamxf
 from streamxf.errors import KeyMissingError, ParameterError, WrongKeyError
 from streamxf.keys import Key, KeyRing, PrivateKey, SigningKey, read_environment
 from streamxf.keys.file import PassphraseCost, protect_key
-from streamxf.keys.location import format_key
+from streamxf.keys.ring import format_key
 
 SECRET = bytes(range(101, 133))
 KEY = Key(SECRET)

@@ -11,7 +11,7 @@ import pytest
 import streamxf
 from streamxf.errors import KeyFileError, KeyMissingError, ParameterError, WrongKeyError
 from streamxf.keys import Key, KeyRing, PrivateKey, SigningKey, file, read_key, write_key
-from streamxf.keys.location import format_key, parse_key
+from streamxf.keys.ring import format_key, parse_key
 from tests.failing import fails_with
 from tests.polling import at_once
 

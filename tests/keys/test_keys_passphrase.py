@@ -9,7 +9,7 @@ from streamxf.errors import KeyMissingError, ParameterError, UnsupportedError, W
 from streamxf.keys import Key, PrivateKey, SigningKey, find_key, write_key
 from streamxf.keys.file import DEFAULT_COST, PassphraseCost, normalise, open_protected, protect_key, read_line
 from streamxf.keys.key import encode_b64url
-from streamxf.keys.location import format_key
+from streamxf.keys.ring import format_key
 from streamxf.lazy import aead, argon2
 from tests.failing import fails_with
 from tests.keys.frozen import PROTECTED_LINE

@@ -8,7 +8,8 @@ import pytest
 
 import streamxf
 from streamxf.errors import KeyFileError, KeyMissingError, ParameterError
-from streamxf.keys import Key, KeyRing, location
+from streamxf.keys import Key, KeyRing
+from streamxf.keys import ring as location
 
 KEY = Key(bytes(range(108, 140)))
 

@@ -25,7 +25,7 @@ from streamxf.errors import KeyServiceError, StreamxfError
 from streamxf.keys import AwsKms, KeyRing, PrivateKey, SigningKey, aws, read_environment, read_key, write_key
 from streamxf.keys.envelope import DataKey
 from streamxf.keys.file import PassphraseCost, protect_key
-from streamxf.keys.location import format_key, parse_key
+from streamxf.keys.ring import format_key, parse_key
 from tests.keys.endpoints import Kms, answering
 from tests.samples import encode
 

@@ -10,7 +10,7 @@ from streamxf.errors import KeyMissingError, ParameterError, WrongKeyError
 from streamxf.keys import Key, PrivateKey, SigningKey
 from streamxf.keys.file import key_line, read_line
 from streamxf.keys.key import encode_b64url
-from streamxf.keys.location import format_key, parse_key
+from streamxf.keys.ring import format_key, parse_key
 
 SECRET = bytes(range(200, 232))
 KEY = Key(SECRET)

@@ -22,7 +22,7 @@ from streamxf.errors import AbortedError
 from streamxf.manager import sessions as module
 from streamxf.manager.notes import Authority
 from streamxf.manager.sessions import Sessions
-from streamxf.storage import disk
+from streamxf.storage import abilities as disk
 from streamxf.storage.opening import open_storage
 from tests.faults.forks import run_one
 from tests.polling import wait_until

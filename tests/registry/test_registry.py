@@ -10,11 +10,11 @@ import pytest
 import streamxf
 from streamxf import Checksum, CodecRegistry, ZStandard
 from streamxf.chain import Chain
+from streamxf.codec import BUILTINS, Provider, providers_in
 from streamxf.codecs.checksum import Checksum as ChecksumClass
 from streamxf.descriptor import Descriptor
 from streamxf.errors import CodecNotAllowedError, DescriptorError, DuplicateCodecError, UnknownCodecError
 from streamxf.keys import KeyRing
-from streamxf.registry import BUILTINS, Provider, providers_in
 from tests.forge import take_apart
 from tests.samples import encode
 

@@ -22,7 +22,7 @@ from streamxf.errors import AbortedError, ParameterError, UnsupportedError
 from streamxf.manager import sessions
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.sessions import is_held
-from streamxf.storage import abilities, disk
+from streamxf.storage import abilities
 from streamxf.storage import stores as conditions
 from streamxf.storage.abilities import Abilities
 from streamxf.storage.lock import locked
@@ -43,7 +43,7 @@ def save(place: Any, **how: Any) -> None:
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mount that stores files some time after they were closed."""
-    monkeypatch.setattr(disk, "mounted", lambda _: LATER)
+    monkeypatch.setattr(abilities, "mounted", lambda _: LATER)
 
 
 def test_who_says_what_a_place_can_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,7 @@ def test_who_says_what_a_place_can_do(tmp_path: Path, monkeypatch: pytest.Monkey
     ):
         assert (each.abilities.locks, each.abilities.keeps_older, each.abilities.in_order) == ("none", False, True)
     for kind, locks in (("", "machine"), ("autofs", "machine"), ("fuse.of-somebody", None), ("fuse.rclone", "none")):
-        monkeypatch.setattr(disk, "mounted", lambda _, kind=kind: (kind, ""))
+        monkeypatch.setattr(abilities, "mounted", lambda _, kind=kind: (kind, ""))
         assert disk_here.abilities.locks == locks
         assert not disk_here.abilities.keeps_older
     assert not MemoryStorage().told({"stored": None, "in_order": False}).abilities.keeps_older
@@ -74,12 +74,12 @@ def test_what_no_ability_is(tmp_path: Path, said: Any) -> None:
 
 def test_the_mount_of_a_folder_is_found_by_its_own_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Btrfs numbers the devices of subvolumes as no list of mounts has them."""
-    found = disk.mounted(tmp_path)
+    found = abilities.mounted(tmp_path)
     assert found[0]
-    monkeypatch.setattr(disk.os, "stat", lambda *_, **__: pytest.fail("a device was asked for"))
-    assert disk.mounted(tmp_path) == found
-    assert disk.mounted("/proc")[0] == "proc"
-    assert disk.mounted(tmp_path / "not-there") == ("", "")
+    monkeypatch.setattr(abilities.os, "stat", lambda *_, **__: pytest.fail("a device was asked for"))
+    assert abilities.mounted(tmp_path) == found
+    assert abilities.mounted("/proc")[0] == "proc"
+    assert abilities.mounted(tmp_path / "not-there") == ("", "")
 
 
 def test_clients_are_known_by_their_class_and_protocol() -> None:
@@ -374,7 +374,7 @@ def test_a_mount_that_may_remember_a_listing_is_asked_anew(tmp_path: Path, monke
     monkeypatch.setattr("streamxf.storage.local.os.utime", touched.append)
     assert streamxf.latest(tmp_path) is None
     assert not touched
-    monkeypatch.setattr(disk, "mounted", lambda _: ("fuse.sshfs", "host:"))
+    monkeypatch.setattr(abilities, "mounted", lambda _: ("fuse.sshfs", "host:"))
     assert streamxf.latest(tmp_path) is None
     open_storage(saved).forget_listings()
     assert touched == [str(tmp_path)]

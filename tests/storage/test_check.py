@@ -20,8 +20,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from streamxf.errors import ParameterError
-from streamxf.storage.abilities import MOUNTS, Abilities
-from streamxf.storage.disk import Mount
+from streamxf.storage.abilities import MOUNTS, Abilities, Mount
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage

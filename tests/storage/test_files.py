@@ -20,7 +20,7 @@ from streamxf.stream.plain import ChainFiles
 
 # Where the name is the system's, the package's own, or was just made; and streamxf.open, which is given a file by name
 # and may be given a pipe.
-OPENS_BY_ITSELF = {"storage/files.py", "storage/disk.py", "cli/run.py", "dcp/writer.py", "stream/plain.py"}
+OPENS_BY_ITSELF = {"storage/files.py", "storage/abilities.py", "cli/run.py", "dcp/writer.py", "stream/plain.py"}
 OPENS_BY_ITSELF |= {"tools/inspect/page/page.py", "__main__.py", "cli/demo.py"}
 
 

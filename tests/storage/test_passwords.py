@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 import streamxf
 from streamxf.cli.__main__ import main
 from streamxf.keys.key import Key
-from streamxf.keys.location import format_key
+from streamxf.keys.ring import format_key
 from streamxf.storage import abilities
 from streamxf.storage.opening import open_storage
 from tests.altered import flipped

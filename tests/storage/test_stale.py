@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 import streamxf
 from streamxf.errors import StaleError, StreamxfError, notes_of
 from streamxf.manager.latest import is_complete
-from streamxf.storage import disk
+from streamxf.storage import abilities as disk
 from streamxf.storage.opening import open_storage
 from tests.altered import flip
 from tests.cli.command import Run

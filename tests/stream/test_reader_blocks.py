@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from streamxf.codec import CodecRegistry, Provider
 from streamxf.descriptor import Descriptor
 from streamxf.errors import CodecError, UnknownCodecError
 from streamxf.format.header import Header
-from streamxf.registry import CodecRegistry, Provider
 from streamxf.stream.container import ChainOpener
 from streamxf.stream.reader import StreamReader
 

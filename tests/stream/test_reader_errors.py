@@ -7,9 +7,9 @@ import fsspec
 import pytest
 
 import streamxf
+from streamxf.codec import CodecRegistry
 from streamxf.errors import AbortedError, ContainerError, KeyMissingError, PolicyError, StreamxfError
 from streamxf.keys import KeyRing
-from streamxf.registry import CodecRegistry
 from streamxf.stream.plain import read_file
 from tests.altered import flipped
 from tests.forge import take_apart

@@ -16,7 +16,7 @@ import streamxf
 from streamxf import Key
 from streamxf.errors import KeyMissingError, ParameterError
 from streamxf.keys import KeyRing
-from streamxf.keys.location import format_key
+from streamxf.keys.ring import format_key
 from streamxf.tools import fleet
 from streamxf.tools.verify import reading
 from tests.dcp.helpers import KEY, full_chain, save

@@ -15,7 +15,7 @@ import streamxf
 from streamxf import Checksum, Encrypt, Key
 from streamxf.budget import Budget
 from streamxf.errors import PolicyError
-from streamxf.keys.location import format_key
+from streamxf.keys.ring import format_key
 from streamxf.tools import fleet
 from streamxf.tools.diff.difference import Difference
 from streamxf.tools.inspect.inspect import Summary

@@ -19,7 +19,7 @@ import streamxf
 from streamxf.errors import KeyMissingError, UnknownCodecError
 from streamxf.keys import Key, KeyRing
 from streamxf.keys.file import write_key
-from streamxf.keys.location import format_key
+from streamxf.keys.ring import format_key
 from streamxf.stream.container import ChainOpener
 from streamxf.tools import fleet
 from tests.altered import flip

@@ -17,6 +17,7 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.notes import Note
 from streamxf.checkpoint.reading import Box
+from streamxf.codec import CodecRegistry
 from streamxf.descriptor import Descriptor
 from streamxf.format import values
 from streamxf.format.items import ObjectItem, TensorItem
@@ -24,7 +25,6 @@ from streamxf.format.values import pack_value
 from streamxf.keys import Key, KeyRing, PrivateKey, VerifyKey
 from streamxf.keys.envelope import DataKey
 from streamxf.notes import Commit, Saving, Supplement
-from streamxf.registry import CodecRegistry
 from streamxf.storage.reading import FileSlice
 from streamxf.stream.container import ChainOpener, StoredStream, read_header
 from streamxf.stream.reader import StreamReader

@@ -8,12 +8,12 @@ from contextlib import suppress
 from typing import Any, Unpack
 
 from streamxf.checkpoint.checkpoint import Checkpoint
+from streamxf.codec import CodecRegistry
 from streamxf.descriptor import Descriptor
 from streamxf.errors import ForeignError, ParameterError, PolicyError
 from streamxf.keys import KeyRing
 from streamxf.places import Location, Storage, open_storage
 from streamxf.reading import Access, AccessOptions, KeysLike, Metadata, Progress, SignerLike
-from streamxf.registry import CodecRegistry
 from streamxf.tools.convert.conversion import FILE_SIZE, Converted
 from streamxf.tools.convert.pack import copy
 from streamxf.wording import some

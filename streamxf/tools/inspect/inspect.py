@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from streamxf.buffers import collector_paused
 from streamxf.cached import cached_property
 from streamxf.checkpoint.checkpoint import Checkpoint
+from streamxf.codec import CodecRegistry
 from streamxf.errors import located
 from streamxf.format.items import ObjectItem
 from streamxf.formats.contents import Contents, Format
@@ -26,7 +27,6 @@ from streamxf.formats.opening import contents_of, open_source
 from streamxf.keys import KeyRing
 from streamxf.places import Location, Storage, open_storage
 from streamxf.reading import Access, AccessOptions, Item, PlainParts, Progress, TensorItem
-from streamxf.registry import CodecRegistry
 from streamxf.stream.plain import open as open_plain
 from streamxf.tools.fleet import Fleet
 from streamxf.wording import many, some

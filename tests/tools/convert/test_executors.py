@@ -22,7 +22,7 @@ from streamxf.checkpoint.publish import assemble
 from streamxf.checkpoint.saving import Extensions
 from streamxf.errors import BlockError, KeyMissingError, ParameterError, PolicyError
 from streamxf.keys import Key, KeyRing, PrivateKey, SigningKey
-from streamxf.keys.location import format_key
+from streamxf.keys.ring import format_key
 from streamxf.tools.convert.pack import pack, transcode
 from streamxf.tools.convert.unpack import unpack
 from tests.altered import flip

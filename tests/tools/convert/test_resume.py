@@ -239,7 +239,7 @@ def test_in_place_the_old_one_loads_until_the_new_one_does(source):
 
 @pytest.mark.parametrize("convert", [transcode, pack])
 def test_a_copy_that_surely_does_not_fit_is_not_begun(tmp_path, source, monkeypatch, convert):
-    monkeypatch.setattr("streamxf.storage.disk.Volume.of", lambda _: _Full())
+    monkeypatch.setattr("streamxf.storage.abilities.Volume.of", lambda _: _Full())
     monkeypatch.setattr("streamxf.tools.convert.conversion._write_all", lambda *_: pytest.fail("it began"))
     if convert is pack:
         source = tmp_path / "model.safetensors"
@@ -251,7 +251,7 @@ def test_a_copy_that_surely_does_not_fit_is_not_begun(tmp_path, source, monkeypa
 
 def test_a_copy_that_may_fit_once_it_is_compressed_is_begun(tmp_path, monkeypatch):
     save_file({"w": torch.zeros(1 << 20)}, tmp_path / "zeros.safetensors")
-    monkeypatch.setattr("streamxf.storage.disk.Volume.of", lambda _: _Full())
+    monkeypatch.setattr("streamxf.storage.abilities.Volume.of", lambda _: _Full())
     assert pack(tmp_path / "zeros.safetensors", tmp_path / "target", "zstd").stored_bytes < 2**20
 
 

@@ -140,7 +140,7 @@ def test_a_full_disk_is_found_out_before_anything_is_written(tmp_path, checkpoin
         free = 1000
         plain = True
 
-    monkeypatch.setattr("streamxf.storage.disk.Volume.of", lambda _: Full())
+    monkeypatch.setattr("streamxf.storage.abilities.Volume.of", lambda _: Full())
     with pytest.raises(NoSpaceError, match="too full"):
         unpack(checkpoint, tmp_path / "x.pt")
     assert os.listdir(tmp_path) == []

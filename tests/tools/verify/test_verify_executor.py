@@ -20,7 +20,7 @@ from streamxf.errors import ParameterError, PolicyError
 from streamxf.format.items import ObjectItem, Place
 from streamxf.keys import PrivateKey
 from streamxf.keys.file import write_key
-from streamxf.keys.location import format_key
+from streamxf.keys.ring import format_key
 from streamxf.storage.opening import open_storage
 from streamxf.tools.verify import reading
 from streamxf.tools.verify.reading import FileCheck, Verification
