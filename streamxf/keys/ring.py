@@ -256,7 +256,7 @@ def _points(scheme: str) -> Iterable[EntryPoint]:
 KeysLike = Union["KeyRing", KeyLike, Iterable[KeyLike], None]
 TrustLike = VerifyKey | Location | Iterable[VerifyKey | Location] | None
 
-MAX_REMEMBERED = 2**13
+MOST_REMEMBERED = 2**13
 REST_SECONDS = 300.0
 
 
@@ -515,7 +515,7 @@ class _Answers:
                     self._silent[key.kind, key.id] = (monotonic() + REST_SECONDS, error.message)
                     raise
                 self._silent.pop((key.kind, key.id), None)
-                if len(self._known) >= MAX_REMEMBERED:
+                if len(self._known) >= MOST_REMEMBERED:
                     self._known.pop(next(iter(self._known)), None)
                 self._known[question] = known
         answer, wrong = known

@@ -185,7 +185,7 @@ def test_another_wrapped_key_or_id_is_another_question():
 
 
 def test_only_so_much_is_remembered(monkeypatch):
-    monkeypatch.setattr("streamxf.keys.ring.MAX_REMEMBERED", 4)
+    monkeypatch.setattr("streamxf.keys.ring.MOST_REMEMBERED", 4)
     service = Service()
     ring = KeyRing([service])
     given = wrapped(9, service)
