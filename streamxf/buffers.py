@@ -74,7 +74,8 @@ class Scratch:
         """Return `size` writable bytes of undefined contents for `step`, valid until the block has left the chain."""
         buffer = self._buffers.get(step)
         if buffer is None or len(buffer) < size:
-            buffer = self._buffers[step] = mapped(size + ROOM)
+            # at least that of a block of 1 MiB, or each longer one gets memory anew; what nobody touches takes none
+            buffer = self._buffers[step] = mapped(max(size, 5 << 18) + ROOM)
             self.size = sum(map(len, self._buffers.values()))
         return memoryview(buffer)[:size]
 

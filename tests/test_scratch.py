@@ -32,6 +32,7 @@ def in_place(block: memoryview, extended: memoryview) -> bool:
 
 
 SIZE = 20_000
+LEAST = 5 << 18  # bytes of a buffer
 
 
 @pytest.mark.parametrize("used", [16_385, 19_900, SIZE])
@@ -55,11 +56,11 @@ OTHERS: dict[str, Callable[[Scratch], memoryview]] = {
     "not at the start": lambda scratch: filled(scratch.take(0, SIZE))[1:],
     "few bytes, which are copied sooner": lambda scratch: filled(scratch.take(0, 16_384)),
     "nothing": lambda scratch: scratch.take(0, SIZE)[:0],
-    "no room": lambda scratch: filled(scratch.take(0, SIZE - ROOM)) and scratch.take(0, SIZE - 31),
+    "no room": lambda scratch: filled(scratch.take(0, LEAST)) and scratch.take(0, LEAST + ROOM - 31),
     "scratch memory of another block": lambda scratch: filled(Scratch().take(0, SIZE)),
     "scratch memory that was replaced": lambda scratch: (
         filled(scratch.take(0, SIZE - 900)),
-        scratch.take(0, 2 * SIZE),
+        scratch.take(0, 2 * LEAST),
     )[0],
 }
 
@@ -108,7 +109,7 @@ def test_the_caller_s_memory_is_never_extended() -> None:
 
 
 def test_scratch_memory_that_waits_is_bounded_in_bytes() -> None:
-    pool = ScratchPool(keep=10_000)
+    pool = ScratchPool(keep=3 * 2**20)
     lent = [pool.take() for _ in range(3)]
     for scratch in lent:
         scratch.take(0, 4000)

@@ -13,14 +13,15 @@ from typing import Any, Literal, Self
 from streamxf.budget import MAX_EXPANSION, Budget
 from streamxf.cached import cached_property
 from streamxf.checkpoint.access import Access, Codecs, Names, Require, SaveIds
-from streamxf.checkpoint.elements import Array, Elements, unsigned
+from streamxf.checkpoint.elements import Elements
 from streamxf.checkpoint.metadata import Metadata, merge_ranks, metadata_files, read_metadata
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.checkpoint.pickled import is_extra
 from streamxf.checkpoint.reading import Box, BoxReader, cut
+from streamxf.checkpoint.sources import Array
 from streamxf.errors import ContainerError, ParameterError, UnsupportedError, located
 from streamxf.format.extra import from_json
-from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
+from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem, unsigned
 from streamxf.format.names import metadata_name
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.lazy import numpy as np

@@ -14,25 +14,21 @@ from __future__ import annotations
 import io
 import itertools
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import Self
 
 from streamxf.budget import most
 from streamxf.buffers import scratches
+from streamxf.checkpoint.sources import Array, DeviceMemory
 from streamxf.errors import PolicyError
-from streamxf.format.items import ITEMSIZES, contiguous_strides, elements_size
+from streamxf.format.items import ITEMSIZES, Ranges, boxes_of_run, contiguous_strides, elements_size, unsigned
 from streamxf.lazy import numpy as np
 from streamxf.storage.reading import FileSlice
 from streamxf.stream.reader import BareBlocks, Blocks, MemoryBlocks, StreamReader
 from streamxf.torchsave.writing import frame_of, prefix_of
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-Ranges = tuple[tuple[int, int], ...]
 Slices = tuple[slice, ...]
 Ints = tuple[int, ...]
 
@@ -129,42 +125,8 @@ class Selection:
             yield slice(at - start, at - start + math.prod(shape)), shape, source, target
 
 
-def boxes_of_run(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, Ranges]]:
-    """Split a run of elements of a row-major array into as few boxes as it takes, in order; each comes with its first
-    element. A box of several rows of some dimension has all of the dimensions after that one.
-    """
-    strides = contiguous_strides(shape)
-    while start < stop:
-        # the outermost dimension of which the run, where it begins, holds a whole row
-        axis = next(
-            (axis for axis, stride in enumerate(strides) if start % stride == 0 and start + stride <= stop), len(shape)
-        )
-        if axis == len(shape):  # a single element of an array without dimensions
-            yield start, ()
-            return
-        position = start // strides[axis] % shape[axis]
-        rows = min(shape[axis] - position, (stop - start) // strides[axis])
-        outer = tuple((at := start // strides[dim] % shape[dim], at + 1) for dim in range(axis))
-        inner = tuple((0, size) for size in shape[axis + 1 :])
-        yield start, (*outer, (position, position + rows), *inner)
-        start += rows * strides[axis]
-
-
-Array: TypeAlias = "npt.NDArray[Any]"
-
 INLINE_BYTES = 128 * 1024
 """Bytes; a box of no more is decoded in the calling thread, since handing it to a worker would cost more."""
-
-
-class BlockTarget(ABC):
-    """Memory without gaps that blocks are brought to, since they cannot be decoded into it."""
-
-    shape: tuple[int, ...]
-    nbytes: int
-
-    @abstractmethod
-    def fill(self, decode: Callable[[memoryview], None], length: int, part: slice, at: int) -> None:
-        """Decode a block of `length` bytes, and bring a part of it to `at`; in any thread."""
 
 
 @dataclass(slots=True)
@@ -201,13 +163,13 @@ class Elements:
         self,
         offset: tuple[int, ...],
         lengths: tuple[int, ...],
-        out: Array | BlockTarget,
+        out: Array | DeviceMemory,
         steps: tuple[int, ...] = (),
         together: int = 1,
     ) -> Iterator[tuple[Callable[[], None], int]]:
         """The calls that fill `out` with the box at `offset`, in elements of the shard, one for each block or for so
         many neighbours `together`, and the bytes that each decodes. `out` has the shape `lengths`, a dtype of
-        `itemsize` bytes, and any strides; a `BlockTarget` takes a run only. `steps` as of a `Selection`.
+        `itemsize` bytes, and any strides; a `DeviceMemory` takes a run only. `steps` as of a `Selection`.
         """
         wanted = Selection.of(self.shape, offset, lengths, steps)
         if wanted is None:  # it has no elements
@@ -215,12 +177,12 @@ class Elements:
         begin = self.origin + wanted.start * self.itemsize
         end = self.origin + wanted.stop * self.itemsize
         memory = None
-        if not isinstance(out, BlockTarget) and wanted.is_run and out.flags.c_contiguous:
+        if not isinstance(out, DeviceMemory) and wanted.is_run and out.flags.c_contiguous:
             memory = out.reshape(-1).view("u1").data
 
         def put(index: int, decode: Callable[[memoryview], None]) -> None:
             start, length = index * self.blocks.block_size, self.blocks.size_of(index)
-            if isinstance(out, BlockTarget):
+            if isinstance(out, DeviceMemory):
                 part = slice(max(begin - start, 0), min(end - start, length))
                 out.fill(decode, length, part, max(start - begin, 0))
             elif memory is not None and begin <= start and start + length <= end:
@@ -311,11 +273,6 @@ def _appending(out: Array) -> Callable[[Slices, Array], None]:
         at += elements.size
 
     return put
-
-
-def unsigned(itemsize: int) -> str:
-    """NumPy's name for elements of so many bytes, which are only moved."""
-    return "c16" if itemsize == 16 else f"u{itemsize}"
 
 
 _BLOCK = 16 * 2**20  # bytes; with less, the pieces to be read become short

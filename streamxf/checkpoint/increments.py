@@ -22,7 +22,7 @@ from streamxf.buffers import scratches
 from streamxf.chain import Chain
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.datafile import FileRecord, SavedFile
-from streamxf.checkpoint.memory import TAG_BYTES, Key, Known, SavedPart, SaveMemory
+from streamxf.checkpoint.memory import SMALL, TAG_BYTES, Key, Known, SavedPart, SaveMemory
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.publish import Pin
 from streamxf.checkpoint.saving import Save
@@ -39,7 +39,6 @@ from streamxf.stream.encoder import ByteSource, ContainerEncoder, Load
 if TYPE_CHECKING:
     from streamxf.checkpoint.beneath import Beneath
 
-SMALL = 4096  # bytes; for less no file is linked, which would stay on the disk once the base is removed
 _log = logging.getLogger(__name__)
 _OTHER = "its file in the base is not as it was written"
 

@@ -19,6 +19,7 @@ from streamxf.errors import ParameterError
 from streamxf.format.items import Chunk
 from streamxf.lazy import aead
 
+SMALL = 4096  # bytes; for less no file is linked, which would stay on the disk once the base is removed
 TAG_BYTES = 16
 _NONCE = bytes(12)  # one for all: tags are compared, and leave this process as little as the key does
 _KEPT = 4  # saves besides the base of the last one, since several may be under way before one of them is published

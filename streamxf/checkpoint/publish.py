@@ -18,9 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from streamxf.buffers import collector_paused
-from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.datafile import FileRecord
-from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.pickled import pickled
 from streamxf.checkpoint.saving import Extensions, Save
 from streamxf.errors import (
@@ -327,7 +325,7 @@ def remove_leftovers(storage: Storage, names: Iterable[str], encrypted: bool) ->
 def files_of(storage: Storage, name: str) -> Collection[str]:
     """The files that a metadata file names. Nothing vouches for it, so it only ever narrows what is removed."""
     try:
-        index = read_metadata(storage, name, Access(), listing=True).index
+        index = _read(storage, name, listing=True)
     except (StreamxfError, OSError):
         return ()  # it is damaged, or there is none
     return index.files.keys() if index is not None else ()
@@ -410,8 +408,15 @@ def _index_of(folder: Storage, name: str) -> tuple[Index | None, bool]:
     except ParameterError:  # nothing was ever saved there
         return None, False
     try:
-        return read_metadata(run.child(name), GLOBAL, Access(), listing="root").index, False
+        return _read(run.child(name), GLOBAL, listing="root"), False
     except (FileNotFoundError, NotADirectoryError):
         return None, False
     except (StreamxfError, OSError):
         return None, True
+
+
+def _read(storage: Storage, name: str, listing: Any) -> Index | None:
+    from streamxf.checkpoint.access import Access  # what reads, which the first save to a place does not need
+    from streamxf.checkpoint.metadata import read_metadata
+
+    return read_metadata(storage, name, Access(), listing=listing).index

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple, Self
 
 from streamxf.budget import Budget
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, unsigned
+from streamxf.checkpoint.elements import INLINE_BYTES, Elements
+from streamxf.checkpoint.sources import Array
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError, located
-from streamxf.format.items import Chunk, Item, TensorItem, element_size
+from streamxf.format.items import Chunk, Item, TensorItem, element_size, unsigned
 from streamxf.lazy import numpy as np
 from streamxf.lazy import torch
 from streamxf.pipeline import Pipeline, run_jobs

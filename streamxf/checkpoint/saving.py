@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import count
 from types import SimpleNamespace
-from typing import IO, Any, ClassVar, Literal, Self
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal, Self
 from weakref import finalize
 
 from streamxf.buffers import Writable
@@ -21,7 +21,6 @@ from streamxf.cached import cached_property
 from streamxf.chain import DEFAULT_CHAIN, Chain, ChainLike, Chains, ChainsLike
 from streamxf.checkpoint.sources import Content
 from streamxf.codec import BUILTINS, CodecRegistry
-from streamxf.codecs.encrypt import Encrypt
 from streamxf.errors import KeyMissingError, NoSpaceError, ParameterError, add_note, escaped
 from streamxf.format.header import Identity
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2, WRITER_ID_BYTES
@@ -36,8 +35,10 @@ from streamxf.storage.files import TO_NOTHING
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage
 from streamxf.stream.encoder import ContainerEncoder, StreamWriter, block_log2_of
-from streamxf.torchsave.check import quick_needs
 from streamxf.wording import MAKE_ROOM, size_text, some
+
+if TYPE_CHECKING:
+    from streamxf.codecs.encrypt import Encrypt
 
 _ENCRYPT = "encrypt"
 _log = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class Extensions:
             return replace(self, own_signer=as_signing_key(signer))
         if encryption.signer is not None:
             raise ParameterError("signer= was given, and Encrypt in the chain has one: leave one of them out")
-        made = Encrypt(encryption.recipients, signer=signer)
+        made = type(encryption)(encryption.recipients, signer=signer)
         by_pattern = self.chains.by_pattern.items()
         chains = {name: Chain(made if codec is encryption else codec for codec in chain) for name, chain in by_pattern}
         return replace(self, chains=Chains(chains))
@@ -261,6 +262,8 @@ class Save:
         chain: ChainsLike | None, recipients: KeysLike, signer: SignerLike | None, was_encrypted: bool
     ) -> Extensions:
         """What to write with: chains, by default that of writers, with `Encrypt` for keys in them; and who signs."""
+        from streamxf.codecs.encrypt import Encrypt  # which saves without keys do not need
+
         encrypt = cache(partial(Encrypt, recipients, signer=signer)) if recipients is not None else None
         made = Extensions((), Chains.of(chain, lambda each: _chain_of(each, encrypt, was_encrypted)))
         return made if encrypt is not None else made.signed_by(signer)
@@ -373,6 +376,8 @@ class Save:
 
     def note_needs(self, item: str, data: memoryview) -> None:
         """Take note of what an object needs of its reader; `data` is what ``torch.save`` wrote of it."""
+        from streamxf.torchsave.check import quick_needs  # which saves of tensors alone do not need
+
         names, reason = quick_needs(data)
         if names or reason:
             self._needs[item] = names, reason

@@ -16,18 +16,22 @@ from contextlib import suppress
 from functools import cache, partial
 from queue import Empty, SimpleQueue
 from threading import Lock, get_ident
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from weakref import WeakValueDictionary, finalize
 
 from streamxf import engine
 from streamxf.buffers import flat_view, scratches
-from streamxf.checkpoint.elements import Array, BlockTarget, boxes_of_run, unsigned
 from streamxf.errors import ParameterError, UnsupportedError
 from streamxf.format.header import Kind
-from streamxf.format.items import DTYPES, ITEMSIZES, elements_size
+from streamxf.format.items import DTYPES, ITEMSIZES, boxes_of_run, elements_size, unsigned
 from streamxf.lazy import numpy as np
 from streamxf.lazy import torch
 from streamxf.stream.encoder import ByteSource, Load, MemorySource
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Array: TypeAlias = "npt.NDArray[Any]"
 
 
 class Content(NamedTuple):
@@ -469,7 +473,7 @@ class DeviceSource:
             yield source, part[first : first + source.nbytes].view(tensor.dtype).view(source.shape)
 
 
-class DeviceMemory(BlockTarget):
+class DeviceMemory:
     """The memory of a tensor without gaps, which is filled block by block from the buffers of a ring."""
 
     def __init__(self, tensor: torch.Tensor, copies: CudaCopies, ring: Callable[[int], Ring]) -> None:
@@ -480,7 +484,9 @@ class DeviceMemory(BlockTarget):
         self._ring = ring
 
     def fill(self, decode: Callable[[memoryview], None], length: int, part: slice, at: int) -> None:
-        """As there; the copy is begun, and `Staging.end` or `wait` comes after all of them."""
+        """Decode a block of `length` bytes, and bring a part of it to `at`; in any thread. The copy is begun, and
+        `Staging.end` or `wait` comes after all of them.
+        """
         ring = self._ring(length)
         # no worker waits for a buffer that a save has filled, whose block waits for a worker
         lent = ring.take(patient=False)

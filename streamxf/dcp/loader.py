@@ -30,16 +30,16 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, Read
 
 from streamxf.buffers import scratches
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, boxes_of_run
+from streamxf.checkpoint.elements import INLINE_BYTES, Elements
 from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
-from streamxf.checkpoint.sources import COPIES, DeviceMemory, Staging
+from streamxf.checkpoint.sources import COPIES, Array, DeviceMemory, Staging
 from streamxf.dcp import planner as planners
 from streamxf.dcp.base import is_own
 from streamxf.dcp.targets import ObjectPlaces, Target, check_dtype, check_kind
 from streamxf.engine import MAX_BYTES_IN_FLIGHT, worker_count
 from streamxf.errors import MetadataError, ReplacedError, UnsupportedError, is_damage, located
-from streamxf.format.items import Place, TensorItem, element_size
+from streamxf.format.items import Place, TensorItem, boxes_of_run, element_size
 from streamxf.format.limits import MAX_BLOCK_LOG2
 from streamxf.pipeline import Pipeline
 from streamxf.progress import Progress, Shares

@@ -7,16 +7,13 @@ from copy import copy, deepcopy
 from copyreg import __newobj__  # type: ignore[attr-defined]
 from dataclasses import fields
 from functools import cache
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch.distributed.checkpoint import filesystem, metadata
 
 from streamxf.buffers import collector_paused
 from streamxf.cached import cached_property
-from streamxf.checkpoint import metadata as stored_metadata
-from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.pickled import PLANNER_DATA, members_of
 from streamxf.errors import redacted
 from streamxf.format.extra import NESTING
@@ -26,7 +23,9 @@ from streamxf.format.tiling import Boxes
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
 from streamxf.torch_private import StorageInfo
-from streamxf.torchsave.objects import dtype_of
+
+if TYPE_CHECKING:
+    from streamxf.checkpoint import metadata as stored_metadata
 
 FLAGS = ("requires_grad", "pin_memory")
 FORMATS = {"channels_last": torch.channels_last, "preserve": torch.preserve_format}
@@ -65,6 +64,9 @@ class StoredMetadata(metadata.Metadata):
             raise found
         if found is not None:
             return found
+        from streamxf.checkpoint.access import Access  # what reads, which saves do not need
+        from streamxf.checkpoint.metadata import read_metadata
+
         place, name = vars(self)[PUBLISHED]
         try:
             access = Access.of(expect_save_id=self.storage_meta.save_id)
@@ -142,6 +144,8 @@ class LazyTensor(metadata.TensorStorageMetadata):
 
     @cached_property
     def properties(self) -> metadata.TensorProperties:  # type: ignore[override]
+        from streamxf.torchsave.objects import dtype_of  # which saves do not need
+
         properties = metadata.TensorProperties(dtype_of(self.item.dtype, self.item.name))
         for name, value in self.item.properties.items():
             if name == "memory_format":

@@ -17,7 +17,6 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
-from streamxf.checkpoint import metadata as stored_metadata
 from streamxf.dcp.base import reset_names
 from streamxf.dcp.columns import Merged, PlannedItems, ReadItems, Shared, is_grid
 from streamxf.dcp.metadata import FOUND, LazyTensor, torch_chunks
@@ -85,7 +84,7 @@ class LoadPlanner(DefaultLoadPlanner):
         """As torch's planner makes it; raises what that raises."""
         whole = self.metadata
         assert whole is not None
-        if isinstance(found := getattr(whole, FOUND, None), stored_metadata.Metadata):
+        if not isinstance(found := getattr(whole, FOUND, None), BaseException | None):
             self._look_for_shard(found.items)
         near = _Near(self, whole.state_dict_metadata)
         self.metadata, state = Metadata(near), self.state_dict

@@ -18,8 +18,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from streamxf import torch_private
-from streamxf.checkpoint.elements import Array
-from streamxf.checkpoint.sources import DeviceMemory, Staging, array_of, check_memory
+from streamxf.checkpoint.sources import Array, DeviceMemory, Staging, array_of, check_memory
 from streamxf.dcp.base import keys_by_text
 from streamxf.errors import MetadataError, UnsupportedError
 from streamxf.format.items import TensorItem

@@ -26,8 +26,7 @@ from torch.futures import Future
 from streamxf import torch_private
 from streamxf.chain import Chain, Chains, ChainsLike
 from streamxf.checkpoint.datafile import write_files
-from streamxf.checkpoint.increments import SMALL, Increment, saves_in_base
-from streamxf.checkpoint.memory import SaveMemory, check_memory
+from streamxf.checkpoint.memory import SMALL, SaveMemory, check_memory
 from streamxf.checkpoint.publish import Pin, check_free, publish, remove_unpublished
 from streamxf.checkpoint.saving import Extensions, Save, Stock, check_stock
 from streamxf.checkpoint.sources import Staging
@@ -353,6 +352,8 @@ class ChainWriterMixin(StorageMixin):
         """The id of the newest save, of which files lie in the base's folder, that all processes know; or ""."""
         if self.memory is None or self.base is None:
             return ""
+        from streamxf.checkpoint.increments import saves_in_base  # which saves without a base do not need
+
         ids, writers = saves_in_base(open_storage(self.base, self._options or None), name)
         self._under_way.others |= {writer.hex() for writer in writers}
         return next((save_id for save_id in ids if all(save_id in each for each in held)), "")
@@ -363,6 +364,8 @@ class ChainWriterMixin(StorageMixin):
         if isinstance(note, planning.RoomNote) and note.save == save.writer_id:  # and not that of an earlier save
             save_id, base = note.save_id, note.base
         if self.memory is not None and save_id:
+            from streamxf.checkpoint.increments import Increment
+
             folder = None if self.base is None else open_storage(self.base, self._options or None)
             save.increment = Increment(self.memory, save, save_id, base, folder, self.pin)
 

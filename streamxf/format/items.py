@@ -93,6 +93,33 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+def boxes_of_run(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, Ranges]]:
+    """Split a run of elements of a row-major array into as few boxes as it takes, in order; each comes with its first
+    element. A box of several rows of some dimension has all of the dimensions after that one.
+    """
+    strides = contiguous_strides(shape)
+    while start < stop:
+        # the outermost dimension of which the run, where it begins, holds a whole row
+        axis = next(
+            (axis for axis, stride in enumerate(strides) if start % stride == 0 and start + stride <= stop), len(shape)
+        )
+        if axis == len(shape):  # a single element of an array without dimensions
+            yield start, ()
+            return
+        position = start // strides[axis] % shape[axis]
+        rows = min(shape[axis] - position, (stop - start) // strides[axis])
+        outer = tuple((at := start // strides[dim] % shape[dim], at + 1) for dim in range(axis))
+        inner = tuple((0, size) for size in shape[axis + 1 :])
+        yield start, (*outer, (position, position + rows), *inner)
+        start += rows * strides[axis]
+
+
+def unsigned(itemsize: int) -> str:
+    """NumPy's name for elements of so many bytes, which are only moved."""
+    return "c16" if itemsize == 16 else f"u{itemsize}"
+
+
+Ranges = tuple[tuple[int, int], ...]  # from where to where, in each dimension
 Path = tuple[str | int, ...]  # where an item stands in the nested state dict: keys and positions, the outermost first
 
 

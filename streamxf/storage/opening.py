@@ -11,7 +11,6 @@ from streamxf.errors import ParameterError, UnsupportedError, redacted
 from streamxf.storage.abilities import AbilitiesLike
 from streamxf.storage.checked import known_errors
 from streamxf.storage.local import LocalStorage
-from streamxf.storage.remote import RemoteStorage, WebStorage, layers_of
 from streamxf.storage.storage import Storage, is_url
 
 Location = str | os.PathLike[str] | Storage  # where a checkpoint is: a path, a URL, or a storage
@@ -77,6 +76,8 @@ def storage_over(filesystem: Any, path: str, location: str) -> Storage:
     """A path in a file system of fsspec's; None is the local one, which may also lie below others of its layers."""
     if filesystem is None:
         return LocalStorage(path, location)
+    from streamxf.storage.remote import RemoteStorage, WebStorage, layers_of  # which few processes need
+
     for place, names in layers_of(filesystem, path):
         if "file" in names:
             return LocalStorage(str(place), location)

@@ -28,6 +28,17 @@ _LOCAL = struct.Struct("<4s22x2H")
 _WIDE = 0xFFFFFFFF  # the value is in the extra field instead
 _HARMLESS_FLAGS = 0x0808  # sizes follow the record; the name is UTF-8
 
+_KINDS = (
+    "Double:float64 Float:float32 Half:float16 BFloat16:bfloat16 Long:int64 Int:int32 Short:int16 Char:int8 Byte:uint8"
+)
+_KINDS += " Bool:bool ComplexDouble:complex128 ComplexFloat:complex64 Untyped:uint8"
+STORAGES = {
+    **{f"torch.{kind}Storage": dtype for kind, dtype in (each.split(":") for each in _KINDS.split())},
+    "torch.storage.UntypedStorage": "uint8",
+    **{f"torch.{kind}Storage": kind.lower() for kind in ("QInt8", "QUInt8", "QUInt4x2", "QUInt2x4", "QInt32")},
+}
+"""The dtype of each kind of storage."""
+
 
 class NotSavedByTorch(ContainerError, ValueError):
     """The bytes are not what ``torch.save`` writes; says in which way."""

@@ -21,28 +21,10 @@ from streamxf.format.items import DTYPES, ITEMSIZES, is_dtype_name
 from streamxf.format.limits import MAX_INT, MAX_NDIM
 from streamxf.lazy import numpy as np
 from streamxf.lazy import pattern, torch
-from streamxf.torchsave.archive import NotSavedByTorch
+from streamxf.torchsave.archive import STORAGES, NotSavedByTorch
 from streamxf.torchsave.unpickler import Foreign, Name, Size, StandIn, Unpickler, may_have
 
 _DTYPES = {f"torch.{name}": math.ceil(width) for name, width in DTYPES.items()}
-STORAGES = {
-    "torch.DoubleStorage": "float64",
-    "torch.FloatStorage": "float32",
-    "torch.HalfStorage": "float16",
-    "torch.BFloat16Storage": "bfloat16",
-    "torch.LongStorage": "int64",
-    "torch.IntStorage": "int32",
-    "torch.ShortStorage": "int16",
-    "torch.CharStorage": "int8",
-    "torch.ByteStorage": "uint8",
-    "torch.BoolStorage": "bool",
-    "torch.ComplexDoubleStorage": "complex128",
-    "torch.ComplexFloatStorage": "complex64",
-    "torch.UntypedStorage": "uint8",
-    "torch.storage.UntypedStorage": "uint8",
-    **{f"torch.{kind}Storage": kind.lower() for kind in ("QInt8", "QUInt8", "QUInt4x2", "QUInt2x4", "QInt32")},
-}
-"""The dtype of each kind of storage."""
 _TENSORS = ("torch.Tensor", "torch.nn.parameter.Parameter")
 _CHANNELS = ("torch.per_channel_affine", "torch.per_channel_affine_float_qparams")
 _VALUES = {*STORAGES, *_DTYPES, *_TENSORS, "torch.per_tensor_affine", *_CHANNELS}

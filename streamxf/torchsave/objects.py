@@ -22,8 +22,8 @@ from streamxf.format.items import WITHOUT_ELEMENTS, Chunk, Place, TensorItem
 from streamxf.format.limits import MAX_NDIM
 from streamxf.format.values import parse_value
 from streamxf.lazy import torch
-from streamxf.torchsave.archive import Archive, NotSavedByTorch
-from streamxf.torchsave.calls import STORAGES, StoredTensor, dtype_in
+from streamxf.torchsave.archive import STORAGES, Archive, NotSavedByTorch
+from streamxf.torchsave.calls import StoredTensor, dtype_in
 from streamxf.torchsave.check import Check, Maker, NotAllowed, by_name, chosen, lacks, needs, numbers_in, read_outline
 from streamxf.torchsave.legacy import TorchFile
 from streamxf.wording import some

@@ -20,7 +20,7 @@ from streamxf.errors import UnsupportedError
 from streamxf.format.items import ITEMSIZES, TensorItem, contiguous_strides, elements_size
 from streamxf.format.limits import MAX_RAW_SIZE
 from streamxf.torch_private import untyped_storage
-from streamxf.torchsave.calls import STORAGES
+from streamxf.torchsave.archive import STORAGES
 
 PROTOCOL = 2  # of the pickles that torch writes
 _ALIGNMENT = 64  # of a record's bytes in the file, which may be mapped into memory

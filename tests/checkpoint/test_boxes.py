@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamxf.checkpoint.elements import Ranges, Selection, boxes_of_run, contiguous_strides
+from streamxf.checkpoint.elements import Selection
+from streamxf.format.items import Ranges, boxes_of_run, contiguous_strides
 
 shapes = st.lists(st.integers(1, 5), max_size=4).map(tuple)
 

@@ -11,9 +11,9 @@ import torch
 
 from streamxf.budget import Budget
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.elements import Elements, unsigned
+from streamxf.checkpoint.elements import Elements
 from streamxf.checkpoint.reading import BoxReader
-from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
+from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, unsigned
 from streamxf.formats.contents import Contents, Format
 from streamxf.storage.opening import open_storage
 from streamxf.stream.reader import MemoryBlocks

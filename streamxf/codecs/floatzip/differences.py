@@ -7,19 +7,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from numpy.typing import NDArray
 
 from streamxf.codecs.checksum import crc32c_of
 from streamxf.codecs.floatzip import kernel
+from streamxf.codecs.floatzip.planes import Array
 from streamxf.errors import ChecksumError, CodecError
 
 __all__ = ["DIFFERENCE", "changes", "decode", "encode", "width_of"]
-
-Array = NDArray[Any]
 
 DIFFERENCE, _BANDED = 0x80, 0x04  # of the first byte of a payload
 _HEAD = 6  # bytes: layout, CRC, levels

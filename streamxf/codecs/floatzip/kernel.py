@@ -47,7 +47,7 @@ class _Work:
     """Memory of one thread for one block. Few blocks need all of it, so most pages are never touched."""
 
     def __init__(self) -> None:
-        self._memory = mapped(1)
+        self._memory = mapped(4 << 20)  # enough for a block of 1 MiB
 
     def of(self, size: int) -> mmap:
         if len(self._memory) < size:

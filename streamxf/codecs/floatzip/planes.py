@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import zstandard
-from numpy.typing import NDArray
 
 from streamxf.buffers import borrowed
 from streamxf.codecs import zstd
@@ -183,7 +182,7 @@ def _parse_planes(block: memoryview, layout: Layout, count: int) -> tuple[list[t
 
 PART_BYTES = 1024 * 1024
 
-Array = NDArray[Any]
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Workspace:

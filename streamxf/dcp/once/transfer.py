@@ -22,15 +22,15 @@ import torch
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, ReadItem
 
 from streamxf.buffers import Scratch
-from streamxf.checkpoint.elements import Array, Elements, Ranges, Selection, Slices, unsigned
+from streamxf.checkpoint.elements import Elements, Selection, Slices
 from streamxf.checkpoint.opening import ItemPart
-from streamxf.checkpoint.sources import Staging
+from streamxf.checkpoint.sources import Array, Staging
 from streamxf.dcp.loader import Job, Loader, check_size, part_of
 from streamxf.dcp.once.meeting import Meeting
 from streamxf.dcp.once.plan import Assignment, ChunkRun, Need, SharedChunk, Unit
 from streamxf.dcp.targets import Target, check_dtype, clashes
 from streamxf.errors import MetadataError, UnsupportedError, located
-from streamxf.format.items import TensorItem
+from streamxf.format.items import Ranges, TensorItem, unsigned
 from streamxf.pipeline import Pipeline
 from streamxf.progress import Progress
 from streamxf.storage.reading import READ_WHOLE, FileSlice, OpenFiles, Span
