@@ -11,19 +11,17 @@ from zlib import crc32
 import pytest
 
 _DAY = "EXHAUSTIVE_DAY"
+# Before xdist starts its processes, which inherit it: all select the same tests, and sample the same faults.
+DAY = int(os.environ.setdefault(_DAY, str(int(time.time() // 86400))))
 
 
 class Exhaustive:
     """A plugin that leaves these tests out, or runs a share of them."""
 
-    def pytest_configure(self, config: pytest.Config) -> None:
-        """Fix the day before xdist starts its processes, which inherit it: all must select the same tests."""
-        os.environ.setdefault(_DAY, str(int(time.time() // 86400)))
-
-    def pytest_report_header(self, config: pytest.Config) -> str | None:
-        """Say how to repeat this selection."""
+    def pytest_report_header(self, config: pytest.Config) -> str:
+        """Say how to repeat this selection, and what others draw by the day."""
         share = config.getoption("exhaustive")
-        return f"exhaustive: one in {share}; the same again with {_DAY}={os.environ[_DAY]}" if share else None
+        return (f"exhaustive: one in {share}; " if share else "") + f"the same samples again with {_DAY}={DAY}"
 
     def pytest_ignore_collect(self, collection_path: Path, config: pytest.Config) -> bool | None:
         """Skip files without such tests, of which collecting takes half a minute in each process: neither a file itself
@@ -38,11 +36,10 @@ class Exhaustive:
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Select."""
         share = config.getoption("exhaustive")
-        day = int(os.environ[_DAY])
 
         def wanted(item: pytest.Item) -> bool:
             marked = item.get_closest_marker("exhaustive") is not None
-            return marked and (crc32(item.nodeid.encode()) + day) % share == 0 if share else not marked
+            return marked and (crc32(item.nodeid.encode()) + DAY) % share == 0 if share else not marked
 
         config.hook.pytest_deselected(items=[item for item in items if not wanted(item)])
         items[:] = [item for item in items if wanted(item)]

@@ -217,7 +217,7 @@ for step in range(10**6):
         "follower": [*FOLLOW, str(run), "--into", str(into), "--every", "0.1", "--verify"],
     }
     try:
-        for _ in range(6):
+        for _ in range(4):
             for name, command in commands.items():
                 if name not in processes:
                     processes[name] = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
