@@ -23,23 +23,11 @@ from streamxf.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor, UntypedStorage, dtype
-    from torch._C import _is_cow_tensor as is_cow_tensor  # type: ignore[attr-defined]
-    from torch._utils import _validate_loaded_sparse_tensors as validate_loaded_sparse_tensors
-    from torch.distributed._shard._utils import narrow_tensor_by_index
     from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-    from torch.distributed.checkpoint import _version as flattening
     from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTransformExtension, ZStandard
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
-    from torch.distributed.checkpoint.filesystem import _split_by_size_and_type as split_by_size_and_type
-    from torch.distributed.checkpoint.filesystem import _StorageInfo as StorageInfo
-    from torch.distributed.checkpoint.filesystem import _StoragePrefix as StoragePrefix
     from torch.distributed.checkpoint.filesystem import _StorageReaderTransforms as StorageReaderTransforms
     from torch.distributed.checkpoint.filesystem import _StorageWriterTransforms as StorageWriterTransforms
-    from torch.distributed.checkpoint.planner_helpers import _create_chunk_list as create_chunk_list
-    from torch.distributed.distributed_c10d import _get_default_store as default_store
-    from torch.serialization import _get_restore_location as get_restore_location
-    from torch.serialization import _serialization_tls as serialization_tls
-    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 _DCP = "torch.distributed.checkpoint"
 _SAVER, _PROCESS = f"{_DCP}.state_dict_saver", f"{_DCP}._async_process_executor"

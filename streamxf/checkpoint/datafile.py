@@ -206,7 +206,7 @@ class DataFile:
             return SavedFile(record, self._written())
         written = self._written()
         paths = dict.fromkeys(path for _, chunk in written for path in chunk.place.files if path != self.path)
-        kept = [increment.record(path) for path in paths]
+        kept = [*map(increment.named.__getitem__, paths)]
         return SavedFile(replace(record, saved=increment.owner), written, kept)
 
     @property

@@ -44,24 +44,15 @@ _OTHER = "its file in the base is not as it was written"
 
 
 def saves_in(folder: Storage, name: str) -> tuple[tuple[str, ...], Collection[bytes]]:
-    """The ids of the saves whose files a published checkpoint has, its own first, and the ids of their writers; nothing
-    if there is none. Nothing vouches for them: what is not as a process knows it is not used.
+    """The ids of the saves whose files a base has, its own first, and the ids of their writers; nothing, with a
+    warning, if there is none. Nothing vouches for them: what is not as a process knows it is not used.
     """
-    index = None
     with suppress(StreamxfError, OSError):
-        index = read_metadata(folder, name, Access(), listing="root").index
-    if index is None:
-        return (), ()
-    return (index.save_id, *dict(index.bases or ())), {file.writer for file in index.files.values()}
-
-
-def saves_in_base(folder: Storage, name: str) -> tuple[tuple[str, ...], Collection[bytes]]:
-    """The same, of what was given as a base."""
-    found = saves_in(folder, name)
-    if not found[0]:
-        text = "%s: no checkpoint of streamxf can be read there, so this save shares nothing with its base"
-        _log.warning(text, escaped(folder.label()))
-    return found
+        if (index := read_metadata(folder, name, Access(), listing="root").index) is not None:
+            return (index.save_id, *dict(index.bases or ())), {file.writer for file in index.files.values()}
+    text = "%s: no checkpoint of streamxf can be read there, so this save shares nothing with it"
+    _log.warning(text, escaped(folder.label()))
+    return (), ()
 
 
 class Increment:
@@ -69,26 +60,28 @@ class Increment:
 
     - `save_id`: that which the save will have.
     - `folder`: where the base's files lie; None if nobody asked for a base.
-    - `linked`: the files that were linked into the checkpoint's folder. `pins`: those put into bases' folders.
+    - `linked`: the files that were linked into the checkpoint's folder. `pins`: those put into bases' folders. `named`:
+      files of the base that this save has, by their paths in it.
     - `may_share`: whether there is a base, so that nobody knows yet how much will be written.
     """
 
     def __init__(
         self, memory: SaveMemory, save: Save, save_id: str, base_id: str, folder: Storage | None, pin: Pin | None = None
     ) -> None:
-        self.memory, self._save, self._folder, self._pin = memory, save, folder, pin
-        self.linked, self.pins = list[str](), dict[str, str]()
+        self.memory, self._save = memory, save
+        self._folder: Any = folder
+        self._pin: Any = pin
+        self.linked, self.pins, self.named = list[str](), dict[str, str](), dict[str, FileRecord]()
         self.owner = save_id, "elsewhere"
         with suppress(MetadataError):  # of a name that an index cannot have
             self.owner = save_id, Place.check_path(save.storage.resolved().name)
         self._about = save.extensions.summary(), save.extensions.readers, save.block_log2, save.sync
-        self._base = memory.get(base_id)
+        self._base: Any = memory.get(base_id)
         self._refused = "" if folder is None else self._refuse(folder)
         self.may_share = folder is not None and not self._refused
         self._tagged: dict[Key, tuple[tuple[Any, ...], bytes, bytes]] = {}
-        self._files = None if folder is None else folder.open_files()
+        self._files: Any = None if folder is None else folder.open_files()
         self._links: dict[str, str] = {}
-        self._named: dict[str, FileRecord] = {}  # files of the base that this save has, by their paths there
         self._paths: dict[str, str] = {}  # by the paths in the base those here
         self._linking = threading.Lock()
 
@@ -106,20 +99,20 @@ class Increment:
         """
         if self._folder is None:
             return None
-        cell, shards = self._save.meter.cell, self._base.shards if self._base is not None else {}
-        known = shards.get((part.name, part.offset))
+        cell, key = self._save.meter.cell, (part.name, part.offset)
+        known: Any = None if self._base is None else self._base.shards.get(key)
         reason, made = (self._refused, None) if self._refused else self._compared(part, source, chain, known)
         if reason:
             cell.whole[reason] += 1
-        elif made is None and known is not None:
+        elif made is not None:
+            made.places = self._here(known.chunk.place)
+        else:
             cell.unchanged += 1
             cell.unchanged_bytes += source.size
-            self._tagged[part.name, part.offset] = known[:3]
+            self._tagged[key] = known[:3]
             (file, at, size), *beneath = self._here(known.chunk.place)
             place = known.chunk.place._replace(file=file, at=at, size=size, beneath=tuple(beneath))
-            return known.chunk._replace(place=place)
-        elif made is not None and known is not None:
-            made.places = self._here(known.chunk.place)
+            return Chunk(known.chunk.offset, known.chunk.shape, place, known.chunk.framed)
         return made
 
     @property
@@ -135,10 +128,6 @@ class Increment:
             cell.differences += 1
             cell.differences_bytes += made.raw_size
             cell.differences_stored += made.stored_size
-
-    def record(self, path: str) -> FileRecord:
-        """That of a file of the base, as this save has it."""
-        return self._named[path]
 
     def remember(self, files: Iterable[SavedFile]) -> None:
         """Have the memory take note of what this process wrote, and of what it need not write."""
@@ -201,8 +190,6 @@ class Increment:
         """What is beneath a shard, if it pays to store differences from that, for which one block stands for all."""
         from streamxf.checkpoint.beneath import Beneath  # what reads containers, which few saves do
 
-        assert self._base is not None
-        assert self._files is not None
         size, records, key = 1 << self._save.block_log2, self._base.records, (part.name, part.offset)
         made = Beneath(self.memory, key, known, chain, lambda path: records[path].data_key, self._files.__getitem__)
         start, stop = changed * size, min((changed + 1) * size, source.size)
@@ -249,7 +236,6 @@ class Increment:
     def _try_link(self, path: str) -> str:
         """Link a file of the base into the checkpoint's folder; why that cannot be done, or ""."""
         storage = self._save.storage
-        assert self._folder is not None
         try:
             with suppress(FileExistsError):  # of the save that this one replaces
                 storage.link(path, self._folder)
@@ -263,8 +249,6 @@ class Increment:
 
     def _refer(self, path: str, reason: str) -> str:
         """Name a file of the base where it lies, in a folder beside this one; why that cannot be done, or ""."""
-        assert self._folder is not None
-        assert self._base is not None
         storage, saved = self._save.storage, self._base.records[path].saved
         run, where = storage.beside(path)
         if not path.startswith(BESIDE):
@@ -285,7 +269,6 @@ class Increment:
         if "elsewhere" in (name, self.owner[1]) or "/" in Place.check_path(name):
             return "an index cannot name the folder of its file"
         if name not in self.pins:
-            assert self._pin is not None
             base = run.child(name)
             reason = self._pin(base, *self.owner)
             self.pins[name] = reason or ("" if saves_in(base, GLOBAL)[0][:1] == (save_id,) else "the base was replaced")
@@ -293,12 +276,11 @@ class Increment:
 
     def _take(self, path: str, here: str, found: StorageEntry, saved: tuple[str, str] | None = None) -> str:
         """Have a file of the base by its path `here`, if it is as it was written; else why not."""
-        assert self._base is not None
         record = self._base.records[path]
         if (found.size, _mark_of(found)) != (record.size, self._base.marks.get(path)):
             return _OTHER
         self._paths[path] = here
-        self._named[here] = replace(record, path=here, place=self._save.place, saved=saved or record.saved)
+        self.named[here] = replace(record, path=here, place=self._save.place, saved=saved or record.saved)
         return ""
 
 

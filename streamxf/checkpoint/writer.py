@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from streamxf.chain import ChainsLike
 from streamxf.checkpoint.datafile import DataFile, SavedFile
-from streamxf.checkpoint.increments import Increment, saves_in_base
+from streamxf.checkpoint.increments import Increment, saves_in
 from streamxf.checkpoint.memory import SaveMemory, check_memory
 from streamxf.checkpoint.pickled import PLANNER_DATA, plain_members
 from streamxf.checkpoint.publish import Pin, placed, publish
@@ -120,7 +120,7 @@ class CheckpointWriter:
             self._save = self._to.renew()
             self._save.progress = self._progress
             self._save.place = self._save.enter().mount()
-            ids, _ = ((), ()) if self._memory is None or self._base is None else saves_in_base(self._base, GLOBAL)
+            ids, _ = ((), ()) if self._memory is None or self._base is None else saves_in(self._base, GLOBAL)
         known = [each for each in ids if self._memory is not None and self._memory.get(each)]
         (self._coming_id, known), *others = self._agreed((os.urandom(16).hex(), known))
         if self._memory is not None:

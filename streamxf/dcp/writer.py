@@ -352,9 +352,9 @@ class ChainWriterMixin(StorageMixin):
         """The id of the newest save, of which files lie in the base's folder, that all processes know; or ""."""
         if self.memory is None or self.base is None:
             return ""
-        from streamxf.checkpoint.increments import saves_in_base  # which saves without a base do not need
+        from streamxf.checkpoint.increments import saves_in  # which saves without a base do not need
 
-        ids, writers = saves_in_base(open_storage(self.base, self._options or None), name)
+        ids, writers = saves_in(open_storage(self.base, self._options or None), name)
         self._under_way.others |= {writer.hex() for writer in writers}
         return next((save_id for save_id in ids if all(save_id in each for each in held)), "")
 

@@ -71,22 +71,7 @@ class MemorySource:
         return Load.of(self.data[start:stop])
 
 
-class Lower(Protocol):
-    """The blocks of the container beneath one of differences.
-
-    - `digest`: its H. `places`: where it is, and what is beneath it, the newest first.
-    - `digests`: those that a signed index has of all these.
-    """
-
-    digest: bytes
-    digests: bytes
-    places: tuple[tuple[str, int, int], ...]
-
-    def take(self, index: int, tag: bytes, data: memoryview, scratch: Scratch) -> memoryview | None:
-        """The block beneath `data`, which has this tag; None if it cannot be had."""
-
-    def give(self, index: int, tag: bytes, data: memoryview, beneath: memoryview | None) -> None:
-        """Called once a block is encoded, with what was taken for it."""
+Lower = Any  # the blocks of the container beneath one of differences: a `Beneath`
 
 
 @dataclass(slots=True)

@@ -248,17 +248,16 @@ class _Making:
             raise errors.ObjectError(f"the object cannot be made here: {lacking_text(lacking[0])}")
         from streamxf.torch_private import get_restore_location, serialization_tls, validate_loaded_sparse_tensors
 
-        torchs_own: Any = serialization_tls
-        torchs_own.map_location = self._device  # which some of the functions that rebuild tensors ask for
-        restore: Any = get_restore_location(self._device)  # type: ignore[no-untyped-call]
+        serialization_tls.map_location = self._device  # which some of the functions that rebuild tensors ask for
+        find = partial(self._find, get_restore_location(self._device))
         try:
             # indices of sparse tensors that lead out of them would be found only when they are used
             with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]
-                loaded = Maker(self._archive.pickled, self._check, partial(self._find, restore)).load()
-                validate_loaded_sparse_tensors()  # type: ignore[no-untyped-call]
+                loaded = Maker(self._archive.pickled, self._check, find).load()
+                validate_loaded_sparse_tensors()
+                return loaded
         finally:
-            torchs_own.map_location = None
-        return loaded
+            serialization_tls.map_location = None
 
     def _find(self, restore: Any, reference: tuple[Any, ...]) -> Any:
         from streamxf.torch_private import typed_storage
