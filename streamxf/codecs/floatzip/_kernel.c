@@ -29,11 +29,12 @@
  *       Encode `new` as its difference from `base`, of the same size, a multiple of `width` bytes: 1, 2 or 4. `row` is
  *       how many elements a row of their matrix has, or 0, and `before` how many of the first row lie before the block.
  *       Returns the payload's size, at the start of `out`, or 0 if it would take more than len(out) - 8 bytes. The CRC
- *       in it is left zero.
+ *       in it is left zero where the processor has no instruction for it.
  *
- *   decode_difference(base, payload, out, work) -> bool
- *       Fill `out`, of the size of `base`, with what the difference makes of it. False: as for `decode`. The CRC is not
- *       looked at. For both, `work` has at least difference_work_size(len(base)) bytes.
+ *   decode_difference(base, payload, out, work) -> int
+ *       Fill `out`, of the size of `base`, with what the difference makes of it. 2: and it has its CRC; 1: it has
+ *       another, or the processor has no instruction for it; 0: as False for `decode`. For both, `work` has at least
+ *       difference_work_size(len(base)) bytes.
  *
  * What holds for all of them:
  * - Input may be hostile. Nothing is read or written outside the buffers that were given. Every length is checked
@@ -2712,7 +2713,7 @@ static PyObject *py_encode_difference(PyObject *module, PyObject *args)
     Py_BEGIN_ALLOW_THREADS
     Difference d = {.width = width, .banded = contexts, .row = (size_t)row, .before = (size_t)before};
     open_difference(&d, b[3].buf, size);
-    made = (HAS_PEXT() ? encode_difference_v3 : encode_difference_plain)(&d, b[0].buf, b[1].buf, b[2].buf, room - 8);
+    made = FOR(HAS_PDEP(), encode_difference)(&d, b[0].buf, b[1].buf, b[2].buf, room - 8);
     Py_END_ALLOW_THREADS
     return done(b, 4, PyLong_FromSize_t(made));
 }
@@ -2730,7 +2731,7 @@ static PyObject *py_decode_difference(PyObject *module, PyObject *args)
     Py_BEGIN_ALLOW_THREADS
     good = decode_difference(b[0].buf, b[1].buf, (size_t)b[1].len, b[2].buf, size, b[3].buf);
     Py_END_ALLOW_THREADS
-    return done(b, 4, PyBool_FromLong(good));
+    return done(b, 4, PyLong_FromLong(good));
 }
 
 static PyObject *py_crc32c(PyObject *module, PyObject *args)
@@ -2804,7 +2805,7 @@ static PyMethodDef methods[] = {
     {"crc32c", py_crc32c, METH_VARARGS, "crc32c(data, crc) -> int or None"},
     {"encode_difference", py_encode_difference, METH_VARARGS,
      "encode_difference(base, new, out, work, width, contexts, row, before) -> int"},
-    {"decode_difference", py_decode_difference, METH_VARARGS, "decode_difference(base, payload, out, work) -> bool"},
+    {"decode_difference", py_decode_difference, METH_VARARGS, "decode_difference(base, payload, out, work) -> int"},
     {"difference_work_size", py_difference_work_size, METH_O, "difference_work_size(size) -> int"},
     {"encode_bound", py_encode_bound, METH_O, "encode_bound(size) -> int"},
     {"work_size", py_work_size, METH_O, "work_size(size) -> int"},
@@ -2812,7 +2813,7 @@ static PyMethodDef methods[] = {
 };
 
 /* Of the functions above, what they take and what they return; kernel.py expects the same number. */
-#define VERSION 3
+#define VERSION 4
 
 static int add_version(PyObject *module) { return PyModule_AddIntConstant(module, "VERSION", VERSION); }
 

@@ -1,16 +1,17 @@
 /* Differences between blocks, a part of _kernel.c, which states what holds for it. docs/format/differences.md is the
  * norm, and differences.py the reference for decoding.
  *
- * Everything is made of sets of elements, which are bitmaps here. The elements of a set are told apart by bands of
- * their contexts. A mask says which of 64 elements a band has; PEXT gathers the bits of a band's elements, and PDEP
- * scatters them again. Processors without a fast PEXT do the same bit by bit.
+ * Everything is made of sets of elements, which are lists of places here. The elements of a set are told apart by bands
+ * of their contexts. A mask says which of 64 elements a band has: in encoding, how many of them lie before a member; in
+ * decoding, PDEP scatters the bits of a band's elements. Processors without a fast PDEP do the same bit by bit.
+ * Blocks are compared, copied and summed up in pieces, which are then in the nearest cache.
  */
 
 #define INLINE static inline __attribute__((always_inline))
 enum { DIFFERENCE_HEAD = 6, SLACK = 64 }; /* bytes: layout, CRC, levels; what a payload may have above half a block */
 enum { MAX_BANDS = 6, BAND_COST = 30, ROWS_COST = 40 }; /* more bands would gain one percent; the others are bits */
 enum { LEAST = 256, COUNTED = 1 << 12 };                /* elements of a set in bands; those counted to find them */
-static const u64 ONES = 0x0101010101010101u;
+enum { PIECE = 1 << 14, AHEAD = 1 << 12 };                /* bytes at once; and how far ahead memory is asked for */
 static const u64 NEVER = (u64)1 << 62; /* a gap beyond all elements */
 
 typedef struct {
@@ -31,39 +32,38 @@ typedef struct {
     BitsIn in;
     u8 *payload;                          /* with zeros behind it */
     u8 *contexts, *found, *levels, *left; /* the last three for those that changed, `left` up to a certain level */
-    u32 *places, *gaps;
-    u64 *members, *rows, *bands, *higher;
+    u32 *places, *rest, *rows, *others, *ranks[MAX_BANDS];
+    u8 *bands[MAX_BANDS]; /* bitmaps, in the same memory */
+    const u8 *base;       /* of which the contexts are found when they are needed; or NULL */
 } Difference;
 
 INLINE size_t words(size_t bits) { return (bits + 63) / 64; }
 INLINE u64 ones_of(u64 word) { return (u64)__builtin_popcountll(word); }
 INLINE int bits_of(u32 value) { return value ? top_bit(value) + 1 : 0; }
 INLINE u64 low_bits(size_t count) { return count < 64 ? ((u64)1 << count) - 1 : ~(u64)0; }
-INLINE u64 *band_of(const Difference *d, size_t n, int b) { return d->bands + (size_t)b * (words(n) + 2); }
 
-static size_t difference_work_size(size_t size) { return 17 * size + 16384; }
+static size_t difference_work_size(size_t size) { return 45 * size + 16384; }
 
 static void open_difference(Difference *d, u8 *work, size_t size)
 {
-    size_t bytes = 64 * words(size / (size_t)d->width) + 128, bits = bytes / 8 + 64;
+    size_t bytes = 64 * words(size / (size_t)d->width) + 128;
     d->count = size / (size_t)d->width;
     work += -(uintptr_t)work & 63;
     u8 **of_bytes[] = {&d->contexts, &d->found, &d->levels, &d->left};
     for (int i = 0; i < 4; i++, work += bytes)
         *of_bytes[i] = work;
-    d->places = (u32 *)(void *)work, d->gaps = d->places + bytes;
-    d->members = (u64 *)(void *)(d->gaps + bytes);
-    d->rows = d->members + bits / 8;
-    d->bands = d->rows + bits / 8;
-    d->higher = d->bands + MAX_BANDS * bits / 8;
-    d->payload = (u8 *)d->higher + size + 512; /* a bitmap for each level, of which there are as many as bits */
+    u32 **of_numbers[] = {&d->places, &d->rest, &d->rows, &d->others};
+    for (int i = 0; i < 4 + MAX_BANDS; i++, work += 4 * bytes)
+        *(i < 4 ? of_numbers[i] : &d->ranks[i - 4]) = (u32 *)(void *)work;
+    for (int b = 0; b < MAX_BANDS; b++)
+        d->bands[b] = (u8 *)d->ranks[b];
+    d->payload = work;
 }
 
 /* -- what differs between processors ---------------------------------------------------------------------------- */
 
 #if PATHS
-#define HAS_PEXT() (HAS_V3() && !__builtin_cpu_is("znver1") && !__builtin_cpu_is("znver2"))
-AT_V3 static inline u64 pext(u64 value, u64 mask) { return __builtin_ia32_pext_di(value, mask); }
+#define HAS_PDEP() (HAS_V3() && !__builtin_cpu_is("znver1") && !__builtin_cpu_is("znver2"))
 AT_V3 static inline u64 pdep(u64 value, u64 mask) { return __builtin_ia32_pdep_di(value, mask); }
 AT_V3 static inline u64 at_most_v3(const u8 *bytes, u8 limit)
 {
@@ -74,8 +74,7 @@ AT_V3 static inline u64 at_most_v3(const u8 *bytes, u8 limit)
     return low | (u64)(u32)__builtin_ia32_pmovmskb256((Chars32)(b <= limit)) << 32;
 }
 #else
-#define HAS_PEXT() 0
-#define pext(value, mask) 0
+#define HAS_PDEP() 0
 #define pdep(value, mask) 0
 #define at_most_v3(bytes, limit) 0
 #endif
@@ -84,17 +83,9 @@ AT_V3 static inline u64 at_most_v3(const u8 *bytes, u8 limit)
 #define BOTH(RESULT, NAME, PARAMETERS, ...) \
     static RESULT NAME##_plain PARAMETERS { return NAME##_any(__VA_ARGS__, 0); } \
     AT_V3 static RESULT NAME##_v3 PARAMETERS { return NAME##_any(__VA_ARGS__, 1); }
+#define FOR(V3, NAME) ((V3) ? NAME##_v3 : NAME##_plain)
 
-/* The bits of a value that a mask names, side by side; and back to their places. */
-INLINE u64 gathered(u64 value, u64 mask, int v3)
-{
-    if (v3)
-        return pext(value, mask);
-    u64 made = 0;
-    for (u64 left = value & mask; left; left &= left - 1)
-        made |= (u64)1 << ones_of(mask & ((left & -left) - 1));
-    return made;
-}
+/* The bits of a value at the places that a mask names. */
 INLINE u64 scattered(u64 value, u64 mask, int v3)
 {
     if (v3)
@@ -103,22 +94,6 @@ INLINE u64 scattered(u64 value, u64 mask, int v3)
     for (; mask && value; mask &= mask - 1, value >>= 1)
         made |= mask & -mask & -(value & 1);
     return made;
-}
-
-/* The bytes of those of 64 elements that are members, side by side; and back, each raised by one, with 0 in between. */
-INLINE u8 *gather_bytes(u8 *to, const u8 *from, u64 members, int v3)
-{
-    for (int i = 0; i < 64; i += 8, to += ones_of(members & 255), members >>= 8)
-        wr64(to, gathered(rd64(from + i), scattered(members & 255, ONES, v3) * 255, v3));
-    return to;
-}
-INLINE const u8 *scatter_bytes(u8 *to, const u8 *from, u64 members, int v3)
-{
-    for (int i = 0; i < 64; i += 8, from += ones_of(members & 255), members >>= 8) {
-        u64 ones = scattered(members & 255, ONES, v3);
-        wr64(to + i, scattered(rd64(from), ones * 255, v3) + ones);
-    }
-    return from;
 }
 
 /* Which of 64 bytes are at most this. */
@@ -184,29 +159,37 @@ INLINE u64 take_gap(BitsIn *r, int k)
     return r->at > r->end ? NEVER : ((zeros + (u64)more) << k) + (next & low_bits((size_t)k));
 }
 
-/* -- sets */
+/* -- elements */
 
-INLINE size_t count_bits(const u64 *bitmap, size_t count)
+/* A loop for each width, in which it is a constant. */
+#define BY_WIDTH(CALL, ...) \
+    (d->width == 4 ? CALL(__VA_ARGS__, 4) : d->width == 2 ? CALL(__VA_ARGS__, 2) : CALL(__VA_ARGS__, 1))
+
+INLINE u32 element(const u8 *block, size_t i, int width)
 {
-    u64 held = 0;
-    for (size_t g = 0; g < words(count); g++)
-        held += ones_of(bitmap[g]);
-    return held;
+    return width == 4 ? rd32(block + 4 * i) : width == 2 ? rd16(block + 2 * i) : block[i];
 }
 
-/* Where the bits of a bitmap are that differ from `fill`; `places` has room for four more. */
-INLINE size_t list_places(const u64 *bitmap, size_t count, u64 fill, u32 *RESTRICT places)
+/* The 8 bits beneath the sign: of a float, its exponent or more. */
+INLINE u8 context(u32 element, int width) { return (u8)(width == 1 ? element << 1 : element >> (8 * width - 9)); }
+
+INLINE void find_contexts(const u8 *RESTRICT base, u8 *RESTRICT contexts, size_t n, int width)
 {
-    u32 *to = places;
-    for (size_t g = 0; g < words(count); g++) {
-        u64 left = (bitmap[g] ^ fill) & low_bits(count - 64 * g), more = ones_of(left);
-        for (u64 k = 0; k < 4; k++, left &= left - 1) /* without a look at how many there are */
-            to[k] = (u32)(64 * g) + (u32)__builtin_ctzll(left | (u64)1 << 63);
-        for (u64 k = 4; k < more; k++, left &= left - 1)
-            to[k] = (u32)(64 * g) + (u32)__builtin_ctzll(left);
-        to += more;
-    }
-    return (size_t)(to - places);
+    for (size_t i = 0; i < n; i++)
+        contexts[i] = context(element(base, i, width), width);
+}
+
+/* -- sets */
+
+/* List where the bits of a word are, from `from` on; `places` has room for four more. */
+INLINE u32 *list_places(u64 left, size_t from, u32 *places)
+{
+    u64 more = ones_of(left);
+    for (u64 k = 0; k < 4; k++, left &= left - 1) /* without a look at how many there are */
+        places[k] = (u32)from + (u32)__builtin_ctzll(left | (u64)1 << 63);
+    for (u64 k = 4; k < more; k++, left &= left - 1)
+        places[k] = (u32)from + (u32)__builtin_ctzll(left);
+    return places + more;
 }
 
 /* Bits that m of n elements take, about; and the k with which they do. */
@@ -222,7 +205,7 @@ static u64 cost_of(u64 m, u64 n, int *k)
 
 /* Cut the contexts into bands, beginning with one for each, by joining the two that gain least by being apart. Returns
  * how many there are. */
-static int cut_bands(const u8 *contexts, size_t n, const u64 *members, size_t held, u8 *cuts)
+static int cut_bands(const u8 *contexts, size_t n, const u32 *places, size_t held, u8 *cuts)
 {
     struct { u64 in, of, cost, both; u8 end; } band[257]; /* `both`: together with the next one */
     size_t step[2] = {n / COUNTED + 1, held / COUNTED + 1};
@@ -231,10 +214,11 @@ static int cut_bands(const u8 *contexts, size_t n, const u64 *members, size_t he
     memset(cuts, 255, MAX_BANDS);
     if (!contexts || n < LEAST || !held || held == n)
         return 1;
-    for (int which = 0; which < 2; which++)
-        for (size_t g = 0; g < words(n); g += step[which])
-            for (u64 left = which ? members[g] : low_bits(n - 64 * g); left; left &= left - 1)
-                counts[which][contexts[64 * g + (size_t)__builtin_ctzll(left)]]++;
+    for (size_t g = 0; g < words(n); g += step[0])
+        for (size_t i = 64 * g; i < smaller(n, 64 * g + 64); i++)
+            counts[0][contexts[i]]++;
+    for (size_t c = 0; c < held; c += step[1])
+        counts[1][contexts[places[c]]]++;
     for (int c = 0; c < 256; c++) {
         u64 of = counts[0][c] * step[0], in = counts[1][c] * step[1];
         of = of > in ? of : in;
@@ -258,202 +242,262 @@ static int cut_bands(const u8 *contexts, size_t n, const u64 *members, size_t he
     return bands;
 }
 
-/* Split the members into a bitmap of each band, of its own elements; or, `back`, make members of these, inverted by
- * `fill`. There are always as many bands, of which the last may be empty. Gives their sizes. */
-INLINE void split_bands(Difference *d, const u8 *contexts, size_t n, u64 *members, const u8 *limits, const u64 *fill,
-                        u64 *sizes, int back, int v3)
+/* Which of 64 elements are in each band. There are always as many bands, of which the last may be empty. */
+INLINE void find_masks(const u8 *contexts, u64 all, const u8 *cuts, u64 *masks, int v3)
 {
-    u64 at[MAX_BANDS] = {0}, kept[MAX_BANDS] = {0};
-    u8 *bits[MAX_BANDS], cuts[MAX_BANDS];
-    memcpy(cuts, limits, sizeof cuts);
-    for (int b = 0; b < MAX_BANDS; b++)
-        bits[b] = (u8 *)band_of(d, n, b);
-    for (size_t g = 0; g < words(n); g++) {
-        u64 all = low_bits(n - 64 * g), before = 0, found = 0;
-        for (int b = 0; b < MAX_BANDS; b++) {
-            u64 below = b + 1 < MAX_BANDS ? at_most(contexts + 64 * g, cuts[b], v3) & all : all, mask = below & ~before;
-            u64 begin = at[b], shift = begin & 63;
-            before = below;
-            at[b] += ones_of(mask);
-            if (back)
-                found |= scattered(fetch_bits(bits[b], begin) ^ fill[b], mask, v3);
-            else {
-                u64 some = gathered(members[g], mask, v3);
-                wr64(bits[b] + (begin >> 6 << 3), kept[b] |= some << shift);
-                kept[b] = (begin ^ at[b]) >> 6 ? some >> 1 >> (63 - shift) : kept[b];
-            }
-        }
-        if (back)
-            members[g] = found;
+    u64 before = 0;
+    for (int b = 0; b < MAX_BANDS; b++) {
+        u64 below = b + 1 < MAX_BANDS ? at_most(contexts, cuts[b], v3) & all : all;
+        masks[b] = below & ~before;
+        before = below;
     }
-    for (int b = 0; b < MAX_BANDS && !back; b++)
-        wr64(bits[b] + (at[b] >> 6 << 3), kept[b]);
-    memcpy(sizes, at, sizeof at);
 }
 
-/* Write which of n elements are members. */
-INLINE int write_set_any(Difference *d, const u8 *contexts, size_t n, u64 *members, int v3)
+/* Find which ones the members are of the elements of their bands, and the sizes of these. */
+INLINE void rank_members(Difference *d, const u8 *contexts, size_t n, const u32 *places, size_t m, const u8 *limits,
+                         u64 *sizes, u64 *held, int v3)
+{
+    enum { SOME = 64 };
+    u64 masks[SOME][MAX_BANDS], at[MAX_BANDS] = {0};
+    u32 before[SOME][MAX_BANDS], *to[MAX_BANDS];
+    u8 cuts[MAX_BANDS], band[256];
+    size_t c = 0;
+    memcpy(cuts, limits, sizeof cuts);
+    memcpy(to, d->ranks, sizeof to);
+    for (int i = 0, b = 0; i < 256; i++)
+        band[i] = (u8)(b += b + 1 < MAX_BANDS && i > cuts[b]);
+    for (size_t g = 0; g < words(n); g += SOME) {
+        for (size_t h = 0; h < smaller(SOME, words(n) - g); h++) {
+            find_masks(contexts + 64 * (g + h), low_bits(n - 64 * (g + h)), cuts, masks[h], v3);
+            for (int b = 0; b < MAX_BANDS; b++) {
+                before[h][b] = (u32)at[b];
+                at[b] += ones_of(masks[h][b]);
+            }
+        }
+        for (; c < m && places[c] < 64 * (g + SOME); c++) {
+            size_t h = places[c] / 64 - g, b = band[contexts[places[c]]];
+            *to[b]++ = before[h][b] + (u32)ones_of(masks[h][b] & low_bits(places[c] & 63));
+        }
+    }
+    for (int b = 0; b < MAX_BANDS; b++)
+        sizes[b] = at[b], held[b] = (u64)(to[b] - d->ranks[b]);
+}
+
+/* List those of n that are not among m others; `list` has room for four more. */
+INLINE const u32 *list_others(const u32 *others, u32 m, u32 n, u32 *list)
+{
+    u32 *to = list;
+    for (u32 i = 0, next = 0, end; i <= m; i++, to += end - next, next = end + 1) {
+        end = i < m ? others[i] : n;
+        for (u32 k = 0; k < 4; k++)
+            to[k] = next + k;
+        for (u32 k = 4; k < end - next; k++)
+            to[k] = next + k;
+    }
+    return list;
+}
+
+/* Write which of n elements are members: m of them, at these places. */
+INLINE int write_set_any(Difference *d, const u8 *contexts, size_t n, const u32 *places, size_t m, int v3)
 {
     u8 cuts[MAX_BANDS];
-    u64 sizes[MAX_BANDS] = {n};
+    u64 sizes[MAX_BANDS] = {n}, held[MAX_BANDS] = {m};
     BitsOut w = d->out;
-    int bands = cut_bands(contexts, n, members, count_bits(members, n), cuts), k;
+    int bands = cut_bands(contexts, n, places, m, cuts), k;
     if (bands > 1)
-        split_bands(d, contexts, n, members, cuts, NULL, sizes, 0, v3);
+        rank_members(d, contexts, n, places, m, cuts, sizes, held, v3);
     for (int b = 0; b < bands; b++) {
-        const u64 *bits = bands > 1 ? band_of(d, n, b) : members;
-        size_t size = sizes[b], held = count_bits(bits, size);
-        u64 fill = -(u64)(held > size - held);
-        held = fill ? size - held : held;
-        cost_of(held, size, &k);
+        const u32 *ranks = bands > 1 ? d->ranks[b] : places;
+        u32 size = (u32)sizes[b], in = (u32)held[b], inverted = in > size - in;
+        if (inverted)
+            ranks = list_others(ranks, in, size, d->others), in = size - in;
+        cost_of(in, size, &k);
         put_bits(&w, b + 1 < bands ? 1 | (u64)cuts[b] << 1 : 0, b + 1 < bands ? 9 : 1);
-        put_bits(&w, fill & 1, 1);
-        put_number(&w, (u32)held);
-        put_bits(&w, (u64)k, held ? 5 : 0);
-        list_places(bits, size, fill, d->gaps);
-        for (size_t i = 0, next = 0; i < held; next = d->gaps[i++] + 1)
-            put_gap(&w, d->gaps[i] - (u32)next, k);
+        put_bits(&w, inverted, 1);
+        put_number(&w, in);
+        put_bits(&w, (u64)k, in ? 5 : 0);
+        for (u32 i = 0, next = 0; i < in; next = ranks[i++] + 1)
+            put_gap(&w, ranks[i] - next, k);
     }
     d->out = w;
     return 1;
 }
 
-/* Read which of n elements are members; 0 if the set is damaged. */
-INLINE int read_set_any(Difference *d, const u8 *contexts, size_t n, u64 *members, int v3)
+/* List so many members of one band, and mark them in a bitmap; gives where the last one ends, or NEVER. */
+INLINE u64 take_places(BitsIn *r, u32 held, int k, size_t n, u32 *RESTRICT places, u64 *RESTRICT bits)
 {
-    u8 cuts[MAX_BANDS];
-    u64 fill[MAX_BANDS] = {0}, sizes[MAX_BANDS] = {n}, ends[MAX_BANDS] = {0};
-    int bands = 0;
-    BitsIn r = d->in;
-    memset(cuts, 255, sizeof cuts);
-    for (int more = 1, low = 0; more; bands++) {
-        more = (int)take(&r, 1);
-        int cut = more ? (int)take(&r, 8) : 255;
-        if (cut < low || (more && (cut == 255 || bands + 1 == MAX_BANDS || !contexts)))
-            return 0;
-        low = cut + 1;
-        cuts[bands] = (u8)cut;
-        fill[bands] = -(u64)take(&r, 1);
-        u64 *bits = bands || more ? band_of(d, n, bands) : members, place = 0, held = take_number(&r);
-        int k = held ? (int)take(&r, 5) : 0;
-        memset(bits, 0, 8 * words(n) + 16);
-        for (; held; held--, place++) {
-            place += take_gap(&r, k);
-            if (place >= n)
-                return 0;
-            bits[place >> 6] |= (u64)1 << (place & 63);
+    u64 place = 0, next = 0, end = r->end;
+    int left = 0; /* of the bits in `next` */
+    for (; held; held--, place++) {
+        int more = __builtin_ctzll(next | (u64)1 << 63);
+        if (more + 1 + k > left) {
+            next = peek_bits(r->in, r->at), left = 57;
+            more = __builtin_ctzll(next | (u64)1 << 63);
         }
-        ends[bands] = place;
+        if (more + 1 + k <= left) {
+            place += ((u64)more << k) + (next >> more >> 1 & low_bits((size_t)k));
+            next = next >> more >> 1 >> k;
+            left -= more + 1 + k;
+            r->at += (u64)(more + 1 + k);
+        } else {
+            place += take_gap(r, k);
+            left = 0;
+        }
+        if (place >= n || r->at > end)
+            return NEVER;
+        *places++ = (u32)place;
+        bits[place >> 6] |= (u64)1 << (place & 63);
     }
-    d->in = r;
-    for (int b = bands; bands > 1 && b < MAX_BANDS; b++)
-        memset(band_of(d, n, b), 0, 16);
-    if (bands > 1)
-        split_bands(d, contexts, n, members, cuts, fill, sizes, 1, v3);
-    else
-        for (size_t g = 0; g < words(n); g++)
-            members[g] ^= fill[0] & low_bits(n - 64 * g);
-    for (int b = 0; b < bands; b++)
-        if (ends[b] > sizes[b])
-            return 0;
-    return 1;
+    return place;
 }
 
-BOTH(int, write_set, (Difference *d, const u8 *contexts, size_t n, u64 *members), d, contexts, n, members)
-BOTH(int, read_set, (Difference *d, const u8 *contexts, size_t n, u64 *members), d, contexts, n, members)
-#define WRITE_SET(...) (v3 ? write_set_v3 : write_set_plain)(__VA_ARGS__)
-#define READ_SET(...) (v3 ? read_set_v3 : read_set_plain)(__VA_ARGS__)
+/* List the members, by the bitmaps of bands; and find the sizes of these. */
+INLINE u32 *merge_bands(Difference *d, u8 *contexts, size_t n, const u8 *limits, u64 *sizes, u32 *to, int v3)
+{
+    enum { SOME = 64 };
+    const u8 *base = contexts == d->contexts ? d->base : NULL;
+    u64 at[MAX_BANDS] = {0}, masks[MAX_BANDS];
+    u8 *bits[MAX_BANDS], cuts[MAX_BANDS];
+    memcpy(bits, d->bands, sizeof bits);
+    memcpy(cuts, limits, sizeof cuts);
+    for (size_t g = 0; g < words(n); g++) {
+        u64 found = 0;
+        if (base && g % SOME == 0)
+            BY_WIDTH(find_contexts, base + 64 * g * (size_t)d->width, contexts, smaller(64 * SOME, n - 64 * g));
+        find_masks(contexts + 64 * (base ? g % SOME : g), low_bits(n - 64 * g), cuts, masks, v3);
+        for (int b = 0; b < MAX_BANDS; b++) {
+            u64 size = ones_of(masks[b]), next = peek_bits(bits[b], at[b]);
+            if (__builtin_expect(size > 57, 0))
+                next = fetch_bits(bits[b], at[b]);
+            found |= scattered(next, masks[b], v3);
+            at[b] += size;
+        }
+        to = list_places(found, 64 * g, to);
+    }
+    memcpy(sizes, at, sizeof at);
+    return to;
+}
+
+/* Read which of n elements are members, and list their places; NEVER if the set is damaged. */
+INLINE u64 read_set_any(Difference *d, u8 *contexts, size_t n, u32 *places, int v3)
+{
+    u8 cuts[MAX_BANDS], *bits[MAX_BANDS];
+    u64 sizes[MAX_BANDS] = {n}, ends[MAX_BANDS] = {0}, held = 0, fill = 0;
+    int bands = 0;
+    memset(cuts, 255, sizeof cuts);
+    memcpy(bits, d->bands, sizeof bits);
+    for (int more = 1, low = 0; more; bands++) {
+        more = (int)take(&d->in, 1);
+        int cut = more ? (int)take(&d->in, 8) : 255;
+        if (cut < low || (more && (cut == 255 || bands + 1 == MAX_BANDS || !contexts)))
+            return NEVER;
+        low = cut + 1;
+        cuts[bands] = (u8)cut;
+        fill = take(&d->in, 1);
+        held = take_number(&d->in);
+        int k = held ? (int)take(&d->in, 5) : 0;
+        memset(bits[bands], 0, 8 * words(n) + 16);
+        if ((ends[bands] = take_places(&d->in, (u32)held, k, n, places, (u64 *)(void *)bits[bands])) == NEVER)
+            return NEVER;
+        for (size_t g = 0; g < words(n) && fill; g++)
+            wr64(bits[bands] + 8 * g, ~rd64(bits[bands] + 8 * g));
+    }
+    if (bands == 1 && !fill)
+        return held;
+    u32 *to = places;
+    for (int b = bands; b < MAX_BANDS; b++)
+        memset(bits[b], 0, 16);
+    if (bands > 1)
+        to = merge_bands(d, contexts, n, cuts, sizes, to, v3);
+    else
+        for (size_t g = 0; g < words(n); g++)
+            to = list_places(rd64(bits[0] + 8 * g) & low_bits(n - 64 * g), 64 * g, to);
+    for (int b = 0; b < bands; b++)
+        if (ends[b] > sizes[b])
+            return NEVER;
+    return (u64)(to - places);
+}
+
+BOTH(int, write_set, (Difference *d, const u8 *contexts, size_t n, const u32 *places, size_t m),
+     d, contexts, n, places, m)
+BOTH(u64, read_set, (Difference *d, u8 *contexts, size_t n, u32 *places), d, contexts, n, places)
 
 /* -- rows */
 
 static size_t count_rows(const Difference *d) { return (d->before + d->count + d->row - 1) / d->row; }
 
-/* Leave out the contexts of rows that nothing changed in, and find the members among what is left; or, `back`, find
- * the places of the m members. Returns how many elements are left. */
-static size_t squeeze_rows(Difference *d, size_t m, int back)
+/* Leave out the contexts of rows that nothing changed in, and give the m members places among what is left; or, `back`,
+ * their places in the block. Returns how many elements are left. */
+static size_t squeeze_rows(Difference *d, size_t rows, size_t m, int back)
 {
     size_t to = 0, c = 0;
-    for (size_t g = 0; g < words(count_rows(d)); g++)
-        for (u64 left = d->rows[g]; left; left &= left - 1) {
-            size_t begin = (64 * g + (size_t)__builtin_ctzll(left)) * d->row, end = begin + d->row - d->before;
-            begin = begin > d->before ? begin - d->before : 0;
-            size_t shift = begin - to, size = (end = smaller(end, d->count)) - begin;
-            if (d->banded && !back)
-                memmove(d->contexts + to, d->contexts + begin, size);
-            for (; back && c < m && d->places[c] < to + size; c++)
-                d->places[c] += (u32)shift;
-            for (; !back && c < m && d->places[c] < end; c++)
-                d->members[(d->places[c] - shift) >> 6] |= (u64)1 << ((d->places[c] - shift) & 63);
-            to += size;
-        }
+    for (size_t r = 0; r < rows; r++) {
+        size_t begin = d->rows[r] * d->row, end = smaller(begin + d->row - d->before, d->count);
+        begin = begin > d->before ? begin - d->before : 0;
+        if (d->banded && !back)
+            memmove(d->contexts + to, d->contexts + begin, end - begin);
+        for (; c < m && d->places[c] < (back ? to + end - begin : end); c++)
+            d->places[c] += (u32)(back ? begin - to : to - begin);
+        to += end - begin;
+    }
     return to;
 }
 
-/* Find the rows in which something changed, and whether it pays to tell them. */
-static int find_rows(Difference *d, size_t m)
+/* Find the rows in which something changed. Returns how many there are; 0 if it does not pay to tell them. */
+static size_t find_rows(Difference *d, size_t m)
 {
     if (d->row <= 16 || d->row > d->count || d->before >= d->row)
         return 0;
-    size_t end = 0, alive = 0;
+    size_t end = 0, rows = 0;
     int k;
-    memset(d->rows, 0, 8 * words(count_rows(d)));
     for (size_t c = 0; c < m; c++)
         if (d->places[c] >= end) {
-            size_t row = (d->places[c] + d->before) / d->row;
-            d->rows[row >> 6] |= (u64)1 << (row & 63);
-            end = (row + 1) * d->row - d->before;
-            alive++;
+            d->rows[rows] = (u32)((d->places[c] + d->before) / d->row);
+            end = (d->rows[rows++] + 1) * d->row - d->before;
         }
-    u64 live = smaller(alive * d->row, d->count);
-    return cost_of(m, d->count, &k) > cost_of(m, live, &k) + cost_of(alive, count_rows(d), &k) + ROWS_COST;
+    u64 live = smaller(rows * d->row, d->count), told = cost_of(rows, count_rows(d), &k) + ROWS_COST;
+    return cost_of(m, d->count, &k) > cost_of(m, live, &k) + told ? rows : 0;
 }
 
 /* -- blocks */
 
-/* A loop for each width, in which it is a constant. */
-#define BY_WIDTH(CALL, ...) \
-    (d->width == 4 ? CALL(__VA_ARGS__, 4) : d->width == 2 ? CALL(__VA_ARGS__, 2) : CALL(__VA_ARGS__, 1))
-
-INLINE u32 element(const u8 *block, size_t i, int width)
+/* Which of up to 64 elements differ. */
+INLINE u64 differing(const u8 *a, const u8 *b, int width, int v3)
 {
-    return width == 4 ? rd32(block + 4 * i) : width == 2 ? rd16(block + 2 * i) : block[i];
+    u8 same[64];
+    for (size_t i = 0; i < 64; i++)
+        same[i] = element(a, i, width) == element(b, i, width);
+    return at_most(same, 0, v3);
 }
 
-/* The 8 bits beneath the sign: of a float, its exponent or more. */
-INLINE u8 context(u32 element, int width) { return (u8)(width == 1 ? element << 1 : element >> (8 * width - 9)); }
-
-INLINE void find_contexts(const u8 *RESTRICT base, u8 *RESTRICT contexts, size_t n, int width)
+/* List the elements between two places that changed, `to` be added to; and find the contexts of all. */
+INLINE u32 *compare_elements(const u8 *base, const u8 *new, Difference *d, size_t at, size_t end, u32 *to, int v3,
+                             int width)
 {
-    for (size_t i = 0; i < n; i++)
-        contexts[i] = context(element(base, i, width), width);
-}
-
-/* Which elements changed; and the contexts of all. */
-INLINE void compare_elements(const u8 *base, const u8 *new, Difference *d, int v3, int width)
-{
-    for (size_t g = 0; g < words(d->count); g++) {
-        size_t at = 64 * g * (size_t)width, n = d->count - 64 * g;
-        const u8 *a = base + at, *b = new + at;
-        u8 same[64], last[2][256];
-        if (n < 64) {
-            memset(last, 0, sizeof last);
-            a = memcpy(last[0], a, n * (size_t)width);
-            b = memcpy(last[1], b, n * (size_t)width);
+    u8 last[2][256] = {{0}};
+    for (; at < end; at += 64) {
+        const u8 *a = base + at * (size_t)width, *b = new + at * (size_t)width;
+        for (int i = 0; i < width; i++) {
+            __builtin_prefetch(a + AHEAD + 64 * i);
+            __builtin_prefetch(b + AHEAD + 64 * i);
         }
-        for (size_t i = 0; i < 64; i++)
-            same[i] = element(a, i, width) == element(b, i, width);
-        d->members[g] = at_most(same, 0, v3);
+        if (end - at < 64) {
+            a = memcpy(last[0], a, (end - at) * (size_t)width);
+            b = memcpy(last[1], b, (end - at) * (size_t)width);
+        }
+        to = list_places(differing(a, b, width, v3), at, to);
         if (d->banded)
-            find_contexts(a, d->contexts + 64 * g, 64, width);
+            find_contexts(a, d->contexts + at, 64, width);
     }
+    return to;
 }
 
-/* Of the m elements that changed the contexts, the levels, and the rest of the changes in place of the places. Returns
- * the highest level. */
-INLINE int find_levels(const u8 *base, const u8 *new, Difference *d, size_t m, int width)
+/* Of the elements that changed, from c to m, the contexts, the levels, and the rest of the changes. Returns the highest
+ * bits of these. */
+INLINE u32 find_levels(const u8 *base, const u8 *new, Difference *d, size_t c, size_t m, int width)
 {
     u32 all = 1;
-    for (size_t c = 0; c < m; c++) {
+    for (; c < m; c++) {
         u32 old = element(base, d->places[c], width), change = element(new, d->places[c], width) - old;
         change <<= 32 - 8 * width;
         u32 sign = -(change >> 31), size = ((change ^ sign) - sign) >> (32 - 8 * width);
@@ -461,15 +505,16 @@ INLINE int find_levels(const u8 *base, const u8 *new, Difference *d, size_t m, i
         all |= size;
         d->found[c] = context(old, width);
         d->levels[c] = d->left[c] = (u8)level;
-        d->places[c] = (size ^ 1u << level) << 1 | (sign & 1);
+        d->rest[c] = (size ^ 1u << level) << 1 | (sign & 1);
     }
-    return top_bit(all);
+    return all;
 }
 
-INLINE void change_elements(u8 *out, Difference *d, size_t m, int width)
+/* Change the elements from c to m that lie before `end`. Returns how many are changed by then. */
+INLINE size_t change_elements(u8 *out, Difference *d, size_t c, size_t m, size_t end, int width)
 {
     BitsIn r = d->in;
-    for (size_t c = 0; c < m; c++) {
+    for (; c < m && d->places[c] < end; c++) {
         int level = d->levels[c];
         u8 *at = out + (size_t)width * d->places[c];
         u32 rest = take(&r, level + 1), sign = -(rest & 1), size = rest >> 1 | 1u << level;
@@ -477,99 +522,108 @@ INLINE void change_elements(u8 *out, Difference *d, size_t m, int width)
         width == 4 ? wr32(at, made) : width == 2 ? wr16(at, (u16)made) : (void)(*at = (u8)made);
     }
     d->in = r;
+    return c;
 }
+
+/* The CRC of a block's bytes up to this piece; 0 where the processor has no instruction for it. */
+static u32 crc_with(u32 crc, const u8 *piece, size_t size) { return HAS_CRC() ? crc32c(crc, piece, size) : 0; }
 
 INLINE size_t encode_difference_any(Difference *d, const u8 *base, const u8 *new, u8 *out, size_t room, int v3)
 {
-    size_t n = d->count, m;
-    BY_WIDTH(compare_elements, base, new, d, v3);
+    size_t n = d->count, m = 0, rows, width = (size_t)d->width;
+    u32 all = 1, crc = 0, *places = d->places;
+    for (size_t at = 0, end; at < n; at = end) {
+        end = smaller(n, at + PIECE / width);
+        places = BY_WIDTH(compare_elements, base, new, d, at, end, places, v3);
+        size_t before = m;
+        m = (size_t)(places - d->places);
+        all |= BY_WIDTH(find_levels, base, new, d, before, m);
+        crc = crc_with(crc, new + at * width, (end - at) * width);
+    }
     memset(out, 0, DIFFERENCE_HEAD);
     out[0] = (u8)(0x80 | (d->banded ? 4 : 0) | d->width >> 1);
+    wr32(out + 1, crc);
     d->out = (BitsOut){out + DIFFERENCE_HEAD, out + room, 0, 0};
-    if (!(m = list_places(d->members, n, 0, d->places)))
+    if (!m)
         return DIFFERENCE_HEAD;
-    int rows = find_rows(d, m);
-    put_bits(&d->out, (u64)rows, 1);
+    put_bits(&d->out, (rows = find_rows(d, m)) > 0, 1);
     if (rows) {
         put_number(&d->out, (u32)d->row);
         put_number(&d->out, (u32)d->before);
-        WRITE_SET(d, NULL, count_rows(d), d->rows);
-        memset(d->members, 0, 8 * words(n));
-        n = squeeze_rows(d, m, 0);
+        FOR(v3, write_set)(d, NULL, count_rows(d), d->rows, rows);
+        n = squeeze_rows(d, rows, m, 0);
     }
-    WRITE_SET(d, d->banded ? d->contexts : NULL, n, d->members);
-    int highest = BY_WIDTH(find_levels, base, new, d, m);
-    out[5] = (u8)(highest + 1);
-    n = m;
-    for (int level = 0; level < highest; level++) {
-        u8 *found = d->found, *left = d->left;
-        for (size_t g = 0; g < words(n); g++)
-            d->members[g] = ~at_most(left + 64 * g, (u8)level, v3) & low_bits(n - 64 * g);
-        WRITE_SET(d, d->banded ? found : NULL, n, d->members);
-        for (size_t g = 0; g < words(n); g++) {
-            found = gather_bytes(found, d->found + 64 * g, d->members[g], v3);
-            left = gather_bytes(left, d->left + 64 * g, d->members[g], v3);
+    FOR(v3, write_set)(d, d->banded ? d->contexts : NULL, n, d->places, m);
+    out[5] = (u8)(top_bit(all) + 1);
+    for (size_t now = 0, held, left = m; now + 1 < out[5]; now++, left = held) {
+        held = 0;
+        for (size_t i = 0; i < left; held += d->left[i++] > now)
+            d->places[held] = (u32)i;
+        FOR(v3, write_set)(d, d->banded ? d->found : NULL, left, d->places, held);
+        for (size_t i = 0; i < held; i++) {
+            d->found[i] = d->found[d->places[i]];
+            d->left[i] = d->left[d->places[i]];
         }
-        n = (size_t)(left - d->left);
     }
     BitsOut w = d->out;
     for (size_t c = 0; c < m; c++)
-        put_bits(&w, d->places[c], d->levels[c] + 1);
+        put_bits(&w, d->rest[c], d->levels[c] + 1);
     put_bits(&w, 0, -w.count & 7);
     return w.at > w.end ? 0 : (size_t)(w.at - out);
 }
 
-INLINE int decode_difference_any(Difference *d, const u8 *base, u8 *out, int levels, int v3)
+INLINE int decode_difference_any(Difference *d, const u8 *base, u8 *out, u32 wanted, int levels, int v3)
 {
-    size_t n = d->count, m, counts[32];
-    u64 *bitmaps[33] = {d->higher};
-    int kept = 0, rows;
-    memcpy(out, base, n * (size_t)d->width);
-    if (!levels)
-        return d->in.end == 0;
-    if (d->banded)
-        BY_WIDTH(find_contexts, base, d->contexts, n);
-    if ((rows = (int)take(&d->in, 1))) {
-        d->row = take_number(&d->in);
-        d->before = take_number(&d->in);
-        if (d->before >= d->row || d->row > n || !READ_SET(d, NULL, count_rows(d), d->rows))
+    size_t n = d->count, m = 0, rows = 0, size = n * (size_t)d->width;
+    int told = 0;
+    u32 crc = 0;
+    if (levels) {
+        if ((told = (int)take(&d->in, 1))) {
+            d->row = take_number(&d->in);
+            d->before = take_number(&d->in);
+            if (d->before >= d->row || d->row > n)
+                return 0;
+            if ((rows = FOR(v3, read_set)(d, NULL, count_rows(d), d->rows)) > n)
+                return 0;
+            if (d->banded)
+                BY_WIDTH(find_contexts, base, d->contexts, n);
+            n = squeeze_rows(d, rows, 0, 0);
+        } else
+            d->base = base;
+        if ((m = FOR(v3, read_set)(d, d->banded ? d->contexts : NULL, n, d->places)) > n)
             return 0;
-        n = squeeze_rows(d, 0, 0);
+        if (told)
+            squeeze_rows(d, rows, m, 1);
+        for (size_t c = 0; c < m; c++) {
+            d->levels[c] = 0, d->rest[c] = (u32)c;
+            d->found[c] = context(element(base, d->places[c], d->width), d->width);
+        }
     }
-    if (!READ_SET(d, d->banded ? d->contexts : NULL, n, d->members))
+    for (n = m; --levels > 0;) {
+        size_t held = FOR(v3, read_set)(d, d->banded ? d->found : NULL, n, d->rows);
+        if (held > n)
+            return 0;
+        n = held;
+        for (size_t i = 0; i < n; i++) {
+            d->levels[d->rest[i] = d->rest[d->rows[i]]]++;
+            d->found[i] = d->found[d->rows[i]];
+        }
+    }
+    for (size_t at = 0, c = 0, some; at < size; at += some) {
+        some = smaller(size - at, PIECE);
+        memcpy(out + at, base + at, some);
+        c = BY_WIDTH(change_elements, out, d, c, m, (at + some) / (size_t)d->width);
+        crc = crc_with(crc, out + at, some);
+    }
+    if (d->in.at > d->in.end || d->in.end - d->in.at >= 8 || take(&d->in, (int)(d->in.end - d->in.at)))
         return 0;
-    m = list_places(d->members, n, 0, d->places);
-    if (rows)
-        squeeze_rows(d, m, 1);
-    for (size_t c = 0; d->banded && c < m; c++)
-        d->found[c] = context(element(base, d->places[c], d->width), d->width);
-    n = m;
-    for (; kept + 1 < levels; kept++) { /* forth from level to level, and back again */
-        u64 *higher = bitmaps[kept];
-        u8 *found = d->found;
-        if (!READ_SET(d, d->banded ? found : NULL, n, higher))
-            return 0;
-        for (size_t g = 0; d->banded && g < words(n); g++)
-            found = gather_bytes(found, d->found + 64 * g, higher[g], v3);
-        counts[kept] = n;
-        bitmaps[kept + 1] = higher + words(n);
-        n = count_bits(higher, n);
-    }
-    memset(d->levels, 0, n);
-    while (kept--) {
-        const u8 *from = d->levels;
-        for (size_t g = 0; g < words(counts[kept]); g++)
-            from = scatter_bytes(d->left + 64 * g, from, bitmaps[kept][g], v3);
-        u8 *made = d->left;
-        d->left = d->levels, d->levels = made;
-    }
-    BY_WIDTH(change_elements, out, d, m);
-    return d->in.at <= d->in.end && d->in.end - d->in.at < 8 && !take(&d->in, (int)(d->in.end - d->in.at));
+    return HAS_CRC() && crc == wanted ? 2 : 1;
 }
 
 BOTH(size_t, encode_difference, (Difference *d, const u8 *base, const u8 *new, u8 *out, size_t room),
      d, base, new, out, room)
-BOTH(int, decode_difference, (Difference *d, const u8 *base, u8 *out, int levels), d, base, out, levels)
+BOTH(int, decode_difference, (Difference *d, const u8 *base, u8 *out, u32 wanted, int levels),
+     d, base, out, wanted, levels)
 
 static int decode_difference(const u8 *base, const u8 *payload, size_t stored, u8 *out, size_t size, u8 *work)
 {
@@ -584,5 +638,5 @@ static int decode_difference(const u8 *base, const u8 *payload, size_t stored, u
     memcpy(d.payload, payload + DIFFERENCE_HEAD, stored - DIFFERENCE_HEAD);
     memset(d.payload + stored - DIFFERENCE_HEAD, 0, 64);
     d.in = (BitsIn){d.payload, 0, 8 * (u64)(stored - DIFFERENCE_HEAD)};
-    return (HAS_PEXT() ? decode_difference_v3 : decode_difference_plain)(&d, base, out, head[5]);
+    return FOR(HAS_PDEP(), decode_difference)(&d, base, out, rd32(head + 1), head[5]);
 }

@@ -18,7 +18,7 @@ from streamxf.errors import ParameterError
 
 VARIABLE = "STREAMXF_KERNEL"
 STORE = 0  # result of `encode_into` for a block that is best stored unencoded
-VERSION = 3  # of the compiled functions; raised with what they take or return, here and in `_kernel.c`
+VERSION = 4  # of the compiled functions; raised with what they take or return, here and in `_kernel.c`
 _OTHER = "FloatZip's kernel was compiled for another version of streamxf: build it with `pip install -e .` again"
 _WANTED = os.environ.get(VARIABLE, "")
 if _WANTED not in ("", "compiled", "numpy"):
@@ -88,22 +88,22 @@ def decode_into(payload: memoryview, out: memoryview, *, checked: bool = False) 
 
 
 def encode_difference(
-    base: memoryview, new: memoryview, out: memoryview, width: int, *, banded: bool, row: int, before: int
-) -> int:
-    """Encode `new` as its difference from `base` into `out`, but for the CRC. Returns the payload's size; 0 if `out` is
-    too small, by 8 bytes that it must have left, or if there is no kernel.
-    """
+    base: memoryview, new: memoryview, width: int, most: int, *, banded: bool, row: int, before: int
+) -> bytes | None:
+    """`new` as its difference from `base`, with 0 as CRC where the kernel has none; None if `most` is not enough."""
     if compiled is None or len(new) > zstd.MAX_WINDOW:
-        return 0
-    with borrowed(_Work) as work:
+        return None
+    with borrowed(_Work) as work, borrowed(_Work) as payload:
         room = work.of(compiled.difference_work_size(len(new)))
-        return compiled.encode_difference(base, new, out, room, width, banded, row, before)
+        out = memoryview(payload.of(most + 8))[: most + 8]
+        size = compiled.encode_difference(base, new, out, room, width, banded, row, before)
+        return bytes(out[:size]) if size else None
 
 
-def decode_difference(base: memoryview, payload: memoryview, out: memoryview) -> bool:
-    """Fill `out`, of the size of `base`, without a look at the CRC. False if the reference must decide."""
+def decode_difference(base: memoryview, payload: memoryview, out: memoryview) -> int:
+    """Fill `out`, of the size of `base`. Returns 0 if the reference must decide, and 2 if the CRC is right."""
     if compiled is None or len(base) > zstd.MAX_WINDOW:
-        return False
+        return 0
     with borrowed(_Work) as work:
         return compiled.decode_difference(base, payload, out, work.of(compiled.difference_work_size(len(base))))
 
