@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import publish, read_once, run, throttled
+from benchmarks import publish, run, throttled
 from benchmarks.child import in_child
 from benchmarks.data.gaussian import gaussian_matrices
 from benchmarks.data.quantized import E4M3, E5M2, fp8, mxfp4, nvfp4
 from benchmarks.data.training import SMOKE, training_state
-from benchmarks.dcp_sides import FULL, PHASES, STOCK, Run, empty_target
+from benchmarks.dcp_sides import FULL, STOCK, Run, empty_target
 from benchmarks.harness import MIB, Settings, alternate, timed
 from benchmarks.kernels import OneThread, encoded_bytes, kernels_alone, zipnn_one_thread
 from benchmarks.peers import PEERS
@@ -204,30 +204,6 @@ def paced_seconds(library, folder, size, speed):
 def test_a_paced_device_is_not_faster_than_it_should_be(pacing_library, tmp_path):
     arguments = {"library": str(pacing_library), "folder": str(tmp_path), "size": MIB, "speed": 10 * MIB}
     assert min(in_child("tests.test_benchmarks", "paced_seconds", preload=pacing_library, **arguments)) >= 0.1
-
-
-def test_saves_and_loads_of_all_sides_are_paced(pacing_library):
-    arguments = {"library": str(pacing_library), "mib": 1, "sizes": [0.25], "rounds": 1}
-    found = in_child("benchmarks.throttled", "child", preload=pacing_library, **arguments)
-    assert list(found) == list(throttled.SPEEDS)
-    for speed, by_size in found.items():
-        (rounds,) = by_size.values()
-        assert list(rounds) == [side.name for side in throttled.SIDES]
-        for name, phases in rounds.items():
-            stored = throttled.SPEEDS[speed] * phases["save"][0] / phases[f"save, {throttled.SHARE}"][0]
-            assert set(phases) == {f"{phase}{share}" for phase in PHASES for share in ("", f", {throttled.SHARE}")}
-            assert (stored < 0.8 * MIB) == (name != STOCK.name)
-
-
-@pytest.mark.slow
-def test_replicas_are_loaded_from_paced_storage(pacing_library):
-    """Of 4 ranks, each reads all of it at a quarter of the speed, or a quarter of it."""
-    arguments = {"library": str(pacing_library), "mib": 16, "size": 4, "rounds": 1}
-    found = in_child("benchmarks.read_once", "child", preload=pacing_library, **arguments)
-    assert list(found) == [side.name for side in read_once.SIDES]
-    stock, *others = (found[side.name]["load"][0] for side in read_once.SIDES)
-    assert stock >= (16 - read_once.CACHE_MIB / read_once.RANKS) * MIB * read_once.RANKS / read_once.SPEED
-    assert all(seconds > 0 for seconds in others)
 
 
 def test_a_side_that_gets_round_the_device_is_found_out(pacing_library):

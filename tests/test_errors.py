@@ -4,11 +4,13 @@ import copy
 import inspect
 import pickle
 import traceback
+from itertools import product
 
 import pytest
 
 from streamxf import errors
 from streamxf.errors import StreamxfError, located
+from tests.lots import in_lots
 
 CLASSES = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, StreamxfError)]
 
@@ -17,8 +19,7 @@ def test_all_classes_are_found():
     assert len(CLASSES) >= 18
 
 
-@pytest.mark.parametrize("cls", CLASSES)
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@in_lots("cls, protocol", product(CLASSES, range(pickle.HIGHEST_PROTOCOL + 1)))
 def test_pickle_round_trip(cls, protocol):
     error = cls("what happened", file="a/b.distcp", item="layer.0", block=0)
     for again in (pickle.loads(pickle.dumps(error, protocol)), copy.deepcopy(error)):

@@ -6,6 +6,7 @@ import zipfile
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from streamxf.errors import UnsupportedError
 from streamxf.format.items import ITEMSIZES, TensorItem, elements_size
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 from streamxf.torchsave.writing import frame_of, prefix_of, saved, suffix_of, torch_file
+from tests.lots import in_lots
 
 from .helpers import assert_same, raw_bytes
 
@@ -60,9 +62,7 @@ def test_a_frame_has_the_pickle_that_torch_writes(dtype: str, shape: tuple[int, 
     assert opcodes(framed(tensor)) == opcodes(summed(tensor)) == opcodes(sink.getvalue())
 
 
-@pytest.mark.parametrize("file", [framed, summed])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(), (0,), (7,), (3, 0, 2), (2, 3, 4)], ids=str)
+@in_lots("file, dtype, shape", product([framed, summed], DTYPES, [(), (0,), (7,), (3, 0, 2), (2, 3, 4)]))
 def test_torch_reads_every_dtype(dtype: str, shape: tuple[int, ...], file: Callable[[torch.Tensor], bytes]) -> None:
     tensor = filled(dtype, shape)
     found = torch.load(io.BytesIO(file(tensor)), weights_only=True)

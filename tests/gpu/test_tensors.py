@@ -21,7 +21,6 @@ from .helpers import (
     load_into,
     of_random_bytes,
     on_host,
-    reader,
     save,
     side_stream,
     weights,
@@ -97,20 +96,15 @@ def test_targets_that_convert(device: torch.device, checkpoint: Path) -> None:
     assert_kept(target, {"wide": state["wide"].bfloat16(), "conj": state["conj"]})
 
 
-@pytest.mark.parametrize("block_log2", [16, 20, 24])
-@pytest.mark.parametrize("threads", [1, 3])
-def test_blocks_of_any_size_and_several_files(
-    device: torch.device, checkpoint: Path, block_log2: int, threads: int
+@pytest.mark.parametrize(
+    ("block_log2", "threads", "extensions"),
+    [(16, 1, None), (16, 3, []), (20, 3, None), (20, 1, [ZStandard()]), (24, 1, []), (24, 3, None)],
+)
+def test_blocks_of_any_size_several_files_and_chains(
+    device: torch.device, checkpoint: Path, block_log2: int, threads: int, extensions: Any
 ) -> None:
-    state = some_state(device)
-    save(state, checkpoint, block_size=1 << block_log2, thread_count=threads)
-    assert_kept(load(state, checkpoint), state)
-
-
-@pytest.mark.parametrize("extensions", [[], [ZStandard()], None], ids=["none", "zstd", "full"])
-def test_other_chains(device: torch.device, checkpoint: Path, extensions: Any) -> None:
-    state = some_state(device)
-    save(state, checkpoint, _extensions=chain() if extensions is None else extensions, thread_count=2)
+    state, codecs = some_state(device), chain() if extensions is None else extensions
+    save(state, checkpoint, block_size=1 << block_log2, thread_count=threads, _extensions=codecs)
     target = blank(state)
     dcp.load(target, storage_reader=streamxf.FileSystemReader(checkpoint, keys=KEY if extensions is None else None))
     assert_kept(target, state)
@@ -277,13 +271,3 @@ def test_loads_and_saves_at_the_same_time(device: torch.device, tmp_path: Path) 
     with ThreadPoolExecutor(3) as pool:
         for done in [pool.submit(there_and_back, number) for number in range(3)]:
             done.result(300)
-
-
-def test_a_reader_is_used_again(device: torch.device, checkpoint: Path) -> None:
-    state = some_state(device)
-    save(state, checkpoint)
-    again = reader(checkpoint)
-    for _ in range(2):
-        target = blank(state)
-        dcp.load(target, storage_reader=again)
-        assert_kept(target, state)

@@ -11,9 +11,6 @@ from streamxf.errors import AuthenticationError, IdentityError, MetadataError, P
 from tests.altered import bit_flips
 from tests.dcp.helpers import error_of
 from tests.forge import frame_of, split_metadata
-from tests.reference_codecs import Refused
-from tests.reference_decoder import read_plain
-from tests.reference_keys import Reader, aes_key
 from tests.samples import FULL, KEY
 
 from .rows import Row
@@ -140,12 +137,3 @@ def test_every_bit_of_plain_files(row: Row, chain: str, pipe: bool) -> None:
         assert file.load(file.file) == text
         for number, altered in row.share(flips(file.file)):
             row.refuse(f"bit {number}", file.load, altered)
-
-
-@pytest.mark.parametrize("chain", CHAINS)
-def test_the_second_decoder_refuses_them_too(row: Row, chain: str) -> None:
-    file = PlainFile(TEXT, CHAINS[chain], pipe=False).file
-    for _, altered in row.share(flips(file), 3):
-        row.cases += 1
-        with pytest.raises(Refused):
-            read_plain(altered, Reader([aes_key(KEY.reveal())]))

@@ -3,7 +3,7 @@
 import re
 import shutil
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,9 @@ import pytest
 
 import streamxf
 from streamxf import errors
-from tests.altered import flip
+from streamxf.manager.listing import Run
+from streamxf.storage.local import LocalStorage
+from tests.altered import flip, flipped
 from tests.dcp import helpers
 from tests.tools.verify.remote import url_of
 from tests.tools.world import World
@@ -210,3 +212,23 @@ def test_each_reader_says_what_the_table_says(
         found.append(told(world.salvage_without_metadata))
     cells = [cell.split("/")[-1 if world.keys else 0] for cell in row.split(" | ")]
     assert found == cells[: len(found)]
+
+
+@pytest.mark.parametrize("chain", ["none", "full"])
+def test_every_tool_notices_a_flipped_bit_of_an_index(tmp_path: Path, runs: Callable[[str], Path], chain: str) -> None:
+    """And changes nothing. In the pickle it does not matter, since that is not read."""
+    shutil.copytree(runs(chain), tmp_path / "run")
+    world = World(tmp_path / "run", chain)
+    whole, names = world.metadata.read_bytes(), {*world.folder.iterdir()}
+    for place in (*range(0, world.pickled, 80), *range(world.pickled, len(whole), 5)):
+        world.metadata.write_bytes(changed := flipped(whole, place, 1 << place % 8))
+        in_index = place >= world.pickled
+        record = Run(LocalStorage(world.run)).record("step-2")
+        assert record is not None
+        assert (record.damaged, "Error" in (record.note or "")) == (in_index, in_index)
+        calls = [partial(streamxf.clean, world.folder, keys=keys) for keys in {world.keys, None}]
+        if in_index and world.keys:
+            calls.append(partial(streamxf.rekey, world.folder, keys=world.keys, recipients=helpers.OTHER_KEY))
+        for call in calls:
+            assert isinstance(helpers.error_of(call), errors.StreamxfError) == in_index
+        assert ({*world.folder.iterdir()}, world.metadata.read_bytes()) == (names, changed)

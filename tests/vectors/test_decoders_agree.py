@@ -10,6 +10,7 @@ import pytest
 
 from streamxf.errors import StreamxfError
 from tests.forge import Places
+from tests.lots import in_lots
 from tests.reference_codecs import Refused
 from tests.vectors.described import READERS, bytes_of, unpack, vectors
 
@@ -49,12 +50,21 @@ def mended(data: bytes) -> bytes | None:
         return None
 
 
-@pytest.mark.parametrize("count", [FEW, pytest.param(None, marks=pytest.mark.exhaustive)], ids=["few", "all"])
-@pytest.mark.parametrize(
-    ("subject", "name"),
-    [(subject, name) for subject in READERS if subject != "checkpoint" for name in vectors(subject)],
-)
-def test_files(subject: str, name: str, count: int | None) -> None:
+FILES = [(subject, name) for subject in READERS if subject != "checkpoint" for name in vectors(subject)]
+
+
+@in_lots("subject, name", FILES)
+def test_files(subject: str, name: str) -> None:
+    check_file(subject, name, FEW)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("subject", "name"), FILES)
+def test_all_bits_of_files(subject: str, name: str) -> None:
+    check_file(subject, name, None)
+
+
+def check_file(subject: str, name: str, count: int | None) -> None:
     more = count if subject == "plain" or count is None else 10 * count
     for data in flips(bytes_of(vectors(subject)[name]["file"]), name, more):
         agree(subject, name, data)
@@ -62,9 +72,18 @@ def test_files(subject: str, name: str, count: int | None) -> None:
             agree(subject, name, made)
 
 
-@pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.exhaustive)])
+@in_lots("name", vectors("checkpoint"))
+def test_checkpoints(name: str, tmp_path: Path) -> None:
+    check_checkpoint(name, FEW, tmp_path)
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", vectors("checkpoint"))
-def test_checkpoints(name: str, count: int, tmp_path: Path) -> None:
+def test_many_bits_of_checkpoints(name: str, tmp_path: Path) -> None:
+    check_checkpoint(name, MANY, tmp_path)
+
+
+def check_checkpoint(name: str, count: int, tmp_path: Path) -> None:
     entry = vectors("checkpoint")[name]
     unpack(entry, tmp_path)
     for file, stored in entry["files"].items():

@@ -22,18 +22,19 @@ from streamxf.errors import AuthenticationError, ParameterError, WrongKeyError
 from streamxf.keys import Key, PrivateKey, PublicKey, VerifyKey
 from streamxf.keys.key import HYBRID, X25519, derive
 from streamxf.keys.pair import kems
+from tests.lots import in_lots
 from tests.reference_keys import hkdf, hpke_key
 
 FOLDER = Path(__file__).parent
 BLOCK = 1 << 16
 
 
-def cases(name: str, count: int) -> pytest.MarkDecorator:
+def cases(name: str, count: int) -> Any:
     """Run a test with each of the `count` cases of a file, and the fields of its group."""
     groups = json.loads((FOLDER / "wycheproof" / f"{name}.json").read_text())["testGroups"]
     found = [{**group, **case} for group in groups for case in group["tests"]]
     assert len(found) == count
-    return pytest.mark.parametrize("case", found, ids=lambda case: str(case["tcId"]))
+    return in_lots("case", found)
 
 
 def raw(case: dict[str, Any], *names: str) -> list[bytes]:

@@ -23,6 +23,7 @@ from streamxf.storage.reading import FileSlice
 from streamxf.stream.container import read_header
 from tests.floatzip_forge import features
 from tests.forge import take_apart
+from tests.lots import in_lots
 from tests.reference_codecs import Refused
 from tests.samples import OneWay
 from tests.vectors.described import READERS, SUBJECTS, V1, Entry, bytes_of, keyring_of, profile_of, unpack, vectors
@@ -103,10 +104,10 @@ ELSEWHERE = {
 }
 
 
-def of(outcome: str, *subjects: str) -> pytest.MarkDecorator:
+def of(outcome: str, *subjects: str) -> Any:
     """Run a test with each vector of some subjects that has an outcome."""
     found = [(subject, name) for subject in subjects for name, entry in vectors(subject).items() if outcome in entry]
-    return pytest.mark.parametrize(("subject", "name"), found)
+    return in_lots("subject, name", found)
 
 
 def digest_of(data: bytes) -> dict[str, Any]:

@@ -81,13 +81,6 @@ def test_a_damaged_table_and_a_damaged_length(saved: World) -> None:
     assert ("b", 1, 1) in found or ("b", 1, 2) in found
 
 
-def test_every_bit_counts(saved: World) -> None:
-    """Bytes all over the file: each belongs to an item, and that one is named."""
-    for name, (start, stop) in saved.places.items():
-        for position in range(start, stop, max(1, (stop - start) // 15)):
-            assert {item for item, _, _ in damaged(saved, position)} == {name}, position
-
-
 def test_a_missing_file(saved: World) -> None:
     saved.file.unlink()
     (damage,) = verified(saved).damaged
