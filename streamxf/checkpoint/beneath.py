@@ -28,6 +28,7 @@ from streamxf.stream.encoder import Load, encoding_facts
 _BLOCK = -3  # a block's place in scratch memory; the steps of a chain count from 0
 _PAYS = 0.9  # of the bytes that the base has for a block
 _OWN = 256  # bytes of header, table and index
+_LOOKED_AT = 128 * 1024  # bytes that stand for a block
 
 
 class Beneath:
@@ -52,62 +53,60 @@ class Beneath:
         self._secrets, self._open_file = secrets, open_file
         place = known.chunk.place
         self.digest, self.places = known.digest, ((place.file, place.at, place.size), *place.beneath)
-        self.digests = b""
-        self._opening = threading.Lock()
-        self._blocks: BlockReader | StreamxfError | OSError | None = None
+        self.digests, self._opening = b"", threading.Lock()
+        self._blocks: BlockReader | None = None
+        self._kept: tuple[int, memoryview, Scratch] | None = None  # the block that was looked at
 
     def take(self, index: int, tag: bytes, data: memoryview, scratch: Scratch) -> memoryview | None:
         """The block beneath one that has this tag, in `scratch` or anywhere; None if it cannot be had."""
         wanted = self._tag_of(index)
         if hmac.compare_digest(tag, wanted):
             return data  # it is the same
+        if self._kept is not None and self._kept[0] == index:
+            return self._kept[1]
         if (copy := self._memory.copies.take((self._key, index), wanted)) is not None:
             return memoryview(copy)
         out = scratch.take(_BLOCK, len(data))
         with suppress(StreamxfError, OSError):
-            self._opened().decode(index, out)
+            with self._opening:
+                self._blocks = self._blocks or self._open(self._known.chunk.place)
+            self._blocks.decode(index, out)
             return out if hmac.compare_digest(self._memory.tag(out), wanted) else None
         return None
 
     def give(self, index: int, tag: bytes, data: memoryview, beneath: memoryview | None) -> None:
         """Say that a block is done, so that a copy of what the next save builds on can be held."""
         if beneath is not None and not hmac.compare_digest(tag, self._tag_of(index)):
-            self._keep(index, *((tag, data) if self._memory.increments else (self._tag_of(index), beneath)), beneath)
-
-    def _keep(self, index: int, tag: bytes, block: memoryview, beneath: memoryview) -> None:
-        own = beneath.obj if isinstance(beneath.obj, bytearray) else None
-        self._memory.copies.put((self._key, index), tag, block, own)
+            kept = (tag, data) if self._memory.increments else (self._tag_of(index), beneath)
+            self._memory.copies.put((self._key, index), *kept, beneath)
+        if self._kept is not None and self._kept[0] == index:
+            scratches.give(self._kept[2])
+            self._kept = None
 
     def _tag_of(self, index: int) -> bytes:
         return self._known.tags[TAG_BYTES * index :][:TAG_BYTES]
 
     def pays(self, part: Identity, index: int, load: Load, size: int, block_size: int) -> bool:
-        """Whether a block is stored in clearly fewer bytes than if it were whole, as the base has it."""
+        """Whether the beginning of a block is stored in clearly fewer bytes than the base has for as much."""
         scratch = scratches.take()
         try:
             data = load.take(partial(scratch.take, _BLOCK - 1))
             if (beneath := self.take(index, b"", data, scratch)) is None:
                 return False
+            some = min(size, _LOOKED_AT)
             about = StreamInfo(block_size, b"", b"", *encoding_facts(part)), partial(scratch.take, 0), scratch
-            info = BlockInfo(index, False, 2 * block_size, None, *about, lambda: beneath)
-            made = len(memoryview(self._chain.codecs[0].encode(data, info)))
-            self._keep(index, self._tag_of(index), beneath, beneath)
-            return made + _OWN < _PAYS * size * self.places[-1][2] / max(1, part.size)
+            info = BlockInfo(index, False, 2 * block_size, None, *about, lambda: beneath[:some])
+            made = len(memoryview(self._chain.codecs[0].encode(data[:some], info))) * size / some
+            if pays := made + _OWN < _PAYS * size * self.places[-1][2] / max(1, part.size):
+                self._kept = index, beneath, scratch
+            else:
+                self._memory.copies.put((self._key, index), self._tag_of(index), beneath, beneath)
+            return pays
         finally:
             if load.release is not None:
                 load.release()
-            scratches.give(scratch)
-
-    def _opened(self) -> BlockReader:
-        with self._opening:
-            if self._blocks is None:
-                try:
-                    self._blocks = self._open(self._known.chunk.place)
-                except (StreamxfError, OSError) as error:
-                    self._blocks = error
-            if not isinstance(self._blocks, BlockReader):
-                raise self._blocks
-            return self._blocks
+            if self._kept is None:
+                scratches.give(scratch)
 
     def _open(self, place: Place) -> BlockReader:
         file = self._open_file(place.file)

@@ -67,13 +67,14 @@ class Copies:
             self._size -= len(block)
             return block
 
-    def put(self, key: tuple[Key, int], tag: bytes, block: memoryview, into: bytearray | None) -> None:
-        """Hold a copy in the place of another one, if there is room; it is made in `into`, if that was taken out."""
+    def put(self, key: tuple[Key, int], tag: bytes, block: memoryview, beneath: memoryview) -> None:
+        """Hold a copy in the place of another one, if there is room; in the memory of `beneath`, if that is a copy."""
         if self.most == 0:
             return
-        if into is None or len(into) != len(block):
+        into = beneath.obj
+        if not isinstance(into, bytearray) or len(into) != len(block):
             into = bytearray(block)
-        elif not isinstance(block.obj, bytearray) or block.obj is not into:
+        elif block.obj is not into:
             into[:] = block
         with self._changing:
             _, old = self._blocks.pop(key, (b"", b""))
