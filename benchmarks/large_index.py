@@ -23,8 +23,8 @@ from streamxf.format.digests import Digests
 from streamxf.format.header import Kind
 from streamxf.format.index import ChunkColumns, File, Index
 from streamxf.format.items import Chunk, Item, TensorItem
+from streamxf.format.sections import Trailer, pack
 from streamxf.format.tiling import Boxes
-from streamxf.format.trailer import Trailer, pack
 
 ITEMS, SMOKE_ITEMS = 1000, 20
 MAX_ROUNDS = 3

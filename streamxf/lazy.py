@@ -35,9 +35,9 @@ else:
             self._name = name
 
         def __getattr__(self, member: str) -> Any:
-            found = getattr(import_module(self._name), member)
-            setattr(self, member, found)
-            return found
+            if "_module" not in vars(self):
+                self._module = import_module(self._name)
+            return getattr(self._module, member)
 
     _PRIMITIVES = "cryptography.hazmat.primitives"
     numpy, torch, zstandard = map(_Package, ("numpy", "torch", "zstandard"))

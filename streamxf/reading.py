@@ -9,9 +9,9 @@ from streamxf.checkpoint.metadata import Metadata, metadata_files, read_metadata
 from streamxf.checkpoint.notes import Note
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.checkpoint.reading import Box, BoxReader
-from streamxf.format.extra import Nesting
 from streamxf.format.header import Kind
 from streamxf.format.items import Item, Path, TensorItem
+from streamxf.format.values import Nesting
 from streamxf.keys import KeySet, KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress, Share, Shares
 from streamxf.storage.reading import StoredFile

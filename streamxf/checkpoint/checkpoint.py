@@ -20,9 +20,9 @@ from streamxf.checkpoint.pickled import is_extra
 from streamxf.checkpoint.reading import Box, BoxReader, cut
 from streamxf.checkpoint.sources import Array
 from streamxf.errors import ContainerError, ParameterError, UnsupportedError, located
-from streamxf.format.extra import from_json
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem, unsigned
 from streamxf.format.names import metadata_name
+from streamxf.format.values import from_json
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.lazy import numpy as np
 from streamxf.lazy import torch

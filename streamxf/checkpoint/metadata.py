@@ -19,14 +19,14 @@ from streamxf.checkpoint.access import Access, Renaming
 from streamxf.checkpoint.bare import placed
 from streamxf.checkpoint.pickled import pickled
 from streamxf.format.digests import Digests
-from streamxf.format.extra import Nesting
 from streamxf.format.index import File, Index
 from streamxf.format.items import Chunk, Item, TensorItem
 from streamxf.format.limits import DIGEST_BYTES, MAX_METADATA, NO_RANK, TRAILER_BYTES
 from streamxf.format.names import SLIP, metadata_among, rank_metadata_among, rank_of
+from streamxf.format.sections import Sections, Trailer, slices
 from streamxf.format.table import ItemTable
 from streamxf.format.tiling import overlap
-from streamxf.format.trailer import Sections, Trailer, slices
+from streamxf.format.values import Nesting
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import DataKey, KeySet, Vouchers
 from streamxf.keys.pair import VerifyKey

@@ -13,9 +13,8 @@ from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import check_vouchers
 from streamxf.codecs.encrypt import Encrypt
-from streamxf.format.fields import check_plain, pack_json, parse_json
 from streamxf.format.limits import MAX_NOTE, MAX_NOTE_MARKS, MAX_PATH
-from streamxf.format.trailer import NOTE_LABEL, Sections, Trailer, pack, pack_keys
+from streamxf.format.sections import NOTE_LABEL, Sections, Trailer, check_plain, pack, pack_json, pack_keys, parse_json
 from streamxf.keys.envelope import KeySet, Vouchers
 from streamxf.keys.pair import SigningKey, VerifyKey
 

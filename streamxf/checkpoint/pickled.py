@@ -11,11 +11,10 @@ from typing import Any
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import MetadataError, UnsupportedError, redacted
 from streamxf.format.bare import raw_descriptor
-from streamxf.format.extra import from_json, to_json
 from streamxf.format.index import Index
 from streamxf.format.items import DTYPES, Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.format.table import ItemTable
-from streamxf.format.values import descriptor_of
+from streamxf.format.values import descriptor_of, from_json, to_json
 from streamxf.torchsave.writing import named, plain
 
 PLANNER_DATA = "planner_data"

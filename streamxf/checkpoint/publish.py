@@ -36,9 +36,9 @@ from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
 from streamxf.format.limits import DIGEST_BYTES, FORMAT, NO_PICKLE, WRAPPED_KEY_BYTES
 from streamxf.format.names import DRAFT, GLOBAL, OWN_FILE, PIN, made_by_saves, metadata_name, pin_name, rank_of
 from streamxf.format.run import RunFacts
+from streamxf.format.sections import INCREMENTAL, Sections, pack, slices
 from streamxf.format.table import ItemTable
 from streamxf.format.tiling import NotTiled
-from streamxf.format.trailer import INCREMENTAL, Sections, pack, slices
 from streamxf.keys.envelope import DataKey
 from streamxf.storage.lock import locked
 from streamxf.storage.storage import BESIDE, Storage

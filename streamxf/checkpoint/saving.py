@@ -25,7 +25,7 @@ from streamxf.errors import KeyMissingError, NoSpaceError, ParameterError, add_n
 from streamxf.format.header import Identity
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2, WRITER_ID_BYTES
 from streamxf.format.names import data_name, is_metadata_name
-from streamxf.format.trailer import pack_keys
+from streamxf.format.sections import pack_keys
 from streamxf.keys import KeysLike, SignerLike, SigningKey, as_signing_key
 from streamxf.keys.envelope import Vouchers
 from streamxf.progress import Progress

@@ -20,12 +20,11 @@ from streamxf.checkpoint.publish import Pin, placed, publish
 from streamxf.checkpoint.saving import Save, Stock
 from streamxf.checkpoint.sources import Content, Given, Staging, tensor_in, tensor_of
 from streamxf.errors import AbortedError, MetadataError, ParameterError, UnsupportedError, located
-from streamxf.format.extra import Nesting
 from streamxf.format.header import Identity, Kind
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, check_limits, check_name, is_path
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.format.names import GLOBAL
-from streamxf.format.values import pack_value
+from streamxf.format.values import Nesting, pack_value
 from streamxf.keys import KeysLike, SignerLike
 from streamxf.progress import Progress
 from streamxf.report import SaveReport

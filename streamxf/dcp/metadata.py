@@ -16,10 +16,10 @@ from streamxf.buffers import collector_paused
 from streamxf.cached import cached_property
 from streamxf.checkpoint.pickled import PLANNER_DATA, members_of
 from streamxf.errors import redacted
-from streamxf.format.extra import NESTING
 from streamxf.format.items import Item, TensorItem
 from streamxf.format.table import StoredChunks
 from streamxf.format.tiling import Boxes
+from streamxf.format.values import NESTING
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
 from streamxf.torch_private import StorageInfo

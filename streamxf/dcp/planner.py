@@ -23,9 +23,9 @@ from streamxf.dcp.metadata import FOUND, LazyTensor, torch_chunks
 from streamxf.dcp.plans import flattened_entries, is_caching, is_flattened, is_usable, kept_plans
 from streamxf.dcp.targets import ObjectPlaces, box_of, check_box, check_kind, chunks_here, whole_size
 from streamxf.errors import MetadataError, UnsupportedError
-from streamxf.format.extra import Nesting
 from streamxf.format.items import Item, TensorItem
 from streamxf.format.tiling import check_apart, check_tiles
+from streamxf.format.values import Nesting
 from streamxf.torch_private import ShardedTensor
 from streamxf.wording import some
 

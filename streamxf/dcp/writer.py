@@ -38,10 +38,10 @@ from streamxf.dcp.planner import SavePlanner as OwnPlanner
 from streamxf.dcp.staged import check_parent, check_sent, copied, settle_in
 from streamxf.engine import finalize_apart
 from streamxf.errors import AbortedError, ChainError, ParameterError, UnsupportedError, escaped, notes_of, text_of
-from streamxf.format.extra import Nesting
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.format.names import GLOBAL, metadata_name
 from streamxf.format.run import RunFacts
+from streamxf.format.values import Nesting
 from streamxf.keys import KeyRing, KeysLike, SignerLike
 from streamxf.report import SaveReport
 from streamxf.storage.opening import Location, open_storage

@@ -19,9 +19,9 @@ from streamxf.codecs import zstd
 from streamxf.errors import CodecError, MetadataError
 from streamxf.format import limits
 from streamxf.format.bare import CRC_BYTES, pieces_of
-from streamxf.format.fields import bad, count_marks
 from streamxf.format.header import Kind
 from streamxf.format.items import stored_width
+from streamxf.format.sections import bad, count_marks
 from streamxf.format.tiling import Box
 from streamxf.lazy import numpy
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from streamxf.errors import BlockError, IdentityError, StreamxfError
 from streamxf.format import columns as col
 from streamxf.format.columns import IndexPart, PartEntry, pack_part
-from streamxf.format.fields import bad
 from streamxf.format.limits import DIGEST_BYTES
+from streamxf.format.sections import bad
 
 _IN_A_PART = 16_384
 _KEPT = 64  # parts that were read, of half a MiB each

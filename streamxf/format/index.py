@@ -19,12 +19,24 @@ from streamxf.buffers import collector_paused
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import DescriptorError, MetadataError
 from streamxf.format import columns as col
-from streamxf.format import fields, limits
+from streamxf.format import limits
 from streamxf.format.columns import Array, Column, IndexPart, ItemRules, PartEntry, TooLarge, pack_part
 from streamxf.format.digests import Digests
 from streamxf.format.header import Kind
 from streamxf.format.items import Chunk, Item, Place, TensorItem, coded_dtype, known_dtype
 from streamxf.format.run import RunFacts
+from streamxf.format.sections import (
+    array,
+    bad,
+    check_plain,
+    digits,
+    exact,
+    integer,
+    mapping,
+    pack_json,
+    parse_json,
+    string,
+)
 from streamxf.format.table import Band, ItemParts, ItemTable
 from streamxf.format.tiling import Boxes
 from streamxf.lazy import numpy
@@ -133,7 +145,7 @@ class Index:
                 raise MetadataError("metadata of a single rank cannot name a run; only that of all ranks can")
             content["run"] = self.run.to_json()
         cure = "save fewer items or shards, or put less into DCP's metadata"
-        return fields.pack_json(content, "the index", cure), b"".join(parts)
+        return pack_json(content, "the index", cure), b"".join(parts)
 
     def _packed_files(self, files: Mapping[str, File], parts: list[bytes]) -> Iterator[dict[str, Any]]:
         paths, rows = [path.encode() for path in files], [*files.values()]
@@ -157,7 +169,7 @@ class Index:
         `ItemTable` even of a small one, of whose parts only the digests are compared at once.
         """
         with collector_paused():
-            return _Root(fields.parse_json(root, "the index"), read, size, increment).index(lazy)
+            return _Root(parse_json(root, "the index"), read, size, increment).index(lazy)
 
     @property
     def keyed(self) -> bool:
@@ -169,53 +181,53 @@ class _Root:
         self._read = read
         self._size = size
         needed = {*_MEMBERS, "bases"} if increment else _MEMBERS
-        self._content = fields.exact(content, needed, frozenset({"run", "digests", "group", "ranks"}), "it")
-        self._bases = tuple(map(_base, fields.array(content["bases"], "bases"))) if increment else None
+        self._content = exact(content, needed, frozenset({"run", "digests", "group", "ranks"}), "it")
+        self._bases = tuple(map(_base, array(content["bases"], "bases"))) if increment else None
         self._at = 0  # where the next part begins
 
     def index(self, lazy: bool) -> Index:
         content = self._content
-        save_id = fields.digits(content["save_id"], 32, "save_id")
-        rank = None if content["rank"] is None else fields.integer(content["rank"], "rank", limits.NO_RANK)
+        save_id = digits(content["save_id"], 32, "save_id")
+        rank = None if content["rank"] is None else integer(content["rank"], "rank", limits.NO_RANK)
         transforms = self._read_descriptors(content["transforms"], "transforms")
-        lists = fields.array(content["chains"], "chains")
+        lists = array(content["chains"], "chains")
         if len(lists) > limits.MAX_CHAINS:
-            fields.bad("chains")
+            bad("chains")
         chains = tuple(self._read_descriptors(each, "chains") for each in lists)
         keyed = [any(text.partition("/")[0] == ENCRYPT for text in chain) for chain in chains]
         self._keyed = any(keyed)
         if self._keyed and not all(keyed):
-            fields.bad("some chains encrypt, and others do not")
+            bad("some chains encrypt, and others do not")
         recorded = [(*(f"!{text}" for text in transforms), *chain) for chain in chains]
         for descriptors in recorded or [transforms]:
             bound = sum(len(text.partition("#")[0]) + 1 for text in descriptors) - 1  # joined, as in headers
             if len(descriptors) > limits.MAX_CODECS or bound > limits.MAX_CHAIN:
-                fields.bad("there are too many descriptors, or they are too long")
-        dtypes = [known_dtype(text) or fields.bad("dtypes") for text in fields.array(content["dtypes"], "dtypes")]
+                bad("there are too many descriptors, or they are too long")
+        dtypes = [known_dtype(text) or bad("dtypes") for text in array(content["dtypes"], "dtypes")]
         if len(dtypes) > limits.MAX_DTYPES:
-            fields.bad("dtypes")
-        modules = tuple(fields.string(entry, "modules") for entry in fields.array(content["modules"], "modules"))
-        packages, extra = fields.mapping(content["packages"], "packages"), fields.mapping(content["extra"], "extra")
+            bad("dtypes")
+        modules = tuple(string(entry, "modules") for entry in array(content["modules"], "modules"))
+        packages, extra = mapping(content["packages"], "packages"), mapping(content["extra"], "extra")
         for name, version in packages.items():
-            fields.string(name, "packages"), fields.string(version, "packages")
-        fields.check_plain(extra, "extra")
+            string(name, "packages"), string(version, "packages")
+        check_plain(extra, "extra")
         run = RunFacts.of_json(content["run"]) if "run" in content else None
         if run is not None and rank is not None:
-            fields.bad("a rank's own metadata has a run")
-        group = fields.digits(content["group"], 32, "group") if "group" in content else None
-        ranks = fields.integer(content["ranks"], "ranks", limits.MAX_RANK + 1) if "ranks" in content else None
+            bad("a rank's own metadata has a run")
+        group = digits(content["group"], 32, "group") if "group" in content else None
+        ranks = integer(content["ranks"], "ranks", limits.MAX_RANK + 1) if "ranks" in content else None
         if (rank is None and content.keys() & {"group", "ranks"}) or (ranks is not None and ranks <= (rank or 0)):
-            fields.bad("group and ranks are those of a rank, which is one of them")
+            bad("group and ranks are those of a rank, which is one of them")
         entries = self._parts(content["files"])
-        bands = [self._band(entry) for entry in fields.array(content["items"], "items")]
+        bands = [self._band(entry) for entry in array(content["items"], "items")]
         parts = [part for band in bands for part in band.parts]
         signed = self._parts(content["digests"]) if "digests" in content else None
         most = limits.PARTS_EXPANSION * self._size + limits.FREE_PARTS
         if self._at != self._size or sum(part.raw for part in (*entries, *parts, *(signed or ()))) > most:
-            fields.bad("the parts are not those that it names, or more than they can hold")
+            bad("the parts are not those that it names, or more than they can hold")
         files = self._files(entries)
         if any(one.last >= two.first for one, two in pairwise(bands)):
-            fields.bad("bands of items do not rise")
+            bad("bands of items do not rise")
         digests = None if signed is None else Digests(signed, self._read)
         about = bool(transforms), digests is not None, tuple(dtypes), [file.size for file in files.values()]
         rules = ItemRules(rank, tuple(recorded), [*map(bool, chains)], *about, self._bases is not None)
@@ -228,36 +240,36 @@ class _Root:
         return Index(save_id, rank, transforms, chains, files, items, *facts)
 
     def _read_descriptors(self, texts: Any, member: str) -> tuple[str, ...]:
-        for text in fields.array(texts, member):
+        for text in array(texts, member):
             try:
-                descriptor = Descriptor.parse(fields.string(text, member))
+                descriptor = Descriptor.parse(string(text, member))
             except DescriptorError as error:
-                fields.bad(f"{member}: {error.message}")
+                bad(f"{member}: {error.message}")
             if member == "transforms" and descriptor.name.startswith("streamxf."):
-                fields.bad(f"{member}: {descriptor.name} is not a stream transform")
+                bad(f"{member}: {descriptor.name} is not a stream transform")
             if descriptor.name == ENCRYPT and descriptor.fragment:
-                fields.bad(f"{member}: wrapped keys do not belong there")
+                bad(f"{member}: wrapped keys do not belong there")
         return tuple(texts)
 
     def _parts(self, value: Any) -> tuple[PartEntry, ...]:
         made: list[PartEntry] = []
-        for entry in fields.array(value, "parts"):
-            fields.exact(entry, {"from", "bytes", "raw", "sha256"}, _NONE, "a part")
-            begin, size, raw = (fields.integer(entry[name], "a part") for name in ("from", "bytes", "raw"))
+        for entry in array(value, "parts"):
+            exact(entry, {"from", "bytes", "raw", "sha256"}, _NONE, "a part")
+            begin, size, raw = (integer(entry[name], "a part") for name in ("from", "bytes", "raw"))
             if max(raw, size) > limits.MAX_PART or (begin <= made[-1].begin if made else begin):
-                fields.bad("the size of a part, or where it begins")
-            digest = bytes.fromhex(fields.digits(entry["sha256"], 64, "a part"))
+                bad("the size of a part, or where it begins")
+            digest = bytes.fromhex(digits(entry["sha256"], 64, "a part"))
             made.append(PartEntry(begin, self._at, size, raw, digest))
             self._at += size
         return tuple(made)
 
     def _band(self, entry: Any) -> Band:
-        fields.exact(entry, {"first", "last", "items", "parts"}, _NONE, "a band")
-        first, last = (fields.string(entry[name], "a band") for name in ("first", "last"))
+        exact(entry, {"first", "last", "items", "parts"}, _NONE, "a band")
+        first, last = (string(entry[name], "a band") for name in ("first", "last"))
         parts = self._parts(entry["parts"])
         if not parts or first > last:  # names are found by those of bands
-            fields.bad("a band")
-        return Band(first, last, fields.integer(entry["items"], "a band"), parts)
+            bad("a band")
+        return Band(first, last, integer(entry["items"], "a band"), parts)
 
     def _files(self, entries: Iterable[PartEntry]) -> dict[str, File]:
         columns = [column for column in col.FILE_COLUMNS if self._keyed or column is not col.KEY]
@@ -267,13 +279,13 @@ class _Root:
         for entry in entries:
             part = IndexPart.parse(self._read(entry.at, entry.size), entry, columns)
             if entry.begin != len(files) or part.chunks or not part.names or part.names[0] <= last:
-                fields.bad("files do not rise")
+                bad("files do not rise")
             last = part.names[-1]
             for row, (path, size) in enumerate(zip(part.names, part[col.FILE_SIZE].tolist(), strict=True)):
                 writer = part.value(col.WRITER, row)
                 key = part.value(col.KEY, row) if self._keyed else None
                 if known.setdefault(writer, key) != key:
-                    fields.bad("a writer has two data keys")
+                    bad("a writer has two data keys")
                 folder, _, name = path.removeprefix("../").partition("/")
                 beside = path.startswith("../") and "/" not in name and folder in folders
                 Place.check_path(name if beside else path)
@@ -283,11 +295,11 @@ class _Root:
 
 def _base(entry: Any) -> tuple[str, str]:
     """The id and the folder of a save whose files an increment has."""
-    fields.exact(entry, {"save_id", "folder"}, _NONE, "a base")
-    folder = fields.string(entry["folder"], "a base")
+    exact(entry, {"save_id", "folder"}, _NONE, "a base")
+    folder = string(entry["folder"], "a base")
     if "/" in Place.check_path(folder):
-        fields.bad("a base's folder is not beside this one")
-    return fields.digits(entry["save_id"], 32, "a base"), folder
+        bad("a base's folder is not beside this one")
+    return digits(entry["save_id"], 32, "a base"), folder
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from typing import Any
 
 from streamxf.errors import MetadataError
 from streamxf.format import limits
-from streamxf.format.fields import bad, digits, exact, integer, mapping, string
+from streamxf.format.sections import bad, digits, exact, integer, mapping, string
 from streamxf.lazy import pattern
 
 _MEMBERS = {"run", "name", "step", "time", "rules", "metrics"}

@@ -18,14 +18,15 @@ from streamxf.buffers import collector_paused
 from streamxf.cached import cached_property
 from streamxf.errors import MetadataError, StreamxfError, located
 from streamxf.format import columns as col
-from streamxf.format import fields, limits
+from streamxf.format import limits
 from streamxf.format.columns import SHOWN, Array, IndexPart, ItemRules, PartEntry
 from streamxf.format.header import Kind
 from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem, beyond_limits
+from streamxf.format.sections import array, bad, exact, integer, loads, mapping, string
 from streamxf.format.tiling import Box, Boxes, Ints, check_apart, check_tiles, work_for
 from streamxf.lazy import numpy, pattern
 
-_REMEMBERED = 2**25, 2**27  # bytes that parts take in memory, at least and at most
+_REMEMBERED = 2**25, 2**27  # bytes that parts take in memory, at least and at most, if all are as large as the largest
 _ROW = 256  # of these, about, for each item in a part
 _AT_ONCE = 2**23  # bytes of parts, as they are stored, that are read in one request
 _AT_MOST = 16  # parts that are read together where all are looked at, if they have no more bytes than that
@@ -62,9 +63,9 @@ class ItemParts:
         self.on_error: list[Callable[[Exception], None]] = []  # they add to an error, or raise what explains it
         self.beside: Any = None  # what reads from the same file, which stays open until both are gone
         self._known: OrderedDict[tuple[int, int], IndexPart] = OrderedDict()
-        self._memory, self._fetches = 0, 0  # about what these take; how often some came since that was counted
-        stored = sum(part.size for band in bands for part in band.parts)
-        self._most = min(max(32 * stored, _REMEMBERED[0]), _REMEMBERED[1])
+        memory = min(max(32 * sum(part.size for band in bands for part in band.parts), _REMEMBERED[0]), _REMEMBERED[1])
+        largest = max((part.raw + _ROW * band.rows for band in bands for part in band.parts), default=1)
+        self._most = max(1, memory // largest)  # of these
         self.answers: dict[Any, tuple[list[int], list[tuple[int, Box]]]] = {}  # by what was asked, with whose they are
         self._heads: dict[int, IndexPart] = {}
         self.files = files
@@ -98,7 +99,6 @@ class ItemParts:
         found = {place: known.get((number, place)) for place in range(begin, end)}
         self._lately = begin / len(entries)
         missing = [place for place, part in found.items() if part is None]
-        makes_room = bool(missing)
         while missing:
             run = 1
             while run < len(missing) and missing[run] == missing[0] + run and run * entries[missing[0]].size < _AT_ONCE:
@@ -110,18 +110,10 @@ class ItemParts:
                     at = entries[place].at - first.at
                     found[place] = self._taken(number, place, data[at : at + entries[place].size])
             missing = missing[run:]
-        self._fetches += makes_room
-        if self._fetches > len(known):  # threads at once may miscount
-            self._memory, self._fetches = sum(self._bytes_of(at, part) for at, part in [*known.items()]), 0
         with suppress(KeyError):  # other threads make room, too
-            while makes_room and len(known) > 1 and self._memory > self._most:
-                freed = self._bytes_of(*known.popitem(last=False))
-                self._memory -= freed
+            while len(known) > self._most:
+                known.popitem(last=False)
         return [part for part in found.values() if part is not None]
-
-    def _bytes_of(self, at: tuple[int, int], part: IndexPart) -> int:
-        """About what a known part takes."""
-        return self.bands[at[0]].parts[at[1]].raw + _ROW * part.rows
 
     def each(self, number: int, begin: int = 0, end: int | None = None) -> Iterator[IndexPart]:
         """Parts of a band one after the other, few of which are in memory at a time."""
@@ -155,7 +147,7 @@ class ItemParts:
             _check_same_items(head, part)
         else:
             if not part.names or (part.names[0], part.names[-1]) != (band.first, band.last):
-                fields.bad("a band has other items than the root says")
+                bad("a band has other items than the root says")
             self.rules.check_items(part)
         self.rules.check_chunks(part)
         if col.BENEATH.id in part.columns:
@@ -163,8 +155,6 @@ class ItemParts:
         if head is None and len(band.parts) > 1:
             made = IndexPart(part.rows, 0, columns={c.id: part[c].copy() for c in col.SAME_IN_BAND})
             _check_same_items(self._heads.setdefault(number, made), part)  # another thread's may have come first
-        if (number, place) not in self._known:
-            self._memory += self._bytes_of((number, place), part)
         self._known[number, place] = part
         return part
 
@@ -215,7 +205,7 @@ class ItemParts:
             place, owner = chunk.place, (name, chunk.offset) if chunk.place.span is None else chunk.place[:3]
             key = self.files[place.file].writer, place.number
             if self._owners.setdefault(key, owner) != owner:
-                fields.bad(_TWICE)
+                bad(_TWICE)
 
 
 class Numbers:
@@ -243,7 +233,7 @@ class Numbers:
         if self._values:
             self._found.append(self._containers())
         if self._found and not self._distinct():
-            fields.bad(_TWICE)
+            bad(_TWICE)
 
     def _containers(self) -> tuple[Array, Array]:
         """The files and numbers of containers with values."""
@@ -251,9 +241,9 @@ class Numbers:
         rows = rows[:, numpy.lexsort((rows[5], rows[1], rows[0]))]
         same = (rows[:2, 1:] == rows[:2, :-1]).all(axis=0)
         if ((rows[2:5, 1:] != rows[2:5, :-1]).any(axis=0) & same).any():
-            fields.bad(_TWICE)
+            bad(_TWICE)
         if ((rows[5, 1:] < rows[6, :-1]) & same).any():
-            fields.bad("two values overlap in their stream")
+            bad("two values overlap in their stream")
         first = numpy.concatenate([[True], ~same])
         return rows[2, first], rows[1, first]
 
@@ -278,23 +268,23 @@ class Numbers:
 def _check_same_items(head: IndexPart, part: IndexPart) -> None:
     pairs = ((head[column], part[column]) for column in col.SAME_IN_BAND)
     if any(one.tobytes() != two.tobytes() and not numpy.array_equal(one, two) for one, two in pairs):
-        fields.bad("parts of a band have other items")
+        bad("parts of a band have other items")
 
 
 def _parsed(text: bytes, is_tensor: bool) -> tuple[Path | None, dict[str, Any]]:
-    content = fields.loads(text, "what a part says of an item")
-    fields.exact(content, set(), _TEXTS if is_tensor else frozenset({"path"}), "an item")
-    properties = fields.mapping(content.get("properties", {}), "properties")
+    content = loads(text, "what a part says of an item")
+    exact(content, set(), _TEXTS if is_tensor else frozenset({"path"}), "an item")
+    properties = mapping(content.get("properties", {}), "properties")
     for member, value in properties.items():
-        fields.string(member, "properties"), type(value) is bool or fields.string(value, "properties")
+        string(member, "properties"), type(value) is bool or string(value, "properties")
     if "path" not in content:
         return None, properties
-    steps = fields.array(content["path"], "path")
+    steps = array(content["path"], "path")
     if not 1 <= len(steps) <= limits.MAX_STEPS:
-        fields.bad("path")
+        bad("path")
     most = limits.MAX_STEP
     return tuple(
-        fields.string(step, "path") if type(step) is str else fields.integer(step, "path", most) for step in steps
+        string(step, "path") if type(step) is str else integer(step, "path", most) for step in steps
     ), properties
 
 
@@ -473,7 +463,7 @@ class StoredChunks(Sequence[Chunk]):
                 raise MetadataError(text)
             (check_tiles if self._parts.rules.rank is None else check_apart)(self.shape, boxes, self._parts.work)
             if not boxes.rise():
-                fields.bad("two chunks have the same offset, or they do not rise")
+                bad("two chunks have the same offset, or they do not rise")
 
     def spans(self) -> list[Box]:
         """The offset and shape of each, checked as a whole, without a look at where they are stored."""

@@ -175,8 +175,7 @@ class RemoteStorage(Storage):
     @contextmanager
     def open(self, name: str = "", *, random: bool = False, step: int | None = None) -> Iterator[StoredFile]:
         if name.startswith(BESIDE):
-            place, name = self.beside(name)
-            with place.open(name, random=random, step=step) as file:
+            with super().open(name, random=random, step=step) as file:
                 yield file
             return
         options: dict[str, Any] = {"cache_type": "none"} if random else {}

@@ -22,9 +22,9 @@ from streamxf.budget import Steps, TooMuch
 from streamxf.buffers import collector_paused
 from streamxf.descriptor import Descriptor
 from streamxf.errors import DescriptorError, MetadataError, UnsupportedError
-from streamxf.format.fields import array, bad, integer, mapping
 from streamxf.format.items import DTYPES, Chunk, Item, ObjectItem, Place, TensorItem, check_name, is_path
 from streamxf.format.limits import MAX_CODECS, MAX_INT
+from streamxf.format.sections import array, bad, integer, mapping
 from streamxf.format.tiling import check_apart, check_offsets, check_tiles, work_for
 from streamxf.torchsave.archive import NotSavedByTorch
 

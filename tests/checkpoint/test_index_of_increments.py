@@ -4,7 +4,7 @@ from pathlib import Path
 
 import streamxf
 from streamxf.format.index import Index
-from streamxf.format.trailer import slices
+from streamxf.format.sections import slices
 from tests.vectors.described import unpack, vectors
 
 

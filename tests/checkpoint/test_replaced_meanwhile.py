@@ -25,7 +25,7 @@ from streamxf.errors import MetadataError, ReplacedError, is_damage
 from streamxf.format.index import File, Index
 from streamxf.format.items import ObjectItem, Place
 from streamxf.format.limits import NO_PICKLE
-from streamxf.format.trailer import pack
+from streamxf.format.sections import pack
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import open_storage
 from streamxf.tools.salvage import damaged

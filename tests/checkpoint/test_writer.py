@@ -41,7 +41,7 @@ from streamxf.errors import (
 from streamxf.format.header import Identity, Kind
 from streamxf.format.items import ObjectItem, TensorItem
 from streamxf.format.limits import TRAILER_BYTES, WRAPPED_KEY_BYTES
-from streamxf.format.trailer import Trailer
+from streamxf.format.sections import Trailer
 from streamxf.storage.opening import open_storage
 from streamxf.stream.encoder import MemorySource
 from streamxf.torchsave.unpickler import read_stock

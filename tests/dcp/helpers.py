@@ -26,7 +26,7 @@ from streamxf import Checksum, Encrypt, Key, ZStandard
 from streamxf.format.index import Index
 from streamxf.format.items import Place
 from streamxf.format.limits import TRAILER_BYTES
-from streamxf.format.trailer import Sections, Trailer, pack, pack_keys
+from streamxf.format.sections import Sections, Trailer, pack, pack_keys
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import DataKey, Vouchers
 from tests.cli import preloaded

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 import streamxf
 from streamxf.errors import MetadataError
 from streamxf.format.index import File, Index
-from streamxf.format.trailer import pack
+from streamxf.format.sections import pack
 from streamxf.torchsave.unpickler import read_stock
 from tests.altered import flip
 

@@ -36,8 +36,8 @@ from streamxf.dcp.targets import check_filled, check_placed
 from streamxf.errors import MetadataError, UnsupportedError
 from streamxf.format.index import File, Index
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
+from streamxf.format.sections import Trailer
 from streamxf.format.table import ItemTable
-from streamxf.format.trailer import Trailer
 from tests.altered import flipped
 from tests.failing import fails_with
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf.errors import MetadataError
-from streamxf.format.extra import from_json, to_json
+from streamxf.format.values import from_json, to_json
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 leaves = st.one_of(

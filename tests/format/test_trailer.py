@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from streamxf.errors import MetadataError, UnsupportedError
 from streamxf.format.limits import MAX_KEY_LINE, MAX_ROOT, TRAILER_BYTES
-from streamxf.format.trailer import Sections, Trailer, pack, pack_keys
+from streamxf.format.sections import Sections, Trailer, pack, pack_keys
 from tests.altered import bit_flips
 from tests.forge import METADATA_MAGIC, MetadataParts
 

@@ -8,7 +8,7 @@ from streamxf.checkpoint.metadata import Metadata
 from streamxf.errors import MetadataError
 from streamxf.format.header import Kind
 from streamxf.format.items import ObjectItem, coded_dtype
-from streamxf.format.trailer import Trailer
+from streamxf.format.sections import Trailer
 from tests.fuzz import held, metadata_files, second
 from tests.fuzz.oracle import attempt
 from tests.fuzz.target import Target

@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 import streamxf
 from streamxf import LZ4, Checksum, Key, ZStandard
 from streamxf.errors import AuthenticationError, IdentityError, MetadataError
-from streamxf.format.trailer import Sections, pack_keys
+from streamxf.format.sections import Sections, pack_keys
 from streamxf.keys.envelope import DataKey, Envelope, Vouchers
 from tests.dcp import helpers
 from tests.forge import pack_index, prefix_of, split_metadata, take_container_apart

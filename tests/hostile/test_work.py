@@ -26,10 +26,9 @@ from streamxf import ZStandard, budget, diff, pack
 from streamxf.budget import FREE_STEPS, Steps, TooMuch
 from streamxf.checkpoint import datafile
 from streamxf.errors import MetadataError, PolicyError
-from streamxf.format.extra import from_json
 from streamxf.format.items import Chunk, Place, TensorItem
 from streamxf.format.tiling import check_apart, check_offsets, check_tiles, work_for
-from streamxf.format.values import _Reading, pack_name
+from streamxf.format.values import _Reading, from_json, pack_name
 from streamxf.formats.contents import FileReader
 from streamxf.formats.opening import open_source
 from streamxf.storage.opening import open_storage

@@ -17,7 +17,7 @@ from streamxf.checkpoint.access import Access
 from streamxf.format.index import Index
 from streamxf.format.names import GLOBAL
 from streamxf.format.run import RunFacts
-from streamxf.format.trailer import Sections, Trailer, pack, pack_keys
+from streamxf.format.sections import Sections, Trailer, pack, pack_keys
 from streamxf.manager.notes import Authority
 
 DIFFERENT = 40  # saves, each with ids of its own

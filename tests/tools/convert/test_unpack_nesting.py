@@ -12,8 +12,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from streamxf.format import extra
-from streamxf.format.extra import NESTING, Nesting
+from streamxf.format import values
+from streamxf.format.values import NESTING, Nesting
 from streamxf.tools.nesting import nested
 from tests.dcp.rank_scenarios import run_ranks
 
@@ -152,7 +152,7 @@ def test_what_stock_dcp_did_not_record_is_said(tmp_path: Path, state: Any, how: 
 
 
 def test_more_exceptions_than_are_recorded_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extra, "_MOST_NESTING", 20)
+    monkeypatch.setattr(values, "_MOST_NESTING", 20)
     dcp.save({"a": {1: {}}}, storage_writer=streamxf.FileSystemWriter(tmp_path / "saved"))
     assert "strings of all keys" in unpacked(tmp_path / "saved")[1][0]
 
@@ -285,5 +285,5 @@ def test_no_order_is_recorded_where_names_have_it() -> None:
     assert Nesting({"a": 1}).with_order(sorted(NAMES)) == {"a": 1}
     assert Nesting({}).with_order([]) == {}
     assert Nesting({NESTING: {"order": [sha256(b"").hexdigest(), "0"]}}).in_saved_order([]) == []
-    with mock.patch("streamxf.format.extra._MOST_NESTING", 3):
+    with mock.patch("streamxf.format.values._MOST_NESTING", 3):
         assert Nesting({}).with_order(NAMES) == {}

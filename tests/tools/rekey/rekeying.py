@@ -9,7 +9,7 @@ from streamxf import Key, PrivateKey, SigningKey
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import Metadata
 from streamxf.errors import KeyMissingError
-from streamxf.format.trailer import pack_keys
+from streamxf.format.sections import pack_keys
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import WRAPPED_KEY, Envelope, Vouchers
 from tests.dcp.helpers import refused, rewritten, sections_of

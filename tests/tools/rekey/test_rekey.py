@@ -29,7 +29,7 @@ from streamxf.errors import (
     UnsupportedError,
     WrongKeyError,
 )
-from streamxf.format.trailer import pack
+from streamxf.format.sections import pack
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import MAX_RECIPIENTS, Entry, Envelope
 from streamxf.storage.local import LocalStorage
@@ -574,7 +574,7 @@ def test_one_rank_whose_metadata_cannot_be_made_stops_all(local: Path, monkeypat
             raise MetadataError("injected")
         return pack(*arguments)
 
-    monkeypatch.setattr("streamxf.format.trailer.pack", fail)
+    monkeypatch.setattr("streamxf.format.sections.pack", fail)
     kept(local, MetadataError, "__2.metadata")
 
 

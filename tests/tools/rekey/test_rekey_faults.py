@@ -14,7 +14,7 @@ import pytest
 import streamxf
 from streamxf.errors import MetadataError, StreamxfError
 from streamxf.format.names import LOCK
-from streamxf.format.trailer import pack_keys
+from streamxf.format.sections import pack_keys
 from streamxf.storage.lock import locked
 from streamxf.storage.opening import open_storage
 from tests.dcp.fsspec_checks import load_from, save_to
@@ -181,7 +181,7 @@ def test_keys_that_would_not_be_read_back_are_not_written(tmp_path: Path, monkey
     def pack_others(wrapped: str, vouchers: str) -> bytes:
         return pack_keys(wrapped, f"mac={'0' * 64}{vouchers[68:]}")
 
-    monkeypatch.setattr("streamxf.format.trailer.pack_keys", pack_others)
+    monkeypatch.setattr("streamxf.format.sections.pack_keys", pack_others)
     untouched(
         lambda: streamxf.rekey(tmp_path, keys=KEY, recipients=OTHER_KEY), tmp_path, MetadataError, "cannot be replaced"
     )

@@ -11,7 +11,7 @@ import pytest
 import streamxf
 from streamxf import Encrypt
 from streamxf.errors import AuthenticationError, KeyMissingError, MetadataError, PolicyError, ReplacedMeanwhile
-from streamxf.format.trailer import pack
+from streamxf.format.sections import pack
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import Entry, Envelope, Vouchers
 from streamxf.storage.local import LocalStorage

@@ -7,7 +7,7 @@ import torch
 
 import streamxf
 from streamxf.errors import KeyMissingError, StreamxfError, WrongKeyError
-from streamxf.format.trailer import pack_keys
+from streamxf.format.sections import pack_keys
 from tests.dcp.helpers import KEY, OTHER_KEY, rewritten, save, sections_of
 
 
