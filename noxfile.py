@@ -59,7 +59,7 @@ FRAMEWORKS = {
 @nox.parametrize("python,torch", [nox.param(python, torch, id=f"{torch}-{python}") for python, torch in VERSIONS])
 def torch(session: nox.Session, torch: str) -> None:
     """The tests of what touches torch, under one of its versions."""
-    packages = [each for each in PROJECT["dependencies"] if not each.startswith("torch")]
+    packages = PROJECT["dependencies"]
     # First, and without what it depends on: on Linux PyPI's builds ask for gigabytes of CUDA.
     session.install("--no-cache-dir", "--no-deps", f"torch=={torch}")
     session.install("-c", "constraints.txt", "setuptools", *packages, *TESTED_WITH, *FOR_SINGLE_TESTS)

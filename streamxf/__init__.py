@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from streamxf.extension import TorchExtension
+from streamxf.lazy import imported
 
 if TYPE_CHECKING:
     from streamxf import errors as errors, keys as keys
@@ -29,19 +30,13 @@ if TYPE_CHECKING:
     from streamxf.dcp.attach import attach as attach
     from streamxf.dcp.fsspec import FsspecReader as FsspecReader, FsspecWriter as FsspecWriter
     from streamxf.dcp.install import install as install, installed as installed
-    from streamxf.dcp.planner import LoadPlanner as LoadPlanner
-    from streamxf.dcp.planner import SavePlanner as SavePlanner
+    from streamxf.dcp.planner import LoadPlanner as LoadPlanner, SavePlanner as SavePlanner
     from streamxf.dcp.reader import FileSystemReader as FileSystemReader
     from streamxf.dcp.extensions import Registry as Registry
     from streamxf.dcp.writer import FileSystemWriter as FileSystemWriter
     from streamxf.errors import StreamxfError as StreamxfError
-    from streamxf.keys import (
-        Key as Key,
-        PrivateKey as PrivateKey,
-        PublicKey as PublicKey,
-        SigningKey as SigningKey,
-        VerifyKey as VerifyKey,
-    )
+    from streamxf.keys import Key as Key, PrivateKey as PrivateKey, PublicKey as PublicKey
+    from streamxf.keys import SigningKey as SigningKey, VerifyKey as VerifyKey
     from streamxf.manager.forget import forget as forget
     from streamxf.manager.holds import hold as hold
     from streamxf.manager.latest import latest as latest
@@ -60,17 +55,11 @@ if TYPE_CHECKING:
     from streamxf.tools.convert.pack import pack as pack, transcode as transcode
     from streamxf.tools.convert.unpack import unpack as unpack
     from streamxf.tools.diff.diff import diff as diff
-    from streamxf.tools.inspect.inspect import inspect as inspect
-    from streamxf.tools.rekey.rekey import (
-        add_recipient as add_recipient,
-        recipients as recipients,
-        rekey as rekey,
-        remove_recipient as remove_recipient,
-        rename as rename,
-    )
+    from streamxf.tools.inspect.inspect import inspect as inspect, unsafe_globals as unsafe_globals
+    from streamxf.tools.rekey.rekey import add_recipient as add_recipient, recipients as recipients, rekey as rekey
+    from streamxf.tools.rekey.rekey import remove_recipient as remove_recipient, rename as rename
     from streamxf.tools.rekey.sign import sign as sign
     from streamxf.tools.salvage.salvage import load_intact as load_intact, salvage as salvage
-    from streamxf.tools.inspect.inspect import unsafe_globals as unsafe_globals
     from streamxf.tools.verify.verify import verify as verify
     from streamxf.version import __version__ as __version__
 
@@ -125,8 +114,7 @@ __all__ = sorted({*_HOME} - {"open", "__version__"})
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        found = globals()[name] = getattr(import_module(_HOME[name]), name)
-        return found
+        return globals().setdefault(name, getattr(imported(_HOME[name]), name))
     if name in ("errors", "keys", "testing"):
         return import_module(f"streamxf.{name}")
     raise AttributeError(f"module 'streamxf' has no attribute {name!r}")

@@ -6,6 +6,18 @@ import re
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+NO_TORCH = "this needs PyTorch, which is not installed: pip install 'streamxf[torch]'"
+
+
+def imported(name: str) -> Any:
+    """A module; where torch is missing, which readers can do without, ImportError says what to do."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        error.msg = NO_TORCH if error.name == "torch" else error.msg
+        raise
+
+
 if TYPE_CHECKING:
     from re import compile as pattern
 
@@ -36,7 +48,7 @@ else:
 
         def __getattr__(self, member: str) -> Any:
             if "_module" not in vars(self):
-                self._module = import_module(self._name)
+                self._module = imported(self._name)
             return getattr(self._module, member)
 
     _PRIMITIVES = "cryptography.hazmat.primitives"

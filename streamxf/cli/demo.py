@@ -23,7 +23,7 @@ from streamxf.chain import Chain
 from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.errors import UnsupportedError
-from streamxf.lazy import torch
+from streamxf.lazy import imported, torch
 from streamxf.progress import Progress
 from streamxf.wording import rate_text, size_text
 
@@ -62,6 +62,7 @@ def demo(runs: int = options.value("N", "Timed runs of each writer.", 5, min=1),
     Examples:
     streamxf demo --runs 1
     """
+    imported("torch")  # or what is said first is what is also missing
     if find_spec("safetensors") is None:
         raise UnsupportedError("the demo needs safetensors: pip install 'streamxf[cli]'")
     weights = load_model()

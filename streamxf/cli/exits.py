@@ -54,7 +54,8 @@ def line_of(error: BaseException) -> str:
 
 # hints that only Python has a use for, or that are about an option which the command does not have
 _IN_PYTHON = re.compile(
-    r" \(max_expansion\)|; pass it as signer=|\. A KeyRing holds keys and trusted signers together"
+    r" \(max_expansion\)|, or read it with framework='torch'"
+    r"|; pass it as signer=|\. A KeyRing holds keys and trusted signers together"
     r"|, or load it with FileSystemReader\(path, require=None\)|,(?: or)? a streamxf\.\w+Key\b"
     r"|; weights_only=False lifts the limit for objects|without_metadata=\[\.\.\.\] or (?=--writer-id)"
     r"|; require='encrypted' accepts it|; where it was, pass require='encrypted' \(or 'bound', for an attached writer\)"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -274,7 +276,8 @@ def cat(
     from streamxf.keys import KeyRing
 
     if item is not None:
-        with located(file=path), streamxf.Checkpoint(path, **access) as checkpoint:
+        framework: Any = "torch" if find_spec("torch") else "numpy"
+        with located(file=path), streamxf.Checkpoint(path, framework=framework, **access) as checkpoint:
             for piece in _item(checkpoint, item, text):
                 write_all(sys.stdout.buffer, memoryview(piece))
         return FINE
@@ -313,11 +316,12 @@ def _item(checkpoint: streamxf.Checkpoint, wanted: str, text: bool) -> Iterator[
     pieces: Iterator[tuple[Any, bool]] = handle.pieces(key, _TEXT_STEP if text else _STEP)
     try:
         for made, ends in pieces:
-            rows = made.reshape(-1, made.shape[-1] if made.ndim else 1) if text and made.numel() else ()
+            rows = made.reshape(-1, made.shape[-1] if made.ndim else 1) if text and math.prod(made.shape) else ()
             end = "\n" if ends else " "
             yield from (f"{' '.join(map(str, row.tolist()))}{end}".encode() for row in rows)
             if not text:
-                yield made.reshape(-1).view(torch.uint8).numpy()
+                flat = made.reshape(-1)
+                yield flat.view(torch.uint8).numpy() if find_spec("torch") else flat.view("u1")
     except IndexError as error:
         raise ParameterError(f"[{indices}]: {error}; the tensor's shape is {list(handle.shape)}", item=name) from None
 

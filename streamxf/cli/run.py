@@ -23,6 +23,7 @@ from streamxf.cli import exits, options, ranks
 from streamxf.cli.options import ARGUMENTS
 from streamxf.cli.show import as_json, wrapped
 from streamxf.errors import StreamxfError, notes_of
+from streamxf.lazy import NO_TORCH
 from streamxf.version import __version__
 from streamxf.wording import printable
 
@@ -97,6 +98,8 @@ def _failed(command: str, error: BaseException, arguments: list[str]) -> int:
     if failure is not None:
         text = exits.storage_line_of(failure, arguments)
         return _fail(command, text, type(failure).__name__, exits.USAGE, arguments, error)
+    if isinstance(error, ImportError) and error.name == "torch":
+        return _fail(command, NO_TORCH, "ImportError", exits.USAGE, arguments, error)
     text = exits.with_options(exits.line_of(error))
     if not isinstance(error, StreamxfError | OSError | MemoryError):
         text = f"{text}; this is an error of streamxf's own: {TRACEBACK}=1 shows where it was"
