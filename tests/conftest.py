@@ -49,6 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SHARE",
         help="run one in SHARE of the tests marked exhaustive, and no others; without it, they are left out",
     )
+    parser.addoption("--sample", type=int, metavar="SHARE", help="run one in SHARE of them beside all others")
     parser.addoption("--weigh", action="store_true", help="write how long each test file took into tests/durations.txt")
 
 

@@ -1,6 +1,5 @@
-"""Tests marked `exhaustive` try everything there is of a kind, and take long. They run on request only.
-
-``--exhaustive 1`` runs all of them and nothing else, ``--exhaustive 20`` a twentieth of them, another one each day.
+"""Tests marked `exhaustive` try everything there is of a kind, and take long. ``--exhaustive 1`` runs all of them and
+nothing else, ``--exhaustive 20`` a twentieth, another one each day, and ``--sample 20`` the same beside all others.
 """
 
 import os
@@ -20,13 +19,10 @@ class Exhaustive:
 
     def pytest_report_header(self, config: pytest.Config) -> str:
         """Say how to repeat this selection, and what others draw by the day."""
-        share = config.getoption("exhaustive")
-        return (f"exhaustive: one in {share}; " if share else "") + f"the same samples again with {_DAY}={DAY}"
+        return f"the same sample of exhaustive tests, and of faults, with {_DAY}={DAY}"
 
     def pytest_ignore_collect(self, collection_path: Path, config: pytest.Config) -> bool | None:
-        """Skip files without such tests, of which collecting takes half a minute in each process: neither a file itself
-        nor a module beside it has the word.
-        """
+        """Skip files without such tests, which take long to collect: neither it nor a module beside it has the word."""
         if not config.getoption("exhaustive") or not collection_path.match("test_*.py"):
             return None
         beside = (path for path in collection_path.parent.glob("*.py") if not path.match("test_*.py"))
@@ -35,11 +31,13 @@ class Exhaustive:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Select."""
-        share = config.getoption("exhaustive")
+        alone = config.getoption("exhaustive")
 
         def wanted(item: pytest.Item) -> bool:
-            marked = item.get_closest_marker("exhaustive") is not None
-            return marked and (crc32(item.nodeid.encode()) + DAY) % share == 0 if share else not marked
+            if item.get_closest_marker("exhaustive") is None:
+                return not alone
+            share = alone or config.getoption("sample")
+            return bool(share) and (crc32(item.nodeid.encode()) + DAY) % share == 0
 
         config.hook.pytest_deselected(items=[item for item in items if not wanted(item)])
         items[:] = [item for item in items if wanted(item)]
