@@ -237,8 +237,8 @@ def check_slice(store: Counted, tensor: torch.Tensor, keys: Any, key: tuple[Any,
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("key", [np.s_[:, 2], np.s_[::3], np.s_[1:, :1, 1000:1001], np.s_[2:, ::3, ::2]])
 def test_blocks_between_those_that_are_needed_are_not_read(chain: str, key: Any) -> None:
-    tensor = torch.randn((5, 4, MIB // 2), generator=torch.Generator().manual_seed(0)).bfloat16()
-    store = save(chain, 18, tensor, [((0, 0, 0), (2, 4, MIB // 2)), ((2, 0, 0), (3, 4, MIB // 2))])
+    tensor = torch.randn((5, 4, MIB // 8), generator=torch.Generator().manual_seed(0)).bfloat16()
+    store = save(chain, 16, tensor, [((0, 0, 0), (2, 4, MIB // 8)), ((2, 0, 0), (3, 4, MIB // 8))])
     keys = key if isinstance(key, tuple) else (key,)
     check_slice(store, tensor, KEY if chain == "full" else None, keys)
 

@@ -52,8 +52,12 @@ RESHARDS = {
 }
 
 
-@pytest.mark.parametrize("chain", ["plain", "raw", "full"])
-@pytest.mark.parametrize("name", RESHARDS)
+CHAINS = ["plain", "full", "full", "plain", "full"]
+
+
+@pytest.mark.parametrize(
+    ("name", "chain"), [*((name, "raw") for name in RESHARDS), *zip(RESHARDS, CHAINS, strict=True)]
+)
 def test_ranks_read_the_blocks_that_they_need(name: str, chain: str) -> None:
     reshard, keys = RESHARDS[name], KEY if chain == "full" else None
     tensor = torch.randn(reshard.shape, generator=torch.Generator().manual_seed(0)).bfloat16()

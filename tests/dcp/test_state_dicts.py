@@ -232,13 +232,6 @@ def test_an_empty_state_dict(checkpoint: Path) -> None:
     assert load({}, checkpoint) == {}
 
 
-def test_thousands_of_small_tensors(checkpoint: Path) -> None:
-    values = torch.randn(3000, 6)
-    state = {f"layer.{number}.weight": values[number] for number in range(len(values))}
-    save(state, checkpoint, thread_count=2)
-    assert_same(load(state, checkpoint), state)
-
-
 @pytest.mark.exhaustive
 def test_a_tensor_of_one_gibibyte(big_folder: Path) -> None:
     state = {"t": torch.empty(2**29, dtype=torch.bfloat16)}

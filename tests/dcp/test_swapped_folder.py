@@ -94,10 +94,16 @@ class Failing(dcp.DefaultSavePlanner):
         return super().resolve_data(write_item)
 
 
-@pytest.mark.parametrize("before", [False, True], ids=["new", "over one"])
-@pytest.mark.parametrize("fails", [False, True], ids=["saved", "failing"])
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("url", [False, True], ids=["path", "url"])
+@pytest.mark.parametrize(
+    ("before", "fails", "threads", "url"),  # each pair of them
+    [
+        (True, False, 1, False),
+        (False, False, 2, True),
+        (True, True, 2, True),
+        (False, True, 1, True),
+        (False, True, 2, False),
+    ],
+)
 def test_a_swap_at_any_call_of_a_save_changes_nothing_outside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool, fails: bool, threads: int, url: bool
 ) -> None:

@@ -465,7 +465,7 @@ def test_histories_without_a_disk(hundred: int):
 def test_histories(part: int, keys: str):
     """What the decisions are carried out by does so."""
     kind = type("Histories", (Histories,), {"keys": keys})
-    often = settings(max_examples=12 if part else 9, derandomize=not part, stateful_step_count=30)
+    often = settings(max_examples=12 if part else 7, derandomize=not part, stateful_step_count=30)
     run_state_machine_as_test(kind, settings=often)
 
 

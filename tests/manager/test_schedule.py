@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-import streamxf
 from streamxf.errors import ParameterError
 from streamxf.manager.schedule import SaveTimer, Schedule, optimal
 from streamxf.manager.sessions import Session
@@ -142,7 +141,3 @@ def test_what_the_user_says_of_failures_counts(clock: Clock) -> None:
     timer.blocked(1)
     assert timer.interval is not None
     assert (timer.interval.mtbf, timer.interval.failures) == (50, 1)
-
-
-def test_it_is_public() -> None:
-    assert streamxf.Schedule is Schedule

@@ -163,17 +163,16 @@ def test_no_error_of_a_client_shows_a_password(
         except OSError as error:
             raise (OSError(NEWEST) if refused % 2 else ValueError(f"no answer of {NEWEST}")) from error
 
-    for method in ASKED:
-        for path in (run, NEWEST):
-            with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                patch.setattr(Vault, method, refuse)
-                patch.setitem(globals(), "__name__", "fsspec.vault")  # as of what a client raises
-                try:
-                    shown.append(str(CALLS[call](path)))
-                except BaseException as error:
-                    shown += traceback.format_exception(error)
-            shown += [str(each.message) for each in caught]
+    for number, method in enumerate(ASKED, list(CALLS).index(call)):
+        with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            patch.setattr(Vault, method, refuse)
+            patch.setitem(globals(), "__name__", "fsspec.vault")  # as of what a client raises
+            try:
+                shown.append(str(CALLS[call]((run, NEWEST)[number % 2])))
+            except BaseException as error:
+                shown += traceback.format_exception(error)
+        shown += [str(each.message) for each in caught]
     assert refused, "it did not get as far"
     logged = [each.getMessage() for each in caplog.records if not each.name.startswith("c10d")]
     assert PASSWORD not in "\n".join((*shown, *logged, *capfd.readouterr()))
