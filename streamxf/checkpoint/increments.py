@@ -175,7 +175,9 @@ class Increment:
         place = known.chunk.place
         if source.size < SMALL and any(self._links.get(path) != "" for path in place.files):
             return f"it has less than {SMALL} bytes, for which no file is linked", None
-        changed, made = self._first_change(source, known.tags), None
+        with Pipeline[bool]() as blocks:  # what has changed mostly shows in the first one
+            each = enumerate(self._same(source, known.tags, blocks))
+            changed, made = next((number for number, same in each if not same), None), None
         if changed is not None:
             if not chain.differs or source.size < SMALL:
                 return "changed", None
@@ -201,11 +203,6 @@ class Increment:
             count = (1 + len(known.tags) // TAG_BYTES) * len(made.places)
             made.digests = records[place.file].digests[begin : begin + DIGEST_BYTES * count]
         return made
-
-    def _first_change(self, source: ByteSource, tags: bytes) -> int | None:
-        """The first block that has not its tag. What has changed mostly shows in the first one."""
-        with Pipeline[bool]() as blocks:
-            return next((number for number, same in enumerate(self._same(source, tags, blocks)) if not same), None)
 
     def _same(self, source: ByteSource, tags: bytes, blocks: Pipeline[bool]) -> Iterator[bool]:
         """Whether each block has its tag."""

@@ -32,7 +32,7 @@ from streamxf.errors import (
 )
 from streamxf.format.digests import Digests
 from streamxf.format.index import File, Index
-from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
+from streamxf.format.items import Chunk, Item, ObjectItem
 from streamxf.format.limits import DIGEST_BYTES, FORMAT, NO_PICKLE, WRAPPED_KEY_BYTES
 from streamxf.format.names import DRAFT, GLOBAL, OWN_FILE, PIN, made_by_saves, metadata_name, pin_name, rank_of
 from streamxf.format.run import RunFacts
@@ -60,11 +60,6 @@ def placed(items: Iterable[Item], files: Iterable[Iterable[tuple[str, Chunk]]]) 
             found = (stored.get((item.name, chunk.offset)) for chunk in item.chunks)
             made[item.name] = replace(item, chunks=tuple(chunk for chunk in found if chunk is not None))
     return made
-
-
-def has_differences(item: Item) -> bool:
-    """Whether it is stored as its differences from another save, which torch's own readers cannot read."""
-    return isinstance(item, TensorItem) and any(chunk.place.beneath for chunk in item.chunks)
 
 
 @collector_paused()
@@ -168,8 +163,10 @@ def publish(
             name = metadata_name(rank)
             about: Any = {"extra": extra or {}, "run": run, "group": save.group, "ranks": save.ranks}
             count = sum(len(getattr(item, "chunks", [item])) for item in items.values())
-            beside = any(record.path.startswith(BESIDE) for record in records)  # which torch's readers may not find
-            save.pickled = save.decide_stock(count) and not (beside or any(map(has_differences, items.values())))
+            # torch's own readers may not find the former, and cannot read the latter
+            beside = any(record.path.startswith(BESIDE) for record in records)
+            differs = (place.beneath for item in items.values() for place in item.places)
+            save.pickled = save.decide_stock(count) and not (beside or any(differs))
             place = storage.label() if save.pickled else None
             index, data = assemble(items, records, save.extensions, save_id, place, rank, **about)
             alone, own = stack.enter_context(locked(storage)), storage.mount()
@@ -199,7 +196,8 @@ def publish(
                 save.discard((record.path for record in records if record.is_of(save_id)), error)
             raise
         try:
-            remove_leftovers(storage, not_needed(storage, old) if old else (), index.keyed)
+            needed = Pins.of(storage).needed(old) if old else ()
+            remove_leftovers(storage, [name for name in old if name not in needed], index.keyed)
         except Warning as warning:  # the process's filters make errors of warnings; the save stands all the same
             _log.warning("%s", warning)
     return index
@@ -392,12 +390,6 @@ class Pins:
         paths = {path for index in self.by.values() if index is not None for path in index.files}
         beside = {name for name in names if f"{BESIDE}{self.folder.name}/{name}" in paths}
         return beside | {name for name in names if (pin := PIN.fullmatch(name)) and pin["folder"] in self.by}
-
-
-def not_needed(folder: Storage, names: Collection[str]) -> list[str]:
-    """Those among the `names` in a folder that no save beside it needs."""
-    kept = Pins.of(folder).needed(names)
-    return [name for name in names if name not in kept]
 
 
 def _index_of(folder: Storage, name: str) -> tuple[Index | None, bool]:

@@ -207,10 +207,6 @@ def _attributed(check: Any, function: Any, kind: Any, arguments: Any, state: Any
     return made if is_plain and _suits_tensors(state) else None
 
 
-def _wrapper(_: Any, kind: Any, *rest: Any) -> Foreign | None:
-    return Foreign(kind.name) if type(kind) is Name and kind.make is None else None
-
-
 def _are_numbers(value: Any) -> bool:
     return type(value) in (tuple, Size) and all(type(number) is int and 0 <= number <= MAX_INT for number in value)
 
@@ -238,11 +234,6 @@ def _bytearray(_: Any, data: Any = b"", encoding: Any = None) -> bytearray | Non
     if type(data) is str and encoding in _LATIN:
         return bytearray(data, "latin-1")
     return bytearray(data) if type(data) is bytes and encoding is None else None
-
-
-def _set(check: Any, items: Any) -> set[Any] | None:
-    """Of a list, and not of an expanded tensor."""
-    return check.steps.set_of(items) if type(items) is list else None
 
 
 def _ordered(check: Any, pairs: Any = None) -> OrderedDict[Any, Any] | None:
@@ -342,7 +333,8 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "_codecs.encode": _encode,
     "builtins.bytes": lambda _: b"",  # of nothing; others are encoded
     "builtins.bytearray": _bytearray,
-    "builtins.set": _set,
+    # of a list, and not of an expanded tensor
+    "builtins.set": lambda check, items: check.steps.set_of(items) if type(items) is list else None,
     "builtins.complex": lambda _, *parts: complex(*parts) if [*map(type, parts)] == [float, float] else None,
     "collections.OrderedDict": _ordered,
     "collections.Counter": lambda _, counts: Counter(counts) if type(counts) is dict else None,
@@ -370,7 +362,9 @@ CALLS: dict[str, Callable[..., Any]] = {
     "torch._utils._rebuild_sparse_tensor": _copied,
     "torch._utils._rebuild_device_tensor_from_cpu_tensor": _copied,
     "torch._utils._rebuild_meta_tensor_no_storage": lambda _, *facts: OtherTensor(),  # without elements
-    "torch._utils._rebuild_wrapper_subclass": _wrapper,
+    "torch._utils._rebuild_wrapper_subclass": lambda _, kind, *rest: (
+        Foreign(kind.name) if type(kind) is Name and kind.make is None else None
+    ),
     **dict.fromkeys(_VALUES, lambda *_: None),
 }
 """All that is known here."""

@@ -17,7 +17,7 @@ from streamxf.codec import BlockInfo, Codec, Role, WholeDecoder
 from streamxf.codecs import zstd
 from streamxf.codecs.checksum import Checksum
 from streamxf.codecs.floatzip import differences, kernel, planes
-from streamxf.codecs.floatzip.sampling import WHOLE, BlockPlan, PlanePlan, best_period, choose, is_repetitive
+from streamxf.codecs.floatzip.sampling import GENERAL, WHOLE, BlockPlan, PlanePlan, best_period, choose, is_repetitive
 from streamxf.descriptor import Descriptor
 from streamxf.errors import CodecError, ParameterError
 
@@ -206,8 +206,8 @@ def _encode_plane(
         return planes.PlaneKind.FIXED, size
     if planned.kind == planes.PlaneKind.PACKED and (size := planes.pack_into(values, planned.base, out, work)):
         return planes.PlaneKind.PACKED, size
-    kind = planes.huffman if not planned.general else planes.general if len(values) > _LITTLE else planes.quick
-    with borrowed(kind) as compressor:
+    level = GENERAL if len(values) > _LITTLE else -1  # of little, tables of frequencies would cost more than they save
+    with borrowed(zstd.compressor, level) if planned.general else borrowed(planes.huffman) as compressor:
         return planes.PlaneKind.ZSTD, zstd.compress_into(compressor, values.data, out)
 
 

@@ -291,16 +291,6 @@ def huffman() -> zstandard.ZstdCompressor:
     return zstandard.ZstdCompressor(compression_params=parameters)
 
 
-def general() -> zstandard.ZstdCompressor:
-    """A compressor for everything but floats."""
-    return zstd.compressor(3)
-
-
-def quick() -> zstandard.ZstdCompressor:
-    """A compressor for little of that: tables of frequencies would cost more than they save."""
-    return zstd.compressor(-1)
-
-
 def pack_into(values: Array, base: int, out: memoryview, work: Workspace) -> int:
     """Pack `values` around the sixteen from `base` on, compressed, into `out`; returns bytes, 0 for many exceptions."""
     packed = work.plane(-1, (len(values) + 1) // 2)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from streamxf.buffers import borrowed
+from streamxf.codecs import zstd
 from streamxf.codecs.floatzip.planes import (
     GROUP_LOG2,
     MAX_PERIOD,
@@ -21,7 +22,6 @@ from streamxf.codecs.floatzip.planes import (
     Array,
     Layout,
     PlaneKind,
-    general,
     greatest_of,
     huffman,
 )
@@ -50,6 +50,7 @@ RUN_ELEMENTS = 30  # 480 in all: up to 500, numpy keeps the interpreter's lock, 
 MET = 1024  # elements that are compared to find those that repeat
 RUN_BYTES = 512  # where the width of the elements is not known yet
 TRIAL_BYTES = 16 * 1024
+GENERAL = 3  # zstd's level for everything but floats
 NOISE_BITS = 7.87  # bytes that cannot be brought below that are stored as they are, as zstd would do
 CODE_BITS = 0.03  # cost of Huffman codes beyond the entropy
 NOISE_COLLISION_BITS = 7.7  # a plane with that much collision entropy is stored as it is
@@ -182,7 +183,7 @@ def _plan_bytes(block: Array, bits: float) -> BlockPlan | None:
     sample = np.concatenate(parts)
     histogram = np.bincount(sample, minlength=256)
     base, inside = _best_window(histogram)
-    with borrowed(huffman) as plainly, borrowed(general) as by_matches:
+    with borrowed(huffman) as plainly, borrowed(zstd.compressor, GENERAL) as by_matches:
         plain = sum(len(plainly.compress(part.data)) for part in parts)
         matched = sum(len(by_matches.compress(part.data)) for part in parts)
         if inside >= (1 - NARROW) * len(sample) and collision_bits(histogram, len(sample)) > CONSTANT_COLLISION_BITS:
