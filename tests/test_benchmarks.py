@@ -307,27 +307,12 @@ def test_goals_of_all_machines_are_in_one_table(settings, tmp_path, monkeypatch)
         result = Result("one", "Title", f"Note of {facts['cpu_model_name']}.", [Table(rows, "Goals", digits=1)])
         store(result, settings, facts, tmp_path / "results", 2.0)
     publish.publish(tmp_path / "results", tmp_path / "docs")
-    assert (tmp_path / "docs" / "one.md").read_text().splitlines() == [
-        "## Title",
-        "",
-        "### Goals",
-        "",
-        "| what | against | goal | EPYC, 2 CPUs | Xeon, 2 CPUs |",
-        "| --- | --- | --- | --- | --- |",
-        "| save | stock | <= 0.5 | 0.4, 24 MiB | 0.9, 4 MiB, **missed** |",
-        "| load | stock | <= 0.6 | 0.5 |  |",
-        "",
-        "### EPYC, 2 CPUs",
-        "",
-        "Note of EPYC.",
-        "",
-        "Measured 2026-01-02 at commit 0123456789ab.",
-        "",
-        "### Xeon, 2 CPUs",
-        "",
-        "Note of Xeon.",
-        "",
-        "Measured 2026-01-01 at commit 0123456789ab.",
+    assert (tmp_path / "docs" / "one.md").read_text().rstrip().split("\n\n") == [
+        *("## Title", "### Goals"),
+        "| what | against | goal | EPYC, 2 CPUs | Xeon, 2 CPUs |\n| --- | --- | --- | --- | --- |\n"
+        "| save | stock | <= 0.5 | 0.4, 24 MiB | 0.9, 4 MiB, **missed** |\n| load | stock | <= 0.6 | 0.5 |  |",
+        *("### EPYC, 2 CPUs", "Note of EPYC.", "Measured 2026-01-02 at commit 0123456789ab."),
+        *("### Xeon, 2 CPUs", "Note of Xeon.", "Measured 2026-01-01 at commit 0123456789ab."),
     ]
 
 

@@ -105,7 +105,7 @@ class CheckpointWriter:
         self._use = threading.Lock()
         self._state = "new"
         self.pin: Pin | None = None
-        self.rank, self.gather = 0, _alone
+        self.rank, self.gather, self.check = 0, _alone, None  # the last: called before the step that publishes
         self.save_id: str | None = None
         self.report: SaveReport | None = None
 
@@ -285,8 +285,8 @@ class CheckpointWriter:
         try:
             with self._failing_together():
                 if self.rank == 0:
-                    records = {each.path: each for file in stored for each in (file.record, *file.kept)}
-                    publish(save, items, [*records.values()], save_id, extra=Nesting(self._extra).with_order(named))
+                    known = [*{each.path: each for file in stored for each in (file.record, *file.kept)}.values()]
+                    publish(save, items, known, save_id, check=self.check, extra=Nesting(self._extra).with_order(named))
             self._agreed(())
         except BaseException:
             self._remove_folders()

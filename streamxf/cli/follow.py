@@ -65,7 +65,7 @@ def follow(
         raise ParameterError(f"--every {every:g}: it is at least {_LEAST:g} seconds")
     terms: dict[str, Any] = {"run_id": run_id, "allow_older": allow_older, **keys}
     with Follower(run, into, in_place=in_place, **terms) as follower:
-        hooks = _Hooks(Path(into), exec, [*map(InferenceEngine, engine or ())])
+        hooks = [*map(InferenceEngine, engine or ())], exec
         verified = "" if verify else None
         last, pause, waits = "", _FIRST, False
         while True:
@@ -80,7 +80,7 @@ def follow(
                         if not out.json:
                             show.say(f"all weights in {follower.folder} are as {held} has them")
                         verified = held.save_id
-                    hooks.tell(held, str(follower.folder))
+                    _tell(Path(into), *hooks, held, str(follower.folder))
                 elif once:
                     raise NoCheckpointError(follower.why_none(), file=run)
                 elif not waits:
@@ -114,24 +114,19 @@ def _verify(follower: Follower) -> None:
         raise AbortedError(f"{text}. Remove that folder, and follow again")
 
 
-class _Hooks:
-    """Those that are told of each version, until all were."""
-
-    def __init__(self, into: Path, command: str | None, engines: list[InferenceEngine]) -> None:
-        self._note, self._command, self._engines = into / _TOLD, command, engines
-
-    def tell(self, version: Version, folder: str) -> None:
-        """Raises ForeignError for an engine, AbortedError for a command that failed; the next call tells all again."""
-        if not self._engines and self._command is None:
-            return
-        if read_small(open_storage(self._note.parent), self._note.name) == version.save_id.encode():
-            return
-        for engine in self._engines:
-            engine.reload(folder, version)
-        if self._command is not None:
-            facts = {"STEP": str(version.step), "SAVE_ID": version.save_id, "FOLDER": folder}
-            variables = {f"STREAMXF_{name}": value for name, value in facts.items()}
-            done = subprocess.run(self._command, shell=True, env={**os.environ, **variables}, check=False)
-            if done.returncode:
-                raise AbortedError(printable(escaped(f"{self._command} ended with {done.returncode}"), 500))
-        self._note.write_text(version.save_id)
+def _tell(into: Path, engines: list[InferenceEngine], command: str | None, version: Version, folder: str) -> None:
+    """Tell all of a version, unless they were. Raises ForeignError for an engine, AbortedError for a command that
+    failed; the next call tells all again.
+    """
+    told = read_small(open_storage(into), _TOLD) == version.save_id.encode()
+    if told or (not engines and command is None):
+        return
+    for engine in engines:
+        engine.reload(folder, version)
+    if command is not None:
+        facts = {"STEP": str(version.step), "SAVE_ID": version.save_id, "FOLDER": folder}
+        variables = {f"STREAMXF_{name}": value for name, value in facts.items()}
+        done = subprocess.run(command, shell=True, env={**os.environ, **variables}, check=False)
+        if done.returncode:
+            raise AbortedError(printable(escaped(f"{command} ended with {done.returncode}"), 500))
+    (into / _TOLD).write_text(version.save_id)

@@ -255,10 +255,7 @@ _GROUPS: dict[str, dict[str, tuple[Any, Any]]] = {
         "signer": _SIGNER,
     },
     "resealed": {
-        "recipient": (
-            Several,
-            location("The key of a reader, besides those of --key; repeatable.", *RECIPIENT),
-        ),
+        "recipient": (Several, location("The key of a reader, besides those of --key; repeatable.", *RECIPIENT)),
         "signer": _SIGNER,
     },
     "out": {"json": (bool, flag("Print JSON, without progress."))},

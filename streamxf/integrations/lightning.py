@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from contextlib import suppress
@@ -10,11 +11,14 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from streamxf.errors import ParameterError, StreamxfError
+from streamxf.errors import ParameterError, StreamxfError, escaped
 from streamxf.lazy import torch
+from streamxf.manager.listing import Run
+from streamxf.manager.pins import who_needs
 from streamxf.places import open_storage
 from streamxf.reading import ChainLike, KeysLike
 from streamxf.stream.plain import ChainFiles
+from streamxf.wording import some
 
 _LOADERS = (  # modules that look up torch.load's wrapper under the name pl_load
     "lightning.pytorch.core.saving",
@@ -22,6 +26,8 @@ _LOADERS = (  # modules that look up torch.load's wrapper under the name pl_load
     "pytorch_lightning.core.saving",
     "lightning_fabric.plugins.io.torch_io",
 )
+
+_log = logging.getLogger(__name__)
 
 
 def packages(*names: str) -> list[str]:
@@ -81,8 +87,17 @@ class ChainCheckpointIO:
             return torch.load(file, map_location, weights_only=weights_only)
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Remove what is there, if anything is; of a link, the link."""
-        open_storage(path).remove_all()
+        """Remove what is there, if anything is; of a link, the link. A folder stays, with a warning, while checkpoints
+        beside it need its files.
+        """
+        place = open_storage(path)
+        folder, name = place.parent()
+        run = Run.at(folder, unverified=True)
+        if not folder.is_link(name) and (needing := who_needs(run, run.folder(name))):
+            text = f"{place.label()} stays: {some(needing)} needs it: `streamxf consolidate` ends that"
+            _log.warning("%s", escaped(text))
+        else:
+            place.remove_all()
 
     def teardown(self) -> None:
         """Lightning calls this at the end; nothing is held."""

@@ -41,13 +41,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _Save:
-    """One under way: what it is to say of itself, whether a framework makes it, what lay in its folder before, and what
-    keeps it from being removed.
+    """One under way: what it is to say of itself, whether a framework makes it, what lay in its folder before, why it
+    may not begin, and what keeps it from being removed.
     """
 
     facts: RunFacts
     framework: bool
     before: Mapping[str, str] = field(default_factory=dict)
+    refused: str = ""
     hold: ExitStack = field(default_factory=ExitStack)
 
 
@@ -83,8 +84,8 @@ class Housekeeper:
         With its first save this process becomes the one that saves to the run, and puts in order what those left that
         were killed. One that only reads leaves the saves of others alone.
 
-        Raises AbortedError if another job saves to this run, ParameterError if its checkpoints are of several runs, and
-        what listing the folder raises.
+        Raises AbortedError if another job saves to this run, ParameterError if its checkpoints are of several runs or a
+        `Publisher` has put weights there, and what listing the folder raises.
         """
         if not self._began:
             self._pool.submit(self._prepare).result()
@@ -103,6 +104,8 @@ class Housekeeper:
             self._pool.submit(self._note, name, save).result()
         else:
             self._submit(f"the save of {name} could not be noted", self._note, name, save).result()
+        if save.refused:
+            raise ParameterError(self._saves.pop(name).refused, file=self._storage.label(name))
         return facts
 
     def commit(self, name: str, save_id: str | None, metrics: Mapping[str, float]) -> None:
@@ -220,6 +223,10 @@ class Housekeeper:
         old: Record | None = None  # if it can be read
         with suppress(OSError, *notes.ELSEWHERE):
             old = run.record(name, folder) if published or COMMIT in files else None
+        if old is not None and old.version is not None:
+            text = "is here, whose place this save would take: give one of the two a folder of its own"
+            save.refused = f"version {old.version:,} of published weights {text}"
+            return
         left = {*leftovers(run, folder, self._sessions.own.id, again=True)} - {SAVING}
         # which would go on to tell of what is replaced; on a local disk also what is no file, and would be in the way
         gone = left | ({COMMIT, REMOVED} if storage.near else files.keys() & {COMMIT, REMOVED})

@@ -6,7 +6,6 @@ Files are written anew, or linked from the version before, and never to one that
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -22,17 +21,7 @@ from streamxf.errors import AbortedError, NoSpaceError, ParameterError
 from streamxf.lazy import numpy as np
 from streamxf.lazy import torch
 from streamxf.places import open_storage, read_small
-from streamxf.publishing.update import (
-    Coming,
-    Flat,
-    Part,
-    Update,
-    WeightStore,
-    changes,
-    difference,
-    flat_of,
-    tensor_of,
-)
+from streamxf.publishing.update import Coming, Flat, Part, Update, WeightStore, changes, difference, flat_of, tensor_of
 from streamxf.publishing.version import Version
 from streamxf.reading import TensorItem
 from streamxf.tools.convert.plan import SHARD_SIZE, NewFile, shards
@@ -53,35 +42,34 @@ class HubFolder(WeightStore):
     """
 
     def __init__(self, path: str | os.PathLike[str], in_place: bool) -> None:
-        self.path, self._in_place = Path(path).absolute(), in_place
+        self.path, self.in_place = Path(path).absolute(), in_place
         self.path.mkdir(parents=True, exist_ok=True)
         if in_place and (self.path / NEWEST).is_symlink():
             text = "two folders are kept here, of which a link names the newest: follow in place somewhere else"
             raise ParameterError(text, file=str(self.path))
-        if in_place and not (self.path / _STATE).exists() and (there := _weights(self.path)):
+        there = sorted(name for name in os.listdir(self.path) if name.endswith(_WEIGHTS))
+        if in_place and there and not (self.path / _STATE).exists():
             text = f"weights are here that no follower put here ({some(there)}), and in place they would go"
             raise ParameterError(f"{text}: name an empty folder, or move them away", file=str(self.path))
-        self._lock = (self.path / _LOCK).open("ab")
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock = open_storage(self.path).lock_file(_LOCK, make=True)
         except BlockingIOError:
             raise AbortedError("another process follows into this folder", file=str(self.path)) from None
-        self._files: list[Any] = []
         self.prepared: Update | None = None
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):  # then all is written anew
             state = json.loads(read_small(open_storage(self.folder), _STATE, _MOST_STATE) or b"")
-            self._files = state["files"]
-            if _marks(self.folder, [name for name, *_ in self._files]) == self._files:
+            if _marks(self.folder, [name for name, *_ in state["files"]]) == state["files"]:
                 self.held = Version(**state["version"])
                 self.places, self.digests = dict(state["places"]), dict(state["digests"])
 
     @property
     def folder(self) -> Path:  # type: ignore[override]
         """The one with the newest version, by its own path; readers of this stay with it."""
-        return self.path if self._in_place else (self.path / NEWEST).resolve()
+        return self.path if self.in_place else (self.path / NEWEST).resolve()
 
     def close(self) -> None:
-        self._lock.close()
+        if self._lock is not None:
+            self._lock.close()
 
     def wanted(self, items: Mapping[str, TensorItem]) -> dict[str, TensorItem]:
         return dict(items)
@@ -92,10 +80,10 @@ class HubFolder(WeightStore):
 
     def update(self, checkpoint: Checkpoint, coming: Coming) -> Update:
         made = _plan(coming.items)
-        if self._in_place and self.held is not None and _fits(self.folder, made):
+        if self.in_place and self.held is not None and _fits(self.folder, made):
             flats = _maps(self.folder, made, "r+")
             return Update(self, coming, flats, changes(checkpoint, coming.opened(checkpoint, self, flats), flats))
-        side = self.path / (_COMING if self._in_place else SIDES[self.folder.name == SIDES[0]])
+        side = self.path / (_COMING if self.in_place else SIDES[self.folder.name == SIDES[0]])
         if side.is_symlink():
             raise ParameterError("this is a link, and weights are to be kept there: remove it", file=str(side))
         if side.exists() and not (side / _STATE).exists() and not (side.is_dir() and not any(side.iterdir())):
@@ -105,12 +93,12 @@ class HubFolder(WeightStore):
             _remove(side)
         side.mkdir()
         (side / _STATE).touch()  # which tells whose it is
-        with _told_if_full(side, self._in_place):
+        with _told_if_full(side, self.in_place):
             try:
                 before = self.folder if self.held is not None else None
                 changed = {item.name for item in coming.opened(checkpoint, self, self.flats(coming.items))}
                 changed = set(_write(checkpoint, made, changed, before, side))
-                for entry in self.path.iterdir() if not self._in_place else ():
+                for entry in self.path.iterdir() if not self.in_place else ():
                     if entry.is_file() and entry.name[0] != "." and not entry.name.endswith(_WEIGHTS):
                         (side / entry.name).symlink_to(Path("..", entry.name))
                 self.prepared = FolderUpdate(self, coming, made, side, changed)
@@ -135,23 +123,15 @@ class HubFolder(WeightStore):
         """Say in a folder what is there, once the disk has it."""
         names = sorted(name for name in os.listdir(folder) if name.endswith(_WEIGHTS[0]))
         for name in names:
-            _sync(folder / name)
-        self._files = _marks(folder, names)
-        content = {"version": asdict(coming.version), "files": self._files}
+            with (folder / name).open("rb") as file:
+                os.fsync(file.fileno())
+        content = {"version": asdict(coming.version), "files": _marks(folder, names)}
         content |= {"places": dict(coming.places), "digests": coming.digests}
-        draft = folder / f"{_STATE}~"
-        draft.write_text(json.dumps(content))
-        _sync(draft)
-        draft.replace(folder / _STATE)
-        _sync(folder)
+        open_storage(folder).put(_STATE, json.dumps(content).encode())
 
     def take(self, side: Path, coming: Coming) -> None:
         """Have what is in `side` be what is there."""
-        with _told_if_full(side, self._in_place):
-            self._take(side, coming)
-
-    def _take(self, side: Path, coming: Coming) -> None:
-        if self._in_place:
+        if self.in_place:
             self.begin()
             for name in os.listdir(self.path):
                 if name.startswith("model") and name.endswith(_WEIGHTS[:2]):
@@ -165,7 +145,7 @@ class HubFolder(WeightStore):
             draft.unlink(missing_ok=True)
             draft.symlink_to(side.name)
             draft.replace(self.path / NEWEST)
-            _sync(self.path)
+            open_storage(self.path).sync()
         self.settle(coming, {})
 
 
@@ -182,7 +162,8 @@ class FolderUpdate(Update):
     def _apply(self) -> None:
         if self._folder.prepared is not self:
             raise ParameterError("another update was prepared in its folder since: apply that")
-        self._folder.take(self._side, self.coming)
+        with _told_if_full(self._side, self._folder.in_place):
+            self._folder.take(self._side, self.coming)
 
     def _parts_of(self, name: str) -> Sequence[Part]:
         new, old = self._new[name], self.flats.get(name)
@@ -205,10 +186,6 @@ def _told_if_full(side: Path, in_place: bool) -> Iterator[None]:
             raise
         fewer = "" if in_place else ", or pass in_place=True, which keeps one copy of the weights and not two"
         raise NoSpaceError(f"the disk is too full for the weights: make room on it{fewer}", file=str(side)) from error
-
-
-def _weights(folder: Path) -> list[str]:
-    return sorted(name for name in os.listdir(folder) if name.endswith(_WEIGHTS))
 
 
 def _remove(side: Path) -> None:
@@ -290,11 +267,3 @@ def _marks(folder: Path, names: Sequence[str]) -> list[Any]:
     """What changes when one of these files is replaced or written to."""
     facts = [(name, os.stat(folder / name)) for name in names]
     return [[name, each.st_size, each.st_mtime_ns, each.st_ino] for name, each in facts]
-
-
-def _sync(path: Path) -> None:
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

@@ -21,10 +21,10 @@ from streamxf.errors import (
     shorten,
 )
 from streamxf.lazy import torch
-from streamxf.places import Location, open_storage
+from streamxf.places import GLOBAL, Location, open_storage
 from streamxf.publishing.folder import HubFolder
 from streamxf.publishing.update import Coming, Flat, Part, Update, WeightStore, changes, flat_of, tensor_of, zeros_for
-from streamxf.publishing.version import HINT, Version, items_of, opened
+from streamxf.publishing.version import HINT, Version, items_of
 from streamxf.reading import Access, KeysLike, TensorItem, TrustLike
 from streamxf.wording import some
 
@@ -115,7 +115,7 @@ class Follower:
             if hint is None or (self.held is not None and hint.save_id == self.held.save_id):
                 return None
             try:
-                with opened(self._storage, hint.folder, self._access) as checkpoint:
+                with Checkpoint.at(self._storage.child(hint.folder), self._access) as checkpoint:
                     version = Version.of(checkpoint, hint.folder)
                     self._check(version, hint)
                     return self._target.update(checkpoint, self._coming(checkpoint, version))
@@ -129,7 +129,13 @@ class Follower:
 
     def why_none(self) -> str:
         """What to say while there is no version to `prepare`."""
-        return Version.why_none(self._storage)
+        try:
+            folders = self._storage.folders()
+        except FileNotFoundError:
+            return "there is no such folder yet"
+        if not any(self._storage.child(name).exists(GLOBAL) for name in folders):
+            return "no version was published yet"
+        return f"there are checkpoints, and no hint ({HINT}): no Publisher saved them, or it was not copied with them"
 
     def verify(self) -> tuple[str, ...]:
         """Read all of the version that is there once more, and compare. Returns the tensors that are not as it has
@@ -138,7 +144,7 @@ class Follower:
         if (held := self.held) is None:
             raise NoCheckpointError("no version was applied yet", file=self._storage.label())
         access = replace(self._access, expected_saves=frozenset([held.save_id]))
-        with opened(self._storage, held.folder, access) as checkpoint:
+        with Checkpoint.at(self._storage.child(held.folder), access) as checkpoint:
             items = self._target.wanted(items_of(checkpoint))
             found = changes(checkpoint, items.values(), self._target.flats(items))
             return tuple(dict.fromkeys(part.name for part in found))

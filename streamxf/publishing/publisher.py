@@ -7,14 +7,16 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain as chained
 from itertools import islice
 from typing import Any
 
 from streamxf import errors, torch_private
+from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.memory import SaveMemory
 from streamxf.checkpoint.writer import CheckpointWriter
 from streamxf.errors import AbortedError, MetadataError, ParameterError, StreamxfError, escaped
@@ -23,8 +25,8 @@ from streamxf.manager.forget import remove_checkpoints
 from streamxf.manager.listing import Run
 from streamxf.manager.pins import pin_base
 from streamxf.manager.retention import duration
-from streamxf.places import Location, Storage, open_storage
-from streamxf.publishing.version import Version, opened
+from streamxf.places import GLOBAL, Location, Storage, open_storage
+from streamxf.publishing.version import HINT, Version
 from streamxf.reading import Access, ChainsLike, KeysLike, SignerLike
 
 _BLIND = (errors.KeyMissingError, errors.WrongKeyError)
@@ -115,7 +117,8 @@ class Publisher:
             offset and the shard. Nobody gathers whole tensors.
 
         Raises AbortedError if another publisher has published to this run meanwhile, ParameterError if there are no
-        tensors, and as `CheckpointWriter`; in a group on all ranks. Then followers see what they saw before.
+        tensors, or a checkpoint of this step that is no version, and as `CheckpointWriter`; in a group on all ranks.
+        Then followers see what they saw before.
         """
         if type(step) is not int or step < 0:
             raise ParameterError(f"step={step!r:.40}: it is a whole number from 0")
@@ -132,6 +135,7 @@ class Publisher:
         place = self._storage.child(coming.folder)
         writer = self._together(lambda: CheckpointWriter(place, overwrite=True, **more), everywhere=True)
         writer.pin, writer.rank, writer.gather = pin_base, self._rank, self._gather
+        writer.check = partial(self._check_alone, place, None if self._rank else place.version(GLOBAL))
         try:
             with writer:
                 for given in chained(first, pairs):
@@ -162,18 +166,30 @@ class Publisher:
         return made if everywhere else found[0][0]
 
     def _coming(self, step: int) -> tuple[list[tuple[Version, float]], Version]:
-        try:
-            hint = Version.hinted(self._storage)
-        except MetadataError:  # it is written anew
-            hint = None
+        hint, folder = self._hinted(), f"step-{step}"
         if self._versions is not None and hint not in (None, self._hint, *(each for each, _ in self._versions)):
-            raise AbortedError(
-                f"another publisher wrote {hint} to this run, and a run has one at a time: stop the other, "
-                "and make a new Publisher to go on",
-                file=self._storage.label(),
-            )
+            raise self._other(f"another publisher wrote {hint} to this run")
         versions, self._hint = self._known(hint), hint
-        return versions, Version(self._run, self._number + 1, step, "", f"step-{step}")
+        found = Run.at(self._storage, unverified=True).record(folder)
+        if found is not None and found.version is None and not found.damaged and (found.complete or found.run):
+            text = "a checkpoint is here that is no version of weights, and this one would take its place: publish to"
+            raise ParameterError(f"{text} a folder of its own, or remove it", file=self._storage.label(folder))
+        return versions, Version(self._run, self._number + 1, step, "", folder)
+
+    def _hinted(self) -> Version | None:
+        try:
+            return Version.hinted(self._storage)
+        except MetadataError:  # it is written anew
+            return None
+
+    def _other(self, what: str) -> AbortedError:
+        text = f"{what}, and a run has one at a time: stop the other, and make a new Publisher to go on"
+        return AbortedError(text, file=self._storage.label())
+
+    def _check_alone(self, place: Storage | None = None, before: object = None) -> None:
+        """Raise AbortedError if somebody has published since this publish began."""
+        if self._hinted() != self._hint or (place is not None and place.version(GLOBAL) != before):
+            raise self._other("another publisher published to this run at the same moment")
 
     def _gather(self, value: Any) -> list[Any]:
         """What all processes that publish have."""
@@ -185,9 +201,18 @@ class Publisher:
 
     def _announce(self, versions: list[tuple[Version, float]], made: Version) -> None:
         self._versions = versions = [each for each in versions if each[0].folder != made.folder]
-        versions.append((made, time.time()))
-        made.put_hint(self._storage)
-        self._tidy(versions)
+        versions.append((made, time.monotonic()))
+        try:
+            made.put_hint(self._storage, self._check_alone)
+        except AbortedError:
+            self._removed([made])
+            raise
+        old = [each for each, _ in versions[: -self._keep]]
+        newer = [published for _, published in versions[1:]]
+        now = time.monotonic()
+        going = [each for each, over in zip(old, newer, strict=False) if now - over >= self._grace]
+        gone = self._removed(going) if going else ()  # what cannot be removed is tried again after the next one
+        self._versions = [each for each in versions if each[0] not in gone]
 
     def _known(self, hint: Version | None) -> list[tuple[Version, float]]:
         """The versions that are there. What an earlier process published is taken for published now."""
@@ -203,36 +228,29 @@ class Publisher:
                         text = f"{self._storage.label(folder)} is no version that counts, and stays: {error}"
                         _log.info("%s", escaped(text))
                         failure = error
-            if failure is not None and not found and Version.hinted(self._storage) is not None:
+            if failure is not None and not found and self._storage.exists(HINT):
                 raise failure  # or followers would be given another run, and refuse it
-            found.sort(key=lambda each: each.number)
+            found.sort(key=lambda each: (each.number, each == hint))
             if found:
                 self._run, self._number = found[-1].run, found[-1].number
                 if hint is not None and hint.run == self._run and hint.number < _FAR:
                     self._number = max(self._number, hint.number)  # of what is damaged now, and was taken by followers
-            now = time.time()
+            now = time.monotonic()
             self._versions = [(each, now) for each in found if each.run == self._run]
         return self._versions
 
-    def _tidy(self, versions: list[tuple[Version, float]]) -> None:
-        """Remove the versions that no rule keeps; what cannot be removed is tried again after the next one."""
-        old = [each for each, _ in versions[: -self._keep]]
-        newer = [published for _, published in versions[1:]]
-        now = time.time()
-        going = [each for each, over in zip(old, newer, strict=False) if now - over >= self._grace]
-        if not going:
-            return
+    def _removed(self, going: Sequence[Version]) -> list[Version]:
+        """Remove these, and return those that are gone."""
         try:
-            run = Run.at(self._storage, unverified=True)
+            run, ids = Run.at(self._storage, unverified=True), {each.save_id for each in going}
             records = [record for each in going if (record := run.record(each.folder)) is not None]
-            in_use, failed = remove_checkpoints(run, [each for each in records if each.complete])
+            in_use, failed = remove_checkpoints(run, [each for each in records if each.save_id in ids])
         except (OSError, StreamxfError) as error:
             _log.warning("%s", escaped(f"old versions in {self._storage.label()} were not removed: {error}"))
-            return
+            return []
         for name, why in failed.items():
             _log.warning("%s", escaped(f"{self._storage.label(name)} was not removed: {why}"))
-        gone = {each.folder for each in going} - in_use.keys() - failed.keys()
-        self._versions = [each for each in versions if each[0].folder not in gone]
+        return [each for each in going if each.folder not in in_use and each.folder not in failed]
 
 
 def _pairs(tensors: Any) -> Iterator[Any]:
@@ -265,8 +283,8 @@ def _shards(given: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:
 
 def _said(storage: Storage, folder: str, access: Access) -> Version:
     try:
-        checkpoint = opened(storage, folder, access)
+        checkpoint = Checkpoint.at(storage.child(folder), access)
     except _BLIND:  # who only writes cannot verify what it has written; what is said orders its own versions alone
-        checkpoint = opened(storage, folder, Access(), listing=True)
+        checkpoint = Checkpoint.at(storage.child(folder), Access(), listing=True)
     with checkpoint:
         return Version.of(checkpoint, folder)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.errors import MetadataError, UnsupportedError, shorten
-from streamxf.places import GLOBAL, Storage, put_small, read_small
-from streamxf.reading import Access, TensorItem
+from streamxf.errors import MetadataError, ReplacedMeanwhile, UnsupportedError, shorten
+from streamxf.places import Storage, locked, read_small
+from streamxf.reading import TensorItem
 
 MEMBER = "published"  # of the metadata's `extra`
 HINT = ".streamxf/newest"
@@ -49,9 +50,17 @@ class Version:
         """What the metadata says of it."""
         return {MEMBER: {"run": self.run, "number": self.number, "step": self.step}}
 
-    def put_hint(self, storage: Storage) -> None:
-        """Say that this is the newest; readers see the hint that was there before, or this one."""
-        put_small(storage, HINT, json.dumps(asdict(self)).encode(), sync=False)
+    def put_hint(self, storage: Storage, check: Callable[[], None]) -> None:
+        """Say that this is the newest, in one step, unless `check` raises: before it, or once somebody else did."""
+        with locked(storage):
+            stamp = storage.stamp(HINT)
+            check()
+            try:
+                storage.put(HINT, json.dumps(asdict(self)).encode(), sync=False, over=stamp, make=True)
+            except ReplacedMeanwhile:
+                if self.hinted(storage) != self:  # else the answer of an earlier request was lost
+                    check()
+                    raise
 
     @classmethod
     def hinted(cls, storage: Storage) -> Self | None:
@@ -71,17 +80,6 @@ class Version:
             raise MetadataError(text, file=storage.label(HINT))
         return made
 
-    @staticmethod
-    def why_none(storage: Storage) -> str:
-        """What to say of a run that has no hint."""
-        try:
-            folders = storage.folders()
-        except FileNotFoundError:
-            return "there is no such folder yet"
-        if not any(storage.child(name).exists(GLOBAL) for name in folders):
-            return "no version was published yet"
-        return f"there are checkpoints, and no hint ({HINT}): no Publisher saved them, or it was not copied with them"
-
     @classmethod
     def of(cls, checkpoint: Checkpoint, folder: str) -> Self:
         """What the metadata of a checkpoint says; raises MetadataError if that is none of a published version."""
@@ -92,11 +90,6 @@ class Version:
             return cls(said["run"], said["number"], said["step"], ids[0], folder)
         text = "its metadata does not say that it is a published version of weights: it was not saved by a Publisher"
         raise MetadataError(text, file=checkpoint.storage.label())
-
-
-def opened(storage: Storage, folder: str, access: Access, *, listing: bool = False) -> Checkpoint:
-    """A version of a run, opened with all checks; with `listing` nothing is authenticated. Raises as `Checkpoint`."""
-    return Checkpoint.at(storage.child(folder), access, listing=listing)
 
 
 def items_of(checkpoint: Checkpoint) -> dict[str, TensorItem]:

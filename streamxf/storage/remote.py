@@ -153,9 +153,9 @@ class RemoteStorage(Storage):
 
     def version(self, name: str = "") -> object:
         self.forget_listings()
-        if self.protocol in _SFTP:  # of which fsspec's changes when a file is read
-            return super().version(name)
-        return self.filesystem.ukey(self.path_of(name))
+        with suppress(FileNotFoundError):  # SFTP's of fsspec changes when a file is read
+            return super().version(name) if self.protocol in _SFTP else self.filesystem.ukey(self.path_of(name))
+        return None
 
     def _check_folders(self, path: str) -> None:
         """Refuse a path through a link, where there may be some."""

@@ -98,7 +98,7 @@ class Fleet:
         which calls were submitted, now or later.
         """
         try:
-            future = self._executor.submit(_made if self._near else _made_away, call, args)
+            future = self._executor.submit(_made, call, args, not self._near)
         except Exception as error:  # it was shut down, or is broken
             future = Future()
             future.set_exception(error)
@@ -207,26 +207,21 @@ def _sendable(keys: Sequence[Any], name: str) -> Sequence[Any]:
     return keys
 
 
-def _made(call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """What a worker does: make the call, and return its result or its StreamxfError."""
-    try:
-        return call(*args)
-    except errors.StreamxfError as error:
-        return error
-
-
-def _made_away(call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """The same, by a worker that may be on another machine, which every error names."""
-    away = _away.set(True)
+def _made(call: Callable[..., Any], args: tuple[Any, ...], away: bool = False) -> Any:
+    """What a worker does: make the call, and return its result or its StreamxfError. Errors name one that may be on
+    another machine.
+    """
+    before = _away.set(away)
     try:
         return call(*args)
     except Exception as error:
-        errors.add_note(error, worker_name())
+        if away:
+            errors.add_note(error, worker_name())
         if isinstance(error, errors.StreamxfError):
             return error
         raise
     finally:
-        _away.reset(away)
+        _away.reset(before)
 
 
 def worker_name() -> str:

@@ -59,6 +59,14 @@ def write(run: Storage, name: str, memory: SaveMemory, base: str | None = None, 
     return writer.report
 
 
+def two_on(run: Storage) -> SaveMemory:
+    """Step 1, and step 2 on it."""
+    memory = SaveMemory()
+    write(run, "step-1", memory)
+    write(run, "step-2", memory, "step-1")
+    return memory
+
+
 def moving(name: str) -> Any:
     return np.random.default_rng([*name.encode()]).integers(0, 256, 12_000, "uint8")
 
@@ -125,9 +133,7 @@ def test_without_a_pin_all_is_stored(run: Storage) -> None:
 
 
 def test_a_save_over_a_base_keeps_what_is_needed_and_clean_does(run: Storage) -> None:
-    memory = SaveMemory()
-    write(run, "step-1", memory)
-    write(run, "step-2", memory, "step-1")
+    two_on(run)
     (kept,) = files(run, "step-1")
     write(run, "step-1", SaveMemory())
     dcp.save({"name": "by dcp"}, storage_writer=streamxf.FileSystemWriter(run.child("step-1")))
@@ -153,9 +159,7 @@ def age(run: Storage, name: str) -> None:
 
 
 def test_a_base_that_was_replaced_is_none(run: Storage) -> None:
-    memory = SaveMemory()
-    write(run, "step-1", memory)
-    write(run, "step-2", memory, "step-1")
+    memory = two_on(run)
     write(run, "step-1", SaveMemory())
     assert write(run, "step-3", memory, "step-2").whole == {"the base was replaced": 1, "changed": 1}
     write(run, "step-4", memory, "step-3")
@@ -201,18 +205,14 @@ def test_nothing_outside_of_a_remote_folder_is_removed() -> None:
 
 
 def test_a_save_that_is_to_replace_an_increment_may_need_anything(tmp_path: Path) -> None:
-    run, memory = open_storage(tmp_path, abilities=SURE), SaveMemory()
-    write(run, "step-1", memory)
-    write(run, "step-2", memory, "step-1")
+    two_on(run := open_storage(tmp_path, abilities=SURE))
     pin_base(run.child("step-1"), "0" * 32, "step-2")
     for order in (False, True):
         assert Pins.of(run.child("step-1"), sorted(run.child("step-1").names(), reverse=order)).by == {"step-2": None}
 
 
 def test_what_a_base_has_lost_is_damage(run: Storage) -> None:
-    memory = SaveMemory()
-    write(run, "step-1", memory)
-    write(run, "step-2", memory, "step-1")
+    two_on(run)
     run.child("step-1").remove(files(run, "step-1"))
     assert streamxf.verify(run.child("step-2")).damaged
     with streamxf.Checkpoint(run.child("step-2")) as checkpoint, pytest.raises(MetadataError, match="missing"):
@@ -250,9 +250,7 @@ def test_where_a_place_is_not_sure_all_is_stored(lacks: dict[str, Any]) -> None:
 
 
 def test_no_link_leads_out_of_the_run(tmp_path: Path) -> None:
-    run, memory = open_storage(tmp_path / "run", abilities=SURE), SaveMemory()
-    write(run, "step-1", memory)
-    write(run, "step-2", memory, "step-1")
+    two_on(open_storage(tmp_path / "run", abilities=SURE))
     (tmp_path / "run/latest").symlink_to("step-2")
     assert_holds(open_storage(tmp_path / "run/latest"), "step-2")
     (tmp_path / "latest").symlink_to("run/step-2")

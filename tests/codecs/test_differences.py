@@ -156,10 +156,7 @@ def hostile(*fields: tuple[int, int]) -> bytes:
         (head(1, 0x85) + hostile((1, 1), (1, 5), (1, 1), (0, 5), (1, 1), (9, 8), (0, 20)), "more than 1 in a set"),
         (head(1) + hostile((0, 2), (0, 1), (1, 5), (1, 1), (30, 5), (0, 64)), "within a gap"),
         (head(1) + hostile((0, 2), (0, 1), (1, 5), (1, 1), (31, 5), (1, 1), (2**31 - 1, 31)), "element 2147483647 of"),
-        (
-            head(1) + hostile((0, 2), (0, 1), (1, 5), (1, 1), (0, 5), (0, 76), (1, 1)),
-            "element 76 of",
-        ),
+        (head(1) + hostile((0, 2), (0, 1), (1, 5), (1, 1), (0, 5), (0, 76), (1, 1)), "element 76 of"),
         (
             head(1) + hostile((0, 2), (0, 1), (7, 5), (77, 7), (0, 5), (2**77 - 1, 77)),
             "lists 77 elements of a band that has 76",

@@ -19,7 +19,9 @@ import streamxf
 from streamxf.checkpoint.notes import Note
 from streamxf.errors import ChainError, ContainerError, KeyMissingError, ParameterError, PolicyError
 from streamxf.integrations.lightning import ChainCheckpointIO
+from streamxf.places import open_storage
 from tests.dcp.helpers import KEY, OTHER_KEY, assert_same, stored_chain
+from tests.tools.convert.test_consolidate import assert_holds, save
 
 from .damaged import assert_falls_back, flip, truncate
 from .killed import EXAMPLES, WAITING, assert_managed, finished, killed_at, two_ranks
@@ -350,6 +352,17 @@ def test_only_what_is_named_is_removed(place: str, tmp_path: Path) -> None:
     for name in names[2:]:
         with pytest.raises(FileNotFoundError):
             io.load_checkpoint(run + name)
+
+
+def test_what_others_need_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save(run := open_storage(f"memory://{tmp_path}/run"), "step-1", "step-2")
+    path = run.child("step-1").label()
+    ChainCheckpointIO().remove_checkpoint(path)
+    assert "step-2 needs it: `streamxf consolidate`" in caplog.text
+    assert_holds(run.child("step-2"))
+    streamxf.consolidate(run.child("step-2"))
+    ChainCheckpointIO().remove_checkpoint(path)
+    assert [*run.folders()] == ["step-2"]
 
 
 def test_of_a_link_only_the_link_is_removed(tmp_path: Path) -> None:

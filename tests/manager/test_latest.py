@@ -1,7 +1,6 @@
 """`is_complete` and `latest`: what a job may go on from, where `os.path.exists` says nothing."""
 
 import errno
-import json
 import os
 import shutil
 from collections.abc import Callable, Collection
@@ -129,14 +128,10 @@ def test_other_formats(tmp_path: Path) -> None:
         assert not is_complete(tmp_path / name)
 
 
-def test_a_hugging_face_folder_needs_all_its_shards(tmp_path: Path) -> None:
-    save_file({"a": torch.zeros(100)}, tmp_path / "model-1.safetensors")
-    save_file({"b": torch.zeros(100)}, tmp_path / "model-2.safetensors")
-    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert is_complete(tmp_path)
-    (tmp_path / "model-2.safetensors").unlink()
-    assert not is_complete(tmp_path)
+def test_a_hugging_face_folder_needs_all_its_shards(shards: Path) -> None:
+    assert is_complete(shards)
+    (shards / "model-2.safetensors").unlink()
+    assert not is_complete(shards)
 
 
 def test_storage_that_does_not_answer_raises(silent: str) -> None:

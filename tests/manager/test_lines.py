@@ -171,8 +171,7 @@ TROUBLE = [PermissionError(13, "Permission denied"), OSError(5, "Input/output er
 
 
 @pytest.mark.parametrize(
-    ("error", "way", "went_back"),
-    [*zip(TROUBLE, ["skip", "step", "latest"], [True, False, True], strict=True)],
+    ("error", "way", "went_back"), [*zip(TROUBLE, ["skip", "step", "latest"], [True, False, True], strict=True)]
 )
 def test_what_was_passed_over_does_not_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, way: str, went_back: bool
@@ -224,8 +223,7 @@ def test_the_line_is_known_though_a_frameworks_commit_record_is_gone(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("what", "steps", "last", "chosen"),
-    [("cut", (400, 410), 410, 400), ("lost", (400, 410, 420, 600, 610), 610, 600)],
+    ("what", "steps", "last", "chosen"), [("cut", (400, 410), 410, 400), ("lost", (400, 410, 420, 600, 610), 610, 600)]
 )
 def test_a_line_is_not_guessed_where_the_note_of_it_is_lost_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, steps: tuple[int, ...], last: int, chosen: int

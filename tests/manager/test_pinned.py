@@ -1,7 +1,6 @@
 """`CheckpointManager(incremental=N)` where files cannot be linked: increments need files of their base, which stay."""
 
 import logging
-import secrets
 import shutil
 import warnings
 from pathlib import Path
@@ -19,22 +18,12 @@ from streamxf.manager.pins import in_turn, pin_base
 from streamxf.manager.record import Record, Taken
 from streamxf.places import open_storage
 from streamxf.writing import Pins
+from tests.checkpoint.test_increments_beside import SURE
+from tests.checkpoint.test_increments_beside import run as run  # a fixture
 from tests.cli.command import Run
-from tests.dcp.s3_server import storage as s3_options
 from tests.storage.stores import MemoryStorage
 
 FROZEN = torch.randn(30_000, generator=torch.Generator().manual_seed(1))
-SURE = {"links": False, "stored": True, "in_order": True, "fresh": True}
-
-
-@pytest.fixture(params=["disk", "memory", pytest.param("s3", marks=[pytest.mark.s3, pytest.mark.slow])])
-def run(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
-    if request.param == "disk":
-        return open_storage(tmp_path / "run", abilities=SURE)
-    if request.param == "memory":
-        return MemoryStorage().told({"in_one_step": True})
-    name = f"checkpoints/runs-{secrets.token_hex(4)}"
-    return open_storage(f"s3://{name}", s3_options(request.getfixturevalue("endpoint")))
 
 
 def state_at(step: int) -> dict[str, Any]:
@@ -45,6 +34,11 @@ def save(manager: CheckpointManager, *steps: int) -> None:
     for step in steps:
         manager.save(step, state_at(step))
         manager.wait()
+
+
+def saved(run: Storage, *steps: int, **how: Any) -> None:
+    with CheckpointManager(run, **how) as manager:
+        save(manager, *steps)
 
 
 def steps_in(run: Storage) -> list[int]:
@@ -79,8 +73,7 @@ def test_a_base_stays_as_long_as_it_is_needed(run: Storage) -> None:
 
 
 def test_forget_says_why_a_base_stays(run: Storage) -> None:
-    with CheckpointManager(run, incremental=9) as manager:
-        save(manager, 1, 2, 3, 4)
+    saved(run, 1, 2, 3, 4, incremental=9)
     report = streamxf.forget(run, Retention(last=1, steps=[2]), dry_run=True)
     assert report.kept == {"step-1": ("step-2 needs it",), "step-2": ("step 2",), "step-4": ("last 1",)}
     assert report.removed == ("step-3",)
@@ -121,8 +114,7 @@ def test_what_lacks_its_base_says_so(capsys: pytest.CaptureFixture[str], tmp_pat
 
 
 def test_a_limit_counts_a_base_with_what_needs_it(run: Storage) -> None:
-    with CheckpointManager(run, incremental=4) as manager:
-        save(manager, *range(1, 7))
+    saved(run, *range(1, 7), incremental=4)
     size = {each.step: each.bytes or 0 for each in list_checkpoints(run)}
     assert size[5] > 3 * size[6]
     with_base = size[4] + size[1] + size[5] + size[6]
@@ -196,23 +188,19 @@ def test_a_line_never_builds_on_another(run: Storage) -> None:
 
 
 def test_pins_of_removed_checkpoints_go_with_them(run: Storage) -> None:
-    with CheckpointManager(run, incremental=9) as manager:
-        save(manager, 1, 2, 3)
+    saved(run, 1, 2, 3, incremental=9)
     streamxf.forget(run, Retention(last=1))
     assert [*Pins.of(run.child("step-1")).by] == ["step-3"]
     assert sum("pin" in name for name in run.child("step-1").names()) == 1
-    with CheckpointManager(run, keep=1) as manager:
-        save(manager, 4)
+    saved(run, 4, keep=1)
     assert steps_in(run) == [4]
 
 
 def test_a_pin_that_nobody_vouches_for_keeps_nothing(run: Storage, caplog: pytest.LogCaptureFixture) -> None:
     key = streamxf.Key.generate()
-    with CheckpointManager(run, "encrypt", keys=key) as manager:
-        save(manager, 1, 2)
+    saved(run, 1, 2, chain="encrypt", keys=key)
     other = MemoryStorage()
-    with CheckpointManager(other, incremental=9) as manager:
-        save(manager, 1, 9)
+    saved(other, 1, 9, incremental=9)
     run.child("step-9").put(".metadata", other.child("step-9").read(".metadata", 0, 10**6), make=True)
     assert pin_base(run.child("step-1"), str(list_checkpoints(other)[1].save_id), "step-9") == ""
     assert streamxf.forget(run, 1, keys=key).removed == ("step-1",)
@@ -220,8 +208,7 @@ def test_a_pin_that_nobody_vouches_for_keeps_nothing(run: Storage, caplog: pytes
 
 
 def test_an_increment_that_lost_its_base_is_passed_over(run: Storage, caplog: pytest.LogCaptureFixture) -> None:
-    with CheckpointManager(run, incremental=2) as manager:
-        save(manager, 1, 2, 3, 4)
+    saved(run, 1, 2, 3, 4, incremental=2)
     place = run.child("step-3")
     place.remove([*place.names()])  # as a framework's rotation does
     place.remove_all()
@@ -237,8 +224,7 @@ def test_an_increment_that_lost_its_base_is_passed_over(run: Storage, caplog: py
 
 def test_encrypted_increments_need_no_key_of_their_base(run: Storage) -> None:
     key = streamxf.Key.generate()
-    with CheckpointManager(run, "floatzip+encrypt", keys=key, incremental=9) as manager:
-        save(manager, 1, 2)
+    saved(run, 1, 2, chain="floatzip+encrypt", keys=key, incremental=9)
     assert needs(run)[2] == ["step-1"]
     assert_all_hold(run, chain="floatzip+encrypt", keys=key)
 
@@ -246,8 +232,7 @@ def test_encrypted_increments_need_no_key_of_their_base(run: Storage) -> None:
 def test_what_a_place_may_store_later_shares_nothing(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
     late = MemoryStorage().told({"stored": False, "in_one_step": True})
-    with CheckpointManager(late, incremental=9) as manager:
-        save(manager, 1, 2)
+    saved(late, 1, 2, incremental=9)
     assert needs(late) == {1: [], 2: []}
 
 

@@ -52,6 +52,16 @@ def large_state(step: int) -> dict[str, Any]:
     return {"large": torch.randn(9 * 2**20, generator=generator), **state_of(step)}
 
 
+def check_two_saves_at_once(url: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, first: bool) -> None:
+    """The last one stays whole."""
+    if not first:
+        save_to(url, state_of(0), options)
+    just_before_the_put(monkeypatch, lambda: save_to(url, state_of(1), options))
+    save_to(url, state_of(2), options)
+    assert_same(load_from(url, state_of(0), options), state_of(2))
+    assert_only_the_save_remains(url, options)
+
+
 def just_before_the_put(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any], times: int = 1) -> None:
     """Have something done when `.metadata` is about to be put, after all that was looked at before."""
     original = RemoteStorage.put

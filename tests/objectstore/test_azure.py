@@ -21,7 +21,7 @@ from tests.dcp.fsspec_checks import assert_only_the_save_remains, fsspec_files, 
 from tests.dcp.helpers import assert_same, error_of
 from tests.storage.servers import azurite
 
-from .emulators import SECONDS, Meeting, check_failing_save, just_before_the_put, large_state, state_of
+from .emulators import SECONDS, Meeting, check_failing_save, check_two_saves_at_once, large_state, state_of
 
 adlfs = pytest.importorskip("adlfs")
 BlobClient = pytest.importorskip("azure.storage.blob.aio").BlobClient
@@ -77,12 +77,7 @@ def test_of_two_saves_at_once_the_last_one_stays_whole(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, first: bool
 ) -> None:
     url = f"abfs://checkpoints/two/{first}"
-    if not first:
-        save_to(url, state_of(0), options)
-    just_before_the_put(monkeypatch, lambda: save_to(url, state_of(1), options))
-    save_to(url, state_of(2), options)
-    assert_same(load_from(url, state_of(0), options), state_of(2))
-    assert_only_the_save_remains(url, options)
+    check_two_saves_at_once(url, options, monkeypatch, first)
 
 
 def test_a_backslash_is_refused(options: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ from tests.dcp.helpers import KEY, OTHER_KEY, assert_same, error_of, refused
 from tests.dcp.s3_server import storage
 
 from .control import Proxy, most_at_once
-from .emulators import just_before_the_put, state_of
+from .emulators import check_two_saves_at_once, just_before_the_put, state_of
 from .requests import Fault, Request
 
 pytestmark = [pytest.mark.s3, pytest.mark.slow]
@@ -39,14 +39,7 @@ def test_of_two_saves_at_once_the_last_one_stays_whole(
     endpoint: str, monkeypatch: pytest.MonkeyPatch, first: bool
 ) -> None:
     url, options = f"s3://checkpoints/two/{first}", storage(endpoint)
-    if not first:
-        save_to(url, state_of(0), options)
-    just_before_the_put(monkeypatch, lambda: save_to(url, state_of(1), options))
-    save_to(url, state_of(2), options)
-    assert_same(load_from(url, state_of(0), options), state_of(2))
-    with streamxf.Checkpoint(url, keys=KEY, storage_options=options) as checkpoint:
-        named = {place.file for item in checkpoint.stored.values() for place in item.places}
-    assert files_of(url, options) == {".metadata", *named}, "what the other save had published was not removed"
+    check_two_saves_at_once(url, options, monkeypatch, first)
 
 
 def test_a_save_that_must_not_overwrite_does_not(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:

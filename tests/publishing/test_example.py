@@ -31,15 +31,10 @@ def test_trainer_and_followers_agree_on_each_version(tmp_path: Path):
 @pytest.mark.slow
 def test_processes_that_are_killed_at_random_go_on(tmp_path: Path):
     draw, texts = random.Random(7), {"trainer": "", "inference": ""}
-    left = {"trainer", "inference"}
+    left, command = {"trainer", "inference"}, [sys.executable, EXAMPLE, str(tmp_path / "run")]
     for attempt in range(40):
         running = {
-            role: subprocess.Popen(
-                [sys.executable, EXAMPLE, str(tmp_path / "run"), role],
-                stdout=subprocess.PIPE,
-                text=True,
-                env=ENVIRONMENT,
-            )
+            role: subprocess.Popen([*command, role], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
             for role in left
         }
         for role, process in running.items():

@@ -3,14 +3,10 @@
 import errno
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
-import time
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +17,7 @@ from streamxf import errors
 from streamxf.publishing import folder as folders
 from streamxf.publishing.version import HINT
 from tests.cli.command import Run
-from tests.polling import wait_until
+from tests.failing import fails_with
 from tests.publishing.weights import Policy, assert_same, publisher
 
 
@@ -144,7 +140,7 @@ def test_a_full_disk_is_told_with_the_folder_and_leaves_nothing_half_written(
     publisher(tmp_path / "run").publish(1, policy.tensors.items())
     once = ("follow", tmp_path / "run", "--into", into, "--once", *["--in-place"] * in_place)
     with monkeypatch.context() as patch:
-        patch.setattr(folders, "write_all", lambda *_: fail(errno.ENOSPC))
+        patch.setattr(folders, "write_all", fails_with(OSError, errno.ENOSPC, "full"))
         err = run.exits(1, *once, out="").err
     side = ".streamxf-coming" if in_place else "one"
     assert f"{into}/{side}" in err
@@ -155,95 +151,7 @@ def test_a_full_disk_is_told_with_the_folder_and_leaves_nothing_half_written(
     assert_same(loaded(into if in_place else into / "newest"), policy.tensors)
 
 
-def fail(number: int) -> None:
-    raise OSError(number, os.strerror(number))
-
-
-def test_an_error_in_place_is_undone_and_a_kill_has_all_written_anew(tmp_path: Path, monkeypatch):
-    policy, publishing = Policy(), publisher(tmp_path / "run")
-    follower = streamxf.Follower(tmp_path / "run", tmp_path / "into", in_place=True)
-    for step in (1, 2):
-        publishing.publish(step, policy.tensors.items())
-        follower.prepare().apply()
-        before = {name: tensor.clone() for name, tensor in policy.tensors.items()}
-        policy.step()
-    publishing.publish(3, policy.tensors.items())
-    update, taken = follower.prepare(), folders.Part.taken
-    for killed in (False, True):
-        calls: list[Any] = []
-
-        def interrupted(*given: Any, calls: list[Any] = calls) -> Any:
-            calls.append(given)
-            if len(calls) == 3:
-                raise KeyboardInterrupt
-            return taken(*given)
-
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(folders.Part, "taken", interrupted)
-            if killed:
-                patch.setattr(folders.Part, "put", lambda part, flat, values: None)
-                patch.setattr(folders.HubFolder, "settle", lambda *given: None)
-            update.apply()
-        assert_same(loaded(tmp_path / "into"), before)
-        follower.close()
-        follower = streamxf.Follower(tmp_path / "run", tmp_path / "into", in_place=True)
-        assert (follower.held is None) == killed
-        update = follower.prepare()
-    update.apply()
-    assert_same(loaded(tmp_path / "into"), policy.tensors)
-
-
 FOLLOW = [sys.executable, "-m", "streamxf", "follow"]
-
-
-def test_followers_killed_at_random_leave_a_whole_version(tmp_path: Path):
-    """While a trainer, which is killed, too, publishes: each version in which a follower believes is one of its own."""
-    trainer = f"""
-import sys, torch
-sys.path.insert(0, {os.getcwd()!r})
-from tests.publishing.weights import Policy, publisher
-torch.set_num_threads(1)
-policy, publishing = Policy(), publisher(sys.argv[1], keep=2, grace=0)
-for step in range(10**6):
-    policy.step()
-    policy.tensors["norm"].fill_(step)
-    policy.tensors["layers.0.count"].fill_(step)
-    publishing.publish(step, policy.tensors.items())
-"""
-    run, into, draw, seen = tmp_path / "run", tmp_path / "into", random.Random(3), set()
-    processes: dict[str, subprocess.Popen[bytes]] = {}
-    commands = {
-        "trainer": [sys.executable, "-c", trainer, str(run)],
-        "follower": [*FOLLOW, str(run), "--into", str(into), "--every", "0.1", "--verify"],
-    }
-    try:
-        for _ in range(4):
-            for name, command in commands.items():
-                if name not in processes:
-                    processes[name] = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            begun = time.monotonic()
-            known = os.readlink(into / "newest") if (into / "newest").is_symlink() else ""
-            with suppress(AssertionError):
-                wait_until(
-                    lambda known=known: (into / "newest").is_symlink() and os.readlink(into / "newest") != known, 8
-                )
-            time.sleep(draw.random() * 0.3)
-            for name in draw.choice([["follower"], ["trainer"], ["follower", "trainer"]]):
-                process = processes.pop(name)
-                process.kill()
-                process.wait()
-            if (into / "newest").is_symlink() and "follower" not in processes:
-                found = loaded((into / "newest").resolve())
-                steps = {float(found["norm"][0]), float(found["layers.0.count"][0])}
-                assert len(steps) == 1, "of two versions"
-                assert bool((found["norm"] == found["norm"][0]).all())
-                seen |= steps
-            assert time.monotonic() - begun < 60
-    finally:
-        for process in processes.values():
-            process.kill()
-            process.wait()
-    assert seen
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -12,6 +12,7 @@ import streamxf
 from streamxf import errors
 from streamxf.publishing.update import Part
 from tests.dcp.test_write_failures import FaultyFiles
+from tests.publishing.test_folder import loaded
 from tests.publishing.weights import Policy, assert_same, bits, copies, publisher
 
 
@@ -64,13 +65,19 @@ def test_nothing_changes_before_apply_and_what_changes_is_told(tmp_path: Path):
     assert_same(into, policy.tensors)
 
 
-def test_any_error_undoes_an_update(tmp_path: Path, monkeypatch):
-    policy, publishing = Policy(), publisher(tmp_path)
-    into = copies(policy)
-    follower = streamxf.Follower(tmp_path, into)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_any_error_undoes_an_update(tmp_path: Path, monkeypatch, in_place: bool):
+    """In memory, or in a folder."""
+    policy, publishing = Policy(), publisher(tmp_path / "run")
+    into: Any = tmp_path / "into" if in_place else copies(policy)
+    follower = streamxf.Follower(tmp_path / "run", into, in_place=in_place)
+
+    def there() -> dict[str, torch.Tensor]:
+        return loaded(into) if in_place else into
+
     publishing.publish(1, policy.tensors.items())
     follower.prepare().apply()
-    before = {name: tensor.clone() for name, tensor in into.items()}
+    before = {name: tensor.clone() for name, tensor in there().items()}
     policy.step()
     publishing.publish(2, policy.tensors.items())
     update, calls, put = follower.prepare(), [], Part.put
@@ -85,14 +92,14 @@ def test_any_error_undoes_an_update(tmp_path: Path, monkeypatch):
         patch.setattr(Part, "put", interrupted)
         with pytest.raises(KeyboardInterrupt):
             update.apply()
-    assert_same(into, before)
+    assert_same(there(), before)
     assert follower.held.number == 1
     again = follower.prepare()
     update.apply()
-    assert_same(into, policy.tensors)
+    assert_same(there(), policy.tensors)
     with pytest.raises(errors.ParameterError, match="another update was applied"):
         again.apply()
-    assert_same(into, policy.tensors)
+    assert_same(there(), policy.tensors)
 
 
 def test_a_publish_that_fails_changes_nothing_that_followers_see(tmp_path: Path):

@@ -282,10 +282,7 @@ def test_tools_and_what_is_stored_as_differences(tmp_path: Path) -> None:
     streamxf.pack(tmp_path / "2", tmp_path / "x.safetensors")
     streamxf.rename(tmp_path / "2", {"x": "y"})
     streamxf.sign(tmp_path / "2", signer=(signer := streamxf.SigningKey.generate()))
-    for path, name, terms in [
-        (tmp_path / "2", "y", {"trust": [signer.verify_key]}),
-        (tmp_path / "whole", "x", {}),
-    ]:
+    for path, name, terms in [(tmp_path / "2", "y", {"trust": [signer.verify_key]}), (tmp_path / "whole", "x", {})]:
         with streamxf.Checkpoint(path, **terms) as checkpoint:
             assert torch.equal(raw_bytes(checkpoint[name].read()), raw_bytes(states[2]["x"]))
             assert bool(checkpoint[name].chunks[0].place.beneath) == (name == "y")

@@ -197,7 +197,10 @@ def fresh(
         notes = (f"took the prefix {before!r} off the model's names" if before else "the model's names had no prefix",)
     if not items and (only or prefix):
         raise ParameterError("no item has such a name; streamxf inspect --items lists the names of all")
-    tensors = {shown: item for shown, item in items.items() if isinstance(item, TensorItem) and _is_plain(reader, item)}
+    tensors = {shown: item for shown, item in items.items() if isinstance(item, TensorItem)}
+    if isinstance(reader, Checkpoint):
+        whole = {shown: Box(item, (0,) * len(item.shape), item.shape) for shown, item in tensors.items()}
+        tensors = {shown: box.item for shown, box in whole.items() if reader.is_plain(box)}
     objects = [shown for shown in items if shown not in tensors]
     if format is Format.TORCH:
         made = ((shown, _make(reader, items[shown], prefix + shown, skip_objects)) for shown in objects)
@@ -233,10 +236,6 @@ def _model_of(manifest: PackManifest, items: Mapping[str, Item]) -> tuple[dict[s
         if written.isdisjoint((*(tensor.name for tensor in file.tensors), *file.others))
     )
     return model, left_out
-
-
-def _is_plain(reader: BoxReader, item: TensorItem) -> bool:
-    return not isinstance(reader, Checkpoint) or reader.is_plain(Box(item, (0,) * len(item.shape), item.shape))
 
 
 def _make(reader: BoxReader, item: Item, name: str, skip: bool) -> list[Any]:

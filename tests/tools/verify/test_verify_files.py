@@ -252,7 +252,7 @@ def test_safetensors_have_no_checksums(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def shards(tmp_path: Path) -> Path:
     save_file({"a": torch.zeros(100)}, tmp_path / "model-1.safetensors")
     save_file({"b": torch.zeros(100)}, tmp_path / "model-2.safetensors")
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
@@ -260,24 +260,24 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_hugging_face_folder_shard_by_shard(folder: Path) -> None:
-    report = streamxf.verify(folder)
+def test_a_hugging_face_folder_shard_by_shard(shards: Path) -> None:
+    report = streamxf.verify(shards)
     assert (report.ok, report.files, report.items) == (True, 2, 2)
     assert report.unchecked == ("the bytes of 2 tensors, since .safetensors files have no checksums",)
     for name in ("model-1.safetensors", "model-2.safetensors"):
-        (folder / name).write_bytes((folder / name).read_bytes()[:-1])
-    assert [damage.file for damage in streamxf.verify(folder).damaged] == ["model-1.safetensors", "model-2.safetensors"]
-    (folder / "model-2.safetensors").unlink()
-    assert [damage.file for damage in streamxf.verify(folder).damaged] == ["model-1.safetensors", "model-2.safetensors"]
+        (shards / name).write_bytes((shards / name).read_bytes()[:-1])
+    assert [damage.file for damage in streamxf.verify(shards).damaged] == ["model-1.safetensors", "model-2.safetensors"]
+    (shards / "model-2.safetensors").unlink()
+    assert [damage.file for damage in streamxf.verify(shards).damaged] == ["model-1.safetensors", "model-2.safetensors"]
 
 
-def test_an_index_that_is_damaged_or_does_not_fit(folder: Path) -> None:
-    index = folder / "model.safetensors.index.json"
+def test_an_index_that_is_damaged_or_does_not_fit(shards: Path) -> None:
+    index = shards / "model.safetensors.index.json"
     text = index.read_text()
     index.write_text(text.replace('"b"', '"c"'))
-    assert [damage.file for damage in streamxf.verify(folder).damaged] == [index.name]
+    assert [damage.file for damage in streamxf.verify(shards).damaged] == [index.name]
     index.write_text(text[:-5])
-    report = streamxf.verify(folder)
+    report = streamxf.verify(shards)
     assert [damage.file for damage in report.damaged] == [index.name]
     assert report.files == 2, "the shards are checked all the same"
 

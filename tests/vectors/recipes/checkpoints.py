@@ -10,16 +10,7 @@ from typing import Any
 
 import zstandard
 
-from tests.forge import (
-    Band,
-    Columns,
-    MetadataParts,
-    Parts,
-    count_marks,
-    encode,
-    identity_of,
-    split_metadata,
-)
+from tests.forge import Band, Columns, MetadataParts, Parts, count_marks, encode, identity_of, split_metadata
 from tests.sealing import (
     DEK,
     ENCRYPT,
