@@ -26,6 +26,7 @@ from streamxf.storage.storage import StorageEntry
 from tests.altered import flip
 from tests.failing import fails_where
 from tests.storage.stores import MemoryStorage
+from tests.tools.verify.test_verify_files import shards as shards  # a fixture
 
 from .runs import damage, resumed, saved_run, state_at
 
