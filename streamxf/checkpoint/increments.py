@@ -179,7 +179,7 @@ class Increment:
             each = enumerate(self._same(source, known.tags, blocks))
             changed, made = next((number for number, same in each if not same), None), None
         if changed is not None:
-            if not chain.differs or source.size < SMALL:
+            if not chain.differs:
                 return "changed", None
             if len(place.beneath) == MAX_BENEATH:
                 return f"it would be the difference of a difference, {MAX_BENEATH + 1} times", None

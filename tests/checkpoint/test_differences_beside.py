@@ -13,7 +13,7 @@ from tests.dcp.helpers import raw_bytes
 
 
 def test_chains_of_differences_in_stores(run: Storage) -> None:
-    memory, states = SaveMemory(), [{"x": weights(torch.bfloat16, 3000, 1000), "y": weights(torch.float32, 3000)}]
+    memory, states = SaveMemory(), [{"x": weights(torch.bfloat16, 3000, 1000), "y": weights(torch.bfloat16, 1500)}]
     for step in range(12):  # of more files than are open at a time
         base = run.child(f"step-{step - 1}") if step else None
         writer = streamxf.CheckpointWriter(run.child(f"step-{step}"), memory=memory, base=base, block_size=1 << 18)

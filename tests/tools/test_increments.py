@@ -237,8 +237,8 @@ WRITES = {  # in place; the first creates files, and empties none that has anoth
     "storage/lock.py": {"_lock_file", "_opened", "try_lock_file"},  # to lock
     "keys/file.py": {"write_key"},
     "cli/run.py": {"_open_closed", "_discard"},  # the null device
-    "cli/follow.py": {"tell"},  # a follower's notes, of which no save makes any
-    "publishing/folder.py": {"begin", "note"},
+    "cli/follow.py": {"_tell"},  # a follower's notes, of which no save makes any
+    "publishing/folder.py": {"begin"},
     "stream/plain.py": {"write", "encode"},  # `streamxf.open`, which replaces
 }
 
