@@ -125,7 +125,7 @@ class ItemOpener:
     - `metadata`: what the file says. Without a name it was read by torch, or made up; that it has no index, is no sign.
     - `budget`: pays for what stream transforms make of items. None for readers, whose callers have made the memory.
     - `open_file`: gives the files of what lies beneath differences, as long as they are read.
-    - `known`: is asked for the blocks beneath each container that is opened, which may be in memory, with `decode`.
+    - `known`: is asked for what lies beneath each container that is opened, which may be in memory.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class ItemOpener:
         self.metadata, self.open_file = metadata, open_file
         self._access = access
         self.budget = budget
-        self.known: Callable[[ItemPart, Header], Blocks | None] | None = None
+        self.known: Callable[[ItemPart, Header], memoryview | None] | None = None
         self._openers: dict[tuple[tuple[str, ...], bytes | None], ChainOpener] = {}
         self._values: tuple[Any, MemoryBlocks] | None = None  # of the last container that had some
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.errors import ParameterError
-from streamxf.format.items import Chunk
 from streamxf.lazy import numpy as np
 from streamxf.lazy import torch
 from streamxf.publishing.version import Version
-from streamxf.reading import Blocks, Box, TensorItem
+from streamxf.reading import Box, TensorItem
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -168,36 +166,22 @@ class Coming(NamedTuple):
         nothing else is read.
         """
 
-        def known(part: Any, header: Any) -> Held | None:
+        def known(part: Any, header: Any) -> memoryview | None:
             key = f"{part.item.name} {part.chunk.offset}"
             self.digests.setdefault(key, header.digest.hex())  # of the uppermost
             if not header.base or store.digests.get(key) != header.base.hex() or part.item.name not in flats:
                 return None
-            return Held(flats[part.item.name], part.item, part.chunk, header.block_size)
+            item, chunk = part.item, part.chunk
+            array = flats[item.name].reshape(*item.shape, *[-1] * (item.itemsize > 8))
+            begins = zip(chunk.offset, chunk.shape, strict=True)
+            region = np.ascontiguousarray(array[tuple(slice(at, at + size) for at, size in begins)])
+            return region.reshape(-1).view("u1").data
 
         checkpoint.known = known
         changed = [item for name, item in self.items.items() if store.places.get(name) != self.places[name]]
         names = {item.name for item in changed}
         self.digests.update({key: h for key, h in store.digests.items() if key.rpartition(" (")[0] not in names})
         return changed
-
-
-class Held(Blocks):
-    """The blocks of a shard that is held."""
-
-    def __init__(self, flat: Flat, item: TensorItem, chunk: Chunk, block_size: int) -> None:
-        array = flat.reshape(*item.shape, -1) if item.itemsize > 8 else flat.reshape(item.shape)
-        begins = zip(chunk.offset, chunk.shape, strict=True)
-        region = np.ascontiguousarray(array[tuple(slice(at, at + size) for at, size in begins)])
-        self._data = region.reshape(-1).view("u1").data
-        super().__init__(len(self._data), block_size)
-
-    def decode(self, index: int, out: memoryview) -> None:
-        begin = index * self.block_size
-        out[:] = self._data[begin : begin + len(out)]
-
-    def decoder(self, index: int) -> Callable[[memoryview], None]:
-        return partial(self.decode, index)
 
 
 class Update:

@@ -175,6 +175,8 @@ class BlockReader(Blocks):
         last, work, out = how
 
         def beneath() -> memoryview:
+            if isinstance(blocks, MemoryBlocks):
+                return blocks.block(index)
             block = scratch.take(0, blocks.size_of(index))
             with located(file=file):
                 lower(block) if lower is not None else blocks.decode(index, block)
@@ -268,7 +270,7 @@ class StoredStream:
     - `header`: of its container; None if it is in none, or if that is damaged.
     - `digests`, `check_size`: as of `BlockReader`.
     - `file`: for errors. `beneath`: of a difference, the stream beneath it, and what gives the opener of its chain.
-    - `held`: its blocks instead, where they are in memory; they have `decode`, too.
+    - `held`: its bytes instead, where they are in memory.
     - `blocks`: None if header or table are damaged, so that they cannot be found.
     - `locked`: whether the chain needs a key, and there is none.
     - `errors`: in the order of the checks; a load raises the first.
@@ -282,7 +284,7 @@ class StoredStream:
     locked: bool = False
     file: str | None = None
     beneath: tuple[StoredStream, Callable[[], ChainOpener]] | None = None
-    held: Any = None
+    held: memoryview | None = None
     errors: list[StreamxfError | OSError] = field(default_factory=list)
 
     def attempt(self, step: Callable[..., Any], *arguments: Any) -> Any:
@@ -309,7 +311,7 @@ class StoredStream:
         if blocks is not None and make_coder is not None:
             blocks.coder = self.attempt(make_coder)
         if self.held is not None and blocks is not None:
-            blocks.beneath = self.held, "memory"
+            blocks.beneath = MemoryBlocks(self.held, None, blocks.block_size), "memory"
         elif self.beneath is not None:
             self._examine_beneath(blocks, chain is not None, meter)
         elif self.header is not None and self.header.base and chain is not None:

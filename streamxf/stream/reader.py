@@ -109,15 +109,18 @@ class BareBlocks(Blocks):
 
 
 class MemoryBlocks(Blocks):
-    """A stream in memory, as one block."""
+    """A stream in memory, as one block, or cut into such blocks."""
 
-    def __init__(self, data: memoryview, header: Header | None = None) -> None:
-        super().__init__(len(data), len(data) or 1)
+    def __init__(self, data: memoryview, header: Header | None = None, block_size: int = 0) -> None:
+        super().__init__(len(data), block_size or len(data) or 1)
         self.data = data
         self.header = header
 
     def decoder(self, index: int) -> Callable[[memoryview], None]:
-        return partial(_copy, self.data)
+        return partial(_copy, self.block(index))
+
+    def block(self, index: int) -> memoryview:
+        return self.data[index * self.block_size :][: self.block_size]
 
 
 def _put_each(blocks: list[Any], put: Callable[..., None]) -> None:

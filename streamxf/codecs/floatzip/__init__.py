@@ -123,7 +123,7 @@ class FloatZip(Codec):
 
 
 def _difference(base: memoryview, block: memoryview, info: BlockInfo) -> memoryview | None:
-    row, width = info.stream.row or 0, differences.width_of(info.stream.dtype)
+    row, width = info.stream.row or 0, kernel.WIDTHS.get(info.stream.dtype or "", 1)
     before = info.index * info.stream.block_size // width % row if row else 0
     return differences.encode(base, block, info.stream.dtype, row=row, before=before)
 

@@ -16,7 +16,7 @@ from streamxf.codecs.floatzip import kernel
 from streamxf.codecs.floatzip.planes import Array
 from streamxf.errors import ChecksumError, CodecError
 
-__all__ = ["DIFFERENCE", "changes", "decode", "encode", "width_of"]
+__all__ = ["DIFFERENCE", "changes", "decode", "encode"]
 
 DIFFERENCE, _BANDED = 0x80, 0x04  # of the first byte of a payload
 _HEAD = 6  # bytes: layout, CRC, levels
@@ -147,11 +147,6 @@ def _changes(payload: memoryview, count: int, contexts: Array | None) -> tuple[A
     return places, ((1 << level) + (rest >> 1)) * (1 - 2 * (rest & 1))
 
 
-def width_of(dtype: str | None) -> int:
-    """Bytes of an element."""
-    return kernel.WIDTHS.get(dtype or "", 1)
-
-
 def encode(
     base: memoryview, new: memoryview, dtype: str | None, *, row: int = 0, before: int = 0, contexts: bool = True
 ) -> memoryview | None:
@@ -159,7 +154,7 @@ def encode(
     there is no kernel. `row` is how many elements a row of the tensor has, and `before` how many of the first one lie
     before the block. Without contexts the difference is a third larger, and `changes` needs no base.
     """
-    width = width_of(dtype)
+    width = kernel.WIDTHS.get(dtype or "", 1)
     if width == 8:  # two elements in place of one
         width, row, before = 4, 2 * row, 2 * before
     if len(new) % width or len(new) != len(base):
