@@ -20,7 +20,7 @@ ARGS ?=
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-core test-around compat frameworks exhaustive gpu places sanitize fuzz mutate torture bench bench-smoke bench-publish lint format docs docs-session docs-screenshots clean
+.PHONY: help demo test test-core test-around compat frameworks exhaustive gpu places sanitize fuzz mutate torture bench bench-smoke bench-publish lint format docs docs-session docs-screenshots dist dist-check release-check clean
 
 help: ## Show this list
 	@echo "Targets:"
@@ -110,6 +110,16 @@ docs-session: $(STAMPS)/model ## Write what docs/cli.md shows of the command lin
 # Needs Chromium and its driver, from the system.
 docs-screenshots: $(STAMPS)/test ## Take the pictures of docs/images/ again (a minute, needs Chromium)
 	$(RUN) docs.recordings.screenshots
+
+# A manylinux wheel of x86-64, with the compiler that CC names: twice the same bytes from the same commit, on any machine with it.
+dist: $(STAMPS)/release ## Build sdist and wheel of the last commit into dist/, with SHA-256 sums
+	$(RUN) release.build
+
+dist-check: $(STAMPS)/release ## Try the wheel of dist/ in an empty environment without a compiler (3 minutes)
+	$(RUN) release.trial
+
+release-check: $(STAMPS)/release ## Say what stands in the way of a release
+	$(RUN) release.check
 
 clean: ## Remove .venv and everything that was built
 	rm -rf $(VENV) .nox build site dist .mutation streamxf.egg-info streamxf/codecs/floatzip/_kernel*.so fuzz-findings .mypy_cache .pytest_cache .ruff_cache .hypothesis
