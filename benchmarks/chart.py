@@ -1,4 +1,4 @@
-"""The chart of the first page: medians with whiskers from the lowest to the highest round."""
+"""Charts: medians with whiskers from the lowest to the highest round."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ _SVG = {"svg.fonttype": "none", "svg.hashsalt": "streamxf", "font.family": "sans
 """How to write an SVG whose text is text, and which is the same each time."""
 
 
-def write_chart(path: Path, measures: Mapping[str, Mapping[str, Spread]], ours: Collection[str], *, dark: bool) -> None:
+def write_chart(
+    path: Path, measures: Mapping[str, Mapping[str, Spread]], ours: Collection[str], *, dark: bool, digits: int = 2
+) -> None:
     """Write a panel for each measure, by its heading, with a bar for each side, those of `ours` in colour.
 
     The SVG has no date, so that equal charts are equal files.
@@ -28,7 +30,7 @@ def write_chart(path: Path, measures: Mapping[str, Mapping[str, Spread]], ours: 
             medians = [spread.median for spread in sides.values()]
             colours = [colour if side in ours else grey for side in sides]
             drawn = axes.barh(list(sides), medians, 0.72, color=colours, xerr=_whiskers([*sides.values()]), ecolor=ink)
-            axes.bar_label(drawn, [f"{median:.2f}" for median in medians], padding=5, fontsize=8, color=ink)
+            axes.bar_label(drawn, [f"{median:.{digits}f}" for median in medians], padding=5, fontsize=8, color=ink)
             axes.set_title(measure, fontsize=9.5, color=ink, loc="left")
             axes.set_xlim(0, 1.18 * axes.get_xlim()[1])
             axes.set_xticks([])

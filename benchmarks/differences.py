@@ -2,13 +2,19 @@
 fast one core makes them and applies them.
 
 The steps are AdamW's in form: Gaussian weights, of which each moves by the learning rate times a number of about 1.
-bsdiff4 is measured if it is installed, over the first 4 MiB: it takes seconds for each.
+bsdiff4 and moonclip are measured if they are installed, the former over the first 4 MiB: it takes seconds for each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +33,7 @@ GOALS = {6.1e-7: 0.0090, 1.82e-6: 0.0196, 6e-6: 0.0435, 6e-5: 0.155}
 FEW, FEW_GOAL = 6.1e-7, 0.0130
 SPEEDS = {True: ("differences", 3.0), False: ("differences, contexts=False", 7.0)}
 SLOW = 4 * MIB  # that bsdiff4 is given
+BYTES = "Bytes, of raw"
 
 Blocks = list[tuple[memoryview, memoryview, int]]
 """Blocks before and after a step, and how many elements of a row lie before each."""
@@ -40,7 +47,7 @@ def run(settings: Settings) -> Result:
     for far, goal in GOALS.items():
         base, new = weights(size, far)
         share = float((base != new).float().mean())
-        found = {name: len(data) / size for name, data in others(flat_bytes(base), flat_bytes(new)).items()}
+        found = {name: taken / size for name, taken in others(base, new).items()}
         for contexts, (name, _) in SPEEDS.items():
             found[name] = sum(map(len, encoded(blocks(base, new), contexts))) / size
         goals.append(goal_row(f"{share:.1%} of bf16 changed", "raw", Spread.of([found["differences"]]), goal))
@@ -59,12 +66,11 @@ def run(settings: Settings) -> Result:
                     goals.append(goal_row(f"{phase}, {share:.1%}, {name}", "GB/s of raw", speed, limit, at_least=True))
     note = (
         f"{size // MIB} MiB in blocks of 1 MiB, without headers and framing. Bytes are shares of the raw ones; beside "
-        "differences, positions as int32 with new values, XOR under zstd at level 3, and bsdiff4 where it was "
-        f"installed. Speeds: one thread, with the CRC, {settings.rounds} rounds after one to warm up."
+        "differences, positions as int32 with new values, XOR under zstd at level 3, and where they were installed "
+        "(`pip install bsdiff4 moonclip`) what moonclip's second save adds to its folder, and bsdiff4's patch of the "
+        f"first 4 MiB. Speeds: one thread, with the CRC, {settings.rounds} rounds after one to warm up."
     )
-    return Result(
-        "differences", "Differences between steps", note, [Table(goals, digits=4), Table(bytes_of, "Bytes, of raw")]
-    )
+    return Result("differences", "Differences between steps", note, [Table(goals, digits=4), Table(bytes_of, BYTES)])
 
 
 def weights(size: int, far: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -115,16 +121,27 @@ class Speed:
             differences.decode(base, payload, self._out[: len(base)])
 
 
-def others(base: np.ndarray, new: np.ndarray) -> dict[str, bytes | range]:
-    """What others store; what only its size is known of, as something of that size."""
+def others(before: torch.Tensor, after: torch.Tensor) -> dict[str, int]:
+    """How many bytes others store."""
+    base, new = flat_bytes(before), flat_bytes(after)
     changed = int((base.view(np.uint16) != new.view(np.uint16)).sum())
-    found: dict[str, bytes | range] = {
-        "int32 and values": range((4 + 2) * changed),
-        "XOR, zstd": zstandard.compress((base ^ new).tobytes(), 3),
+    found = {
+        "int32 and values": (4 + 2) * changed,
+        "XOR, zstd": len(zstandard.compress((base ^ new).tobytes(), 3)),
     }
-    try:
-        bsdiff4 = import_module("bsdiff4")
-    except ImportError:
-        return found
-    patch = bsdiff4.diff(base[:SLOW].tobytes(), new[:SLOW].tobytes())
-    return found | {"bsdiff4": range(len(patch) * len(base) // len(base[:SLOW]))}
+    with suppress(ImportError):
+        found["moonclip"] = moonclip(import_module("moonclip.pytorch").CheckpointManager, before, after)
+    with suppress(ImportError):
+        patch = import_module("bsdiff4").diff(base[:SLOW].tobytes(), new[:SLOW].tobytes())
+        found["bsdiff4"] = len(patch) * len(base) // len(base[:SLOW])
+    return found
+
+
+def moonclip(manager: Any, *states: torch.Tensor) -> int:
+    """What its second save adds to its folder."""
+    with TemporaryDirectory() as folder:
+        saving, sizes = manager(folder, async_save=False), [0]
+        for step, state in enumerate(states):
+            saving.save(step=step, model=SimpleNamespace(state_dict=partial(dict, weight=state)))
+            sizes.append(sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file()))
+    return sizes[-1] - sizes[-2]

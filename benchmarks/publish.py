@@ -12,11 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.chart import write_chart
+from benchmarks.differences import BYTES
 from benchmarks.machine import describe, machine_name
 from benchmarks.result import (
     GOAL,
@@ -61,7 +62,7 @@ def publish(results: Path, target: Path) -> None:
         (target / f"{name}.md").write_text(section(name, published))
     (target / "machine.md").write_text(overview(published))
     if CHART in NAMES:
-        draw_chart(published, target.parent / "images")
+        draw_charts(published, target.parent / "images")
     file.write_text(json.dumps(published, indent=1) + "\n")
 
 
@@ -150,6 +151,7 @@ def overview(published: Published) -> str:
 
 
 CHART = "save_load"
+_STEPS = {"differences": "streamxf"}
 _PANELS = {"save, seconds": "save, s", "load, seconds": "load, s", "size": "size"}
 _SIDES = {
     "stock DCP": "stock DCP",
@@ -160,21 +162,34 @@ _SIDES = {
 }
 
 
-def draw_chart(published: Published, images: Path) -> None:
-    """Times and sizes beside those of others, from the newest result: ``compared-light.svg`` and ``-dark.svg``."""
-    runs = [contents[CHART] for contents in published.values() if CHART in contents]
-    newest = max(runs, key=lambda content: str(content["machine"]["time"]))
-    rows = {row["side"]: row for table in _tables(newest) if table.title == "bf16" for row in table.rows}
+def draw_charts(published: Published, images: Path) -> None:
+    """From the newest results: ``compared``, times and sizes beside those of others, and ``differences``, the bytes of
+    a step; each as ``-light.svg`` and ``-dark.svg``.
+    """
+    rows = {row["side"]: row for row in _newest(published, CHART, "bf16")}
     for row in rows.values():
         row["size"] = Spread.of([row["size"]])
     found = {
         heading: {label: rows[side][column] for side, label in _SIDES.items() if side in rows}
         for heading, column in _PANELS.items()
     }
+    steps: dict[str, dict[str, Spread]] = {}
+    for row in _newest(published, "differences", BYTES):
+        sides = {_STEPS.get(side, side): float(row[side]) for side in row if side != "changed" and "=" not in side}
+        in_order = sorted(sides.items(), key=lambda each: -each[1])
+        steps[f"{row['changed']} changed"] = {side: Spread.of([part]) for side, part in in_order}
     images.mkdir(exist_ok=True)
-    ours = {label for label in _SIDES.values() if "streamxf" in label}
+    ours = {label for label in (*_SIDES.values(), *_STEPS.values()) if "streamxf" in label}
     for ground in ("light", "dark"):
         write_chart(images / f"compared-{ground}.svg", found, ours, dark=ground == "dark")
+        write_chart(images / f"differences-{ground}.svg", steps, ours, dark=ground == "dark", digits=4)
+
+
+def _newest(published: Published, name: str, title: str) -> Sequence[Row]:
+    """The rows of a table of a benchmark's newest result."""
+    runs = [contents[name] for contents in published.values() if name in contents]
+    newest = max(runs, key=lambda content: str(content["machine"]["time"]))
+    return next(table.rows for table in _tables(newest) if table.title == title)
 
 
 def main(arguments: list[str] | None = None) -> int:

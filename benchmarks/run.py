@@ -33,6 +33,7 @@ NAMES = (
     "many_items",
     "manager",
     "granite",
+    "differences",
 )
 UNPUBLISHED = (
     "gpu",
@@ -40,7 +41,6 @@ UNPUBLISHED = (
     "scaling",
     "read_once",
     "incremental",
-    "differences",
 )  # run by their names alone, or in a smoke run
 
 

@@ -380,12 +380,12 @@ def test_quantized_weights_are_the_weights_but_for_rounding():
 
 
 @pytest.mark.parametrize("ground", ["light", "dark"])
-def test_the_chart_on_the_first_page_is_that_of_the_published_results(tmp_path, ground):
-    publish.draw_chart(published_at(publish.PUBLISHED), tmp_path)
-    made, there = (
-        (folder / f"compared-{ground}.svg").read_text() for folder in (tmp_path, publish.PUBLISHED.parent / "images")
-    )
+@pytest.mark.parametrize("name", ["compared", "differences"])
+def test_charts_are_those_of_the_published_results(tmp_path, name, ground):
+    publish.draw_charts(published_at(publish.PUBLISHED), tmp_path)
+    made, there = ((at / f"{name}-{ground}.svg").read_text() for at in (tmp_path, publish.PUBLISHED.parent / "images"))
     texts = re.findall("<text[^>]*>([^<]+)</text>", made)
     assert texts == re.findall("<text[^>]*>([^<]+)</text>", there), "make bench-publish draws it anew"
-    assert {"stock DCP", "safetensors", "streamxf, encrypted", "save, seconds", "1.00"} <= set(texts)
-    assert f"docs/images/compared-{ground}.svg" in (publish.PUBLISHED.parents[1] / "README.md").read_text()
+    assert {"streamxf", *(("stock DCP", "1.00") if name == "compared" else ("moonclip", "2.2% changed"))} <= set(texts)
+    pages = "".join((publish.PUBLISHED.parents[1] / page).read_text() for page in ("README.md", "docs/incremental.md"))
+    assert f"images/{name}-{ground}.svg" in pages
