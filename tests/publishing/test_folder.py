@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from streamxf.publishing.version import HINT
 from tests.cli.command import Run
 from tests.failing import fails_with
 from tests.publishing.weights import Policy, assert_same, publisher
+from tests.tools.convert.child import Child
 
 
 @pytest.fixture(autouse=True)
@@ -27,9 +29,7 @@ def small_shards(monkeypatch):
 
 
 def loaded(folder: Path) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = {}
-    for path in folder.glob("*.safetensors"):
-        found |= load_file(path)
+    found = {name: each for path in folder.glob("*.safetensors") for name, each in load_file(path).items()}
     if not (folder / "model.safetensors").exists():
         assert json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"].keys() == found.keys()
     return found
@@ -108,7 +108,11 @@ def test_one_process_at_a_time_follows_into_a_folder_in_one_way(tmp_path: Path):
     with pytest.raises(errors.ParameterError, match="another update was prepared"):
         first.apply()
     second.apply()
+    child = Child(lambda: time.sleep(99))  # which goes on, and has no part in the lock
     follower.close()
+    streamxf.Follower(tmp_path / "run", tmp_path / "into").close()
+    child.kill()
+    assert child.result() is None
     with pytest.raises(errors.ParameterError, match="in place"):
         streamxf.Follower(tmp_path / "run", tmp_path / "into", in_place=True)
 
@@ -133,9 +137,7 @@ def test_what_is_not_a_followers_stays(tmp_path: Path, kind: str):
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_a_full_disk_is_told_with_the_folder_and_leaves_nothing_half_written(
-    tmp_path: Path, monkeypatch, run: Run, in_place: bool
-):
+def test_a_full_disk_is_told_and_leaves_nothing_half_written(tmp_path: Path, monkeypatch, run: Run, in_place: bool):
     policy, into = Policy(), tmp_path / "into"
     publisher(tmp_path / "run").publish(1, policy.tensors.items())
     once = ("follow", tmp_path / "run", "--into", into, "--once", *["--in-place"] * in_place)
@@ -166,11 +168,10 @@ def test_a_signal_ends_the_command(tmp_path: Path, number: int):
 
 
 def test_the_command_keeps_a_folder_and_tells_of_it(tmp_path: Path, run: Run):
-    policy, into, out = Policy(), tmp_path / "into", tmp_path / "told"
+    policy, into, out, lines = Policy(), tmp_path / "into", tmp_path / "told", list[str]()
     publishing = publisher(tmp_path / "run")
     tell = f'echo "$STREAMXF_STEP $STREAMXF_SAVE_ID $STREAMXF_FOLDER" >> {out}'
     once = ("follow", tmp_path / "run", "--into", into, "--once", "--verify", "--exec", tell)
-    lines = []
     for step in (7, 8):
         made = publishing.publish(step, policy.tensors.items())
         folder = into / ("one" if step == 7 else "two")
@@ -199,9 +200,8 @@ def test_a_run_without_a_version_is_told_and_waited_for(tmp_path: Path, run: Run
     place = tmp_path / "run"
     once = ("follow", place, "--into", tmp_path / "into", "--once")
     assert "no such folder" in run.exits(2, *once, out="").err
-    with subprocess.Popen(
-        [*FOLLOW, *map(str, once[1:4]), "--every", "0.1"], stderr=-1, stdout=-1, text=True
-    ) as process:
+    command = [*FOLLOW, *map(str, once[1:4]), "--every", "0.1"]
+    with subprocess.Popen(command, stderr=-1, stdout=-1, text=True) as process:
         assert process.stderr.readline() == f"streamxf follow: waiting for {place}: there is no such folder yet\n"
         publisher(place).publish(1, Policy().tensors)
         assert "version 1, of step 1 is in" in process.stdout.readline()
