@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -108,7 +107,8 @@ def test_one_process_at_a_time_follows_into_a_folder_in_one_way(tmp_path: Path):
     with pytest.raises(errors.ParameterError, match="another update was prepared"):
         first.apply()
     second.apply()
-    child = Child(lambda: time.sleep(99))  # which goes on, and has no part in the lock
+    child = Child(lambda: os.kill(os.getpid(), signal.SIGSTOP))  # which is there, and has no part in the lock
+    os.waitpid(child.process, os.WUNTRACED)
     follower.close()
     streamxf.Follower(tmp_path / "run", tmp_path / "into").close()
     child.kill()
