@@ -1,4 +1,4 @@
-"""Other ways to store a state dict, in the same run: ZipNN, blosc2, safetensors and ``torch.save``.
+"""Other ways to store a state dict, in the same run: ZipNN, blosc2, safetensors, tensorizer and ``torch.save``.
 
 All write one file, fsync it as DCP does, and end with the values in tensors that existed before, as DCP's do: what only
 returns new tensors pays for one more copy. ZipNN and blosc2 compress bytes and have no checkpoint of their own, so
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import blosc2
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+from tensorizer import TensorDeserializer, TensorSerializer
 from zipnn import ZipNN
 
 from benchmarks.dcp_sides import State
@@ -89,7 +91,7 @@ class CompressorSide:
     _sizes: dict[Path, list[int]] = field(default_factory=dict)
 
     def save(self, state: State, path: Path, threads: int) -> None:
-        path.mkdir(parents=True)
+        path.mkdir(parents=True, exist_ok=True)
         with (path / FILE).open("wb", buffering=0) as file:
             self._sizes[path] = [_write(file, self.compress(tensor, threads)) for tensor in state.values()]
             os.fsync(file.fileno())
@@ -118,7 +120,7 @@ class FileSide:
     read: Callable[[Path], State]
 
     def save(self, state: State, path: Path, threads: int) -> None:
-        path.mkdir(parents=True)
+        path.mkdir(parents=True, exist_ok=True)
         self.write(state, path / FILE)
         with (path / FILE).open("rb") as file:
             os.fsync(file.fileno())
@@ -128,9 +130,21 @@ class FileSide:
             target[name].copy_(tensor)
 
 
+def write_tensorizer(state: State, file: Path) -> None:
+    serializer = TensorSerializer(str(file))
+    serializer.write_state_dict(state)
+    serializer.close()
+
+
+def read_tensorizer(file: Path, verified: bool = False) -> State:
+    return dict(TensorDeserializer(str(file), device="cpu", verify_hash=verified).items())
+
+
 ZIPNN = CompressorSide("ZipNN", zipnn_compress, _zipnn_decompress)
 BLOSC2 = CompressorSide("blosc2, shuffle + zstd", blosc2_compress, _blosc2_decompress)
 SAFETENSORS = FileSide("safetensors", save_file, load_file)
 TORCH_SAVE = FileSide("torch.save", torch.save, lambda path: torch.load(path, weights_only=True))
+TENSORIZER = FileSide("tensorizer", write_tensorizer, read_tensorizer)
+TENSORIZER_VERIFIED = FileSide("tensorizer, verify_hash", write_tensorizer, partial(read_tensorizer, verified=True))
 
-PEERS = (ZIPNN, BLOSC2, SAFETENSORS, TORCH_SAVE)
+PEERS = (ZIPNN, BLOSC2, SAFETENSORS, TENSORIZER, TORCH_SAVE)

@@ -27,6 +27,7 @@ NAMES = (
     "objects",
     "memory",
     "save_load",
+    "harm",
     "small_items",
     "encryption",
     "rekey",

@@ -317,7 +317,7 @@ def test_goals_of_all_machines_are_in_one_table(settings, tmp_path, monkeypatch)
 
 
 def test_the_page_has_all_that_was_published_and_nothing_else():
-    page = (publish.PUBLISHED.parent / "benchmarks.md").read_text()
+    page = "".join((publish.PUBLISHED.parent / name).read_text() for name in ("benchmarks.md", "compared.md"))
     included = re.findall(r'^(?:--8<-- ")?docs/benchmarks/(\w+)\.md"?$', page, re.MULTILINE)
     assert sorted(included) == sorted(section.stem for section in publish.PUBLISHED.glob("*.md"))
     assert set(included) == {*run.NAMES, "machine"}
