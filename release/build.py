@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -34,8 +35,8 @@ def build(target: Path) -> None:
     os.umask(0o022)
     tools = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     settings = {"SOURCE_DATE_EPOCH": str(epoch), "PYTHONHASHSEED": "0", "LC_ALL": "C", "TZ": "UTC", "PATH": tools}
-    if "CC" in os.environ:
-        settings["CC"] = os.environ["CC"]
+    settings["CC"] = os.environ.get("CC", "cc")
+    settings["LDSHARED"] = f"{settings['CC']} -shared"  # Python's own has the path of its libraries on this machine
     with TemporaryDirectory(prefix="streamxf-dist-") as name:
         folder = Path(name)
         copied = folder / "copy"
@@ -56,8 +57,22 @@ def build(target: Path) -> None:
             raise SystemExit("the wheel has no compiled kernel: a C compiler and Python's headers are needed")
         run("auditwheel", "repair", "--wheel-dir", str(target), str(wheel), env=settings)
     files = sorted(path for path in target.iterdir())
+    for name in filter(None, map(search_path, target.glob("*.whl"))):
+        raise SystemExit(f"{name} has a path of this machine, where libraries would be looked for first")
     sums = (f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files)
     (target / SUMS).write_text("".join(sums))
+
+
+def search_path(wheel: Path) -> str:
+    """A library in a wheel that has a path of its own to look for others in; or ""."""
+    from elftools.elf.elffile import ELFFile  # auditwheel's
+
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            dynamic = ELFFile(archive.open(name)).get_section_by_name(".dynamic") if name.endswith(".so") else None
+            if any(tag.entry.d_tag in ("DT_RPATH", "DT_RUNPATH") for tag in (dynamic.iter_tags() if dynamic else ())):
+                return name
+    return ""
 
 
 def made_by(step: str, tree: Path, target: Path, settings: dict[str, str]) -> Path:

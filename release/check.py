@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import sys
 import tarfile
@@ -16,6 +17,9 @@ from streamxf.version import __version__
 
 def hindrances() -> Iterator[str]:
     """What is not ready, and what to do."""
+    tag = os.environ.get("RELEASE_TAG")
+    if tag is not None and tag != f"v{__version__}":
+        yield f"the tag is {tag}, and the version {__version__}: tag v{__version__}, or change streamxf/version.py"
     if changed := git("status", "--porcelain"):
         yield f"{len(changed.splitlines())} files are not committed: commit them, or remove them"
     if f"v{__version__}" in git("tag").split() and git("rev-list", "-1", f"v{__version__}") != git("rev-parse", "HEAD"):

@@ -268,12 +268,15 @@ _EXHAUSTED_TEXT = re.compile(
 
 
 def is_exhausted(error: BaseException) -> bool:
-    """Whether it stops all work alike: no open files, memory or threads are left, or a server sends no ranges."""
+    """Whether it stops all work alike: no open files, memory or threads are left, a server sends no ranges, or what is
+    read needs torch, which is not here.
+    """
     if isinstance(error, OSError):
         return error.errno in _EXHAUSTED
     # torch, zstandard and the interpreter have no class of their own for most of it
     own = isinstance(error, StreamxfError)
-    return isinstance(error, MemoryError) or (not own and _EXHAUSTED_TEXT.search(text_of(error)) is not None)
+    lacking = isinstance(error, ModuleNotFoundError) and error.name == "torch"
+    return lacking or isinstance(error, MemoryError) or (not own and _EXHAUSTED_TEXT.search(text_of(error)) is not None)
 
 
 class AbortedError(StreamxfError):

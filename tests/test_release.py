@@ -99,6 +99,13 @@ def test_packages_that_are_not_those_of_the_sums(ready: Path) -> None:
     assert ["dist/ has no packages" in each for each in check.hindrances()] == [True]
 
 
+def test_a_tag_of_another_version(ready: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RELEASE_TAG", f"v{__version__}")
+    assert [*check.hindrances()] == []
+    monkeypatch.setenv("RELEASE_TAG", "v9")
+    assert ["the tag is v9" in each for each in check.hindrances()] == [True]
+
+
 def test_figures_of_an_older_library_and_a_version_that_is_out(ready: Path) -> None:
     old = build.git("rev-parse", "HEAD")
     results = {"A machine": {"times": {"machine": {"commit": old}}}}

@@ -51,10 +51,14 @@ class HubFolder(WeightStore):
         if in_place and there and not (self.path / _STATE).exists():
             text = f"weights are here that no follower put here ({some(there)}), and in place they would go"
             raise ParameterError(f"{text}: name an empty folder, or move them away", file=str(self.path))
+        storage = open_storage(self.path)
         try:
-            self._lock = open_storage(self.path).lock_file(_LOCK, make=True)
+            self._lock = storage.lock_file(_LOCK, make=True)
         except BlockingIOError:
             raise AbortedError("another process follows into this folder", file=str(self.path)) from None
+        if self._lock is None and storage.abilities.locks not in (None, "none"):
+            text = "cannot be locked: is it another user's, or no plain file? If nobody follows here, remove it"
+            raise AbortedError(text, file=str(self.path / _LOCK))
         self.prepared: Update | None = None
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):  # then all is written anew
             state = json.loads(read_small(open_storage(self.folder), _STATE, _MOST_STATE) or b"")

@@ -199,6 +199,8 @@ class Tensors(WeightStore):
         if not isinstance(into, MutableMapping):
             text = "into= is a folder, or a dict of tensors, such as dict(module.named_parameters())"
             raise ParameterError(f"{text}, not {type(into).__name__}")
+        if not into:
+            _ = torch.Tensor  # what is put there; without torch, this says so before anything is fetched
         self._into, self._tensors, self._takes_all = into, dict(into), not into
         self._flats = {name: _memory_of(name, tensor) for name, tensor in into.items()}
 

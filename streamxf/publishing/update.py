@@ -166,16 +166,23 @@ class Coming(NamedTuple):
         nothing else is read.
         """
 
+        regions: dict[str, dict[tuple[int, ...], memoryview]] = {}  # of one tensor, of whose shards boxes come in turn
+
         def known(part: Any, header: Any) -> memoryview | None:
             key = f"{part.item.name} {part.chunk.offset}"
             self.digests.setdefault(key, header.digest.hex())  # of the uppermost
             if not header.base or store.digests.get(key) != header.base.hex() or part.item.name not in flats:
                 return None
             item, chunk = part.item, part.chunk
-            array = flats[item.name].reshape(*item.shape, *[-1] * (item.itemsize > 8))
-            begins = zip(chunk.offset, chunk.shape, strict=True)
-            region = np.ascontiguousarray(array[tuple(slice(at, at + size) for at, size in begins)])
-            return region.reshape(-1).view("u1").data
+            if item.name not in regions:
+                regions.clear()
+            shards = regions.setdefault(item.name, {})
+            if chunk.offset not in shards:
+                array = flats[item.name].reshape((*item.shape, *[-1] * (item.itemsize > 8)))
+                begins = zip(chunk.offset, chunk.shape, strict=True)
+                region = np.ascontiguousarray(array[tuple(slice(at, at + size) for at, size in begins)])
+                shards[chunk.offset] = region.reshape(-1).view("u1").data
+            return shards[chunk.offset]
 
         checkpoint.known = known
         changed = [item for name, item in self.items.items() if store.places.get(name) != self.places[name]]

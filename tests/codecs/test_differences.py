@@ -162,12 +162,23 @@ def hostile(*fields: tuple[int, int]) -> bytes:
             "lists 77 elements of a band that has 76",
         ),
         (head(1) + hostile((0, 2), (0, 1), (31, 5), (2**31 - 1, 31), (0, 5), (1, 900)), "lists 2147483647 elements"),
+        (head(8, 0x80) + hostile((0, 1), *[(0, 1), (1, 1), (0, 5)] * 8), "ends within its bits"),
     ],
 )
 def test_what_no_payload_may_have(payload: bytes, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tracemalloc.start()
     assert text in str(reference(bytes(150 if payload[:1] == b"\x82" else 152), payload, monkeypatch))
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+
+
+def test_a_set_of_more_elements_than_there_are_bits_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "compiled", None)
+    block, payload = bytearray(1 << 22), head(8, 0x80) + hostile((0, 1), *[(0, 1), (1, 1), (0, 5)] * 8)
+    tracemalloc.start()
+    with pytest.raises(CodecError, match="ends within its bits"):
+        differences.decode(memoryview(block), memoryview(payload), memoryview(block))
+    assert tracemalloc.get_traced_memory()[1] < 2 * len(block)
     tracemalloc.stop()
 
 

@@ -79,6 +79,17 @@ def test_a_version_stays_as_it_was_for_who_has_mapped_it(tmp_path: Path):
     assert same, "a file in which nothing changed is linked"
 
 
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_what_cannot_be_locked_is_not_followed_into(tmp_path: Path, kind: str):
+    publisher(tmp_path / "run").publish(1, Policy().tensors.items())
+    lock = tmp_path / "into" / ".streamxf-lock"
+    lock.parent.mkdir()
+    lock.mkdir() if kind == "folder" else lock.symlink_to(tmp_path / "other")
+    with pytest.raises(errors.AbortedError, match=r"cannot be locked.*\.streamxf-lock"):
+        streamxf.Follower(tmp_path / "run", tmp_path / "into")
+    assert sorted(os.listdir(tmp_path)) == ["into", "run"]
+
+
 def test_what_was_written_to_meanwhile_is_found_and_mended(tmp_path: Path):
     policy, publishing = Policy(), publisher(tmp_path / "run")
     publishing.publish(1, policy.tensors.items())

@@ -40,6 +40,24 @@ def test_followers_have_each_version_bit_for_bit(tmp_path: Path):
     assert_same(new, policy.tensors)
 
 
+@pytest.mark.parametrize("into", ["dict", "folder"])
+def test_differences_of_tensors_of_any_shape_are_applied(tmp_path: Path, into: str):
+    names = [f"{number}.{'x' * 200}" for number in range(4)]  # so long that a few bytes are stored as a difference
+    shapes = ((), (1,), (1, 1), (2, 0, 3))
+    dtype = torch.complex128 if into == "dict" else torch.float64
+    tensors = {name: torch.zeros(shape, dtype=dtype) for name, shape in zip(names, shapes, strict=True)}
+    tensors |= {"large": torch.randn(300, 300).bfloat16()}
+    publishing, target = publisher(tmp_path / "run"), {} if into == "dict" else tmp_path / "into"
+    follower = streamxf.Follower(tmp_path / "run", target)
+    for step in range(3):
+        publishing.publish(step, tensors.items())
+        follower.prepare().apply()
+        assert_same(target if isinstance(target, dict) else loaded(target / "newest"), tensors)
+        for tensor in tensors.values():
+            tensor.view(-1)[:5] += 1
+    follower.close()
+
+
 def test_nothing_changes_before_apply_and_what_changes_is_told(tmp_path: Path):
     policy, publishing = Policy(), publisher(tmp_path)
     publishing.publish(1, policy.tensors.items())

@@ -590,7 +590,8 @@ INLINE int decode_difference_any(Difference *d, const u8 *base, u8 *out, u32 wan
             n = squeeze_rows(d, rows, 0, 0);
         } else
             d->base = base;
-        if ((m = FOR(v3, read_set)(d, d->banded ? d->contexts : NULL, n, d->places)) > n)
+        m = FOR(v3, read_set)(d, d->banded ? d->contexts : NULL, n, d->places);
+        if (m > n || d->in.at + m > d->in.end) /* each takes a bit, and one more for each level */
             return 0;
         if (told)
             squeeze_rows(d, rows, m, 1);
@@ -599,9 +600,9 @@ INLINE int decode_difference_any(Difference *d, const u8 *base, u8 *out, u32 wan
             d->found[c] = context(element(base, d->places[c], d->width), d->width);
         }
     }
-    for (n = m; --levels > 0;) {
+    for (size_t bits = n = m; --levels > 0;) {
         size_t held = FOR(v3, read_set)(d, d->banded ? d->found : NULL, n, d->rows);
-        if (held > n)
+        if (held > n || d->in.at + (bits += held) > d->in.end)
             return 0;
         n = held;
         for (size_t i = 0; i < n; i++) {

@@ -63,10 +63,14 @@ class _Bits:
 
     def take_each(self, counts: Array) -> Array:
         ends = self._at + np.cumsum(counts)
+        self.need(int(ends.max(initial=self._at)) - self._at)
         self._at = int(ends.max(initial=self._at))
-        if self._at > len(self._bits):
-            raise CodecError(f"difference ends within its bits, after {len(self._bits) // 8} bytes")
         return self._taken(ends - counts, counts)
+
+    def need(self, count: int) -> None:
+        """Refuse what goes on for fewer bits, before there is memory for more."""
+        if count > len(self._bits) - self._at:
+            raise CodecError(f"difference ends within its bits, after {len(self._bits) // 8} bytes")
 
     def take(self, count: int) -> int:
         return int(self.take_each(np.array([count]))[0])
@@ -94,7 +98,6 @@ class _Bits:
     def members(self, count: int, contexts: Array | None = None) -> Array:
         """Which of `count` elements, with these contexts, belong to the set that comes next."""
         most = 1 if contexts is None else _MAX_BANDS
-        contexts = np.zeros(count, np.uint8) if contexts is None else contexts
         members = np.zeros(count, np.bool_)
         low, more, bands = 0, True, 0
         while more:
@@ -103,17 +106,20 @@ class _Bits:
             bands += 1
             if cut < low or (more and (cut == 255 or bands == most)):
                 raise CodecError(f"difference has bands that do not rise, or more than {most} in a set")
-            places = np.flatnonzero((contexts >= low) & (contexts <= cut))
+            places = None  # all, where there is one band
+            if contexts is not None and (low or cut < 255):
+                places = np.flatnonzero((contexts >= low) & (contexts <= cut))
             low = cut + 1
             inverted = bool(self.take(1))
-            members[places] = inverted
-            members[places[self.listed(len(places))]] = not inverted
+            members[slice(None) if places is None else places] = inverted
+            listed = self.listed(count if places is None else len(places))
+            members[listed if places is None else places[listed]] = not inverted
         return members
 
-    def live(self, count: int) -> Array:
-        """Which elements are in rows that have a change."""
+    def live(self, count: int) -> Array | None:
+        """Which elements are in rows that have a change; None for all."""
         if not self.take(1):
-            return np.ones(count, np.bool_)
+            return None
         row, before = self.number(), self.number()
         if not before < row <= count:
             raise CodecError(f"difference has rows of {row} elements, {before} before the block, which has {count}")
@@ -133,15 +139,24 @@ def _changes(payload: memoryview, count: int, contexts: Array | None) -> tuple[A
         bits.finish()
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
 
-    def members(of: Array) -> Array:
-        return bits.members(len(of), None if contexts is None else contexts[of])
+    def chosen(of: Array | None) -> Array:
+        """Which of these places, or of all, belong to the next set; each takes one bit more at least."""
+        within = contexts if contexts is None or of is None else contexts[of]
+        found = bits.members(count if of is None else len(of), within)
+        bits.need(taken + int(np.count_nonzero(found)))
+        return np.flatnonzero(found)
 
-    places = np.flatnonzero(bits.live(count))
-    places = places[members(places)]
+    taken = 0
+    live = bits.live(count)
+    rows = None if live is None else np.flatnonzero(live)
+    places = chosen(rows) if rows is None else rows[chosen(rows)]
+    taken = len(places)
     level = np.zeros(len(places), np.int64)
     for number in range(payload[5] - 1):
         left = np.flatnonzero(level == number)
-        level[left[members(places[left])]] += 1
+        more = left[chosen(places[left])]
+        level[more] += 1
+        taken += len(more)
     rest = bits.take_each(1 + level)
     bits.finish()
     return places, ((1 << level) + (rest >> 1)) * (1 - 2 * (rest & 1))
