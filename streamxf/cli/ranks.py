@@ -12,6 +12,8 @@ from typing import Any
 
 from streamxf.errors import ParameterError
 
+Task = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
+
 together = False  # whether all ranks of a job run this command
 silent = False  # whether another rank shows how it goes, and what comes of it
 
@@ -60,7 +62,7 @@ class Ranks(Executor):
     sends_nothing = True  # calls are made in this process, as those of threads are
 
     def __init__(self) -> None:
-        self._tasks: list[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = []
+        self._tasks: list[Task] = []
         self._apart = False
 
     def submit(self, call: Callable[..., Any], /, *args: Any, **_: Any) -> Future[Any]:
@@ -73,6 +75,14 @@ class Ranks(Executor):
         import torch.distributed as dist
 
         tasks, self._tasks = self._tasks, []
+        try:
+            self._do(tasks, dist)
+        except Exception as error:  # none of them is waited for: this process does them itself
+            for future, *_ in tasks:
+                if not future.done():
+                    future.set_exception(error)
+
+    def _do(self, tasks: list[Task], dist: Any) -> None:
         rank, ranks = dist.get_rank(), dist.get_world_size()
         found: list[Any] = [None] * ranks
         if not self._apart:

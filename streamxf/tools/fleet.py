@@ -98,7 +98,7 @@ class Fleet:
         which calls were submitted, now or later.
         """
         try:
-            future = self._executor.submit(_made, call, args, not self._near)
+            future = self._executor.submit(_made, not self._near, call, args)
         except Exception as error:  # it was shut down, or is broken
             future = Future()
             future.set_exception(error)
@@ -127,7 +127,7 @@ class Fleet:
 
     def check_here(self, call: Callable[..., Any], *args: Any, doubt: str, agrees: Callable[[Any], bool]) -> Any:
         """Make a call again that leaves a `doubt`, which is `missed` unless that `agrees`; returns what it gives."""
-        made = _made(call, args)
+        made = _made(False, call, args)
         if isinstance(made, errors.StreamxfError) or not agrees(made):
             self.missed.append(doubt)
         return made
@@ -151,7 +151,7 @@ class Fleet:
         except Exception as error:  # the executor's own: an error of the task's is its result
             where = next((note for note in errors.notes_of(error) if note.startswith(_WORKER)), "")
             self.missed.append(f"{where}{type(error).__name__}: {errors.text_of(error)}".removesuffix(": "))
-            result = _made(call, args)
+            result = _made(False, call, args)
         self._flying.popleft()
         take(result)
 
@@ -207,7 +207,7 @@ def _sendable(keys: Sequence[Any], name: str) -> Sequence[Any]:
     return keys
 
 
-def _made(call: Callable[..., Any], args: tuple[Any, ...], away: bool = False) -> Any:
+def _made(away: bool, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """What a worker does: make the call, and return its result or its StreamxfError. Errors name one that may be on
     another machine.
     """
