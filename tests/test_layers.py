@@ -263,7 +263,7 @@ CORE = {
 }
 TESTS = Path(__file__).parent
 # Ceilings, which only fall; a change that brings a capability names by how much one rises, once.
-LINES = {"core": 31_252, "around": 21_340, "tests": 102_515, "C": 3_475, "JavaScript": 3_427}
+LINES = {"core": 31_252, "around": 21_340, "tests": 102_518, "C": 3_475, "JavaScript": 3_427}
 
 
 def lines_now() -> dict[str, int]:

@@ -67,7 +67,10 @@ def test_a_conftest_imports_only_what_all_tests_need(file: Path):
     """One that is missing stops the run of all tests before any can be skipped."""
     project = tomllib.loads((TESTS_FOLDER.parent / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    needed = [*project["dependencies"], *(each for extra in ("cli", "s3", "testing") for each in extras[extra])]
+    needed = [
+        *project["dependencies"],
+        *(each for extra in ("torch", "cli", "s3", "testing") for each in extras[extra]),
+    ]
     needed += ["pytest", "streamxf", "tests"]
     distributions = {re.match(r"[\w-]+", each)[0].replace("-", "_") for each in needed}  # type: ignore[index]
     assert imports_of(file) - sys.stdlib_module_names <= distributions

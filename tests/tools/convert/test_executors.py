@@ -331,10 +331,10 @@ def test_slips_of_who_has_no_key_are_of_no_use(tmp_path: Path, source: Path, mon
 
     class Plain(Elsewhere):
         def made(self, call: Callable[..., Any], args: Any) -> Any:
-            there, (*first, inner) = args
+            away, there, (*first, inner) = args
             clear = partial(Extensions, (), Chains.chosen("zstd"))
             plain = [clear if "zstd+encrypt" in getattr(each, "args", ()) else each for each in inner]
-            return super().made(call, (there, (*first, tuple(plain))))
+            return super().made(call, (away, there, (*first, tuple(plain))))
 
     target = tmp_path / "target"
     done = copied(source, target, Plain(), "zstd+encrypt", recipients="env:SOME_KEY")
