@@ -14,9 +14,11 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -77,10 +79,7 @@ def state_of(seed: int, mib: float) -> State:
 def _flip_row(side: Side, mib: float, flips: int, folder: Path) -> Row:
     seen: Counter[str] = Counter()
     while (number := seen.total()) < flips:
-        ours, theirs = _CONTEXT.Pipe()
-        process = _CONTEXT.Process(target=_flip, args=(theirs, side.name, mib, number, flips, folder))
-        process.start()
-        theirs.close()
+        process, ours = _start(_flip, side.name, mib, number, flips, folder)
         seen.update(_outcomes(ours))
         process.kill()
         process.join()
@@ -89,6 +88,15 @@ def _flip_row(side: Side, mib: float, flips: int, folder: Path) -> Row:
     progress(f"harm: flips, {side.name}: {dict(seen)}")
     names = ("an error", "wrong values, silently", "right values", "crashes or hangs")
     return {"side": side.name} | {name: seen[name] for name in names}
+
+
+def _start(function: Callable[..., None], *arguments: Any) -> tuple[BaseProcess, Connection]:
+    """A process that calls a function, with a connection to tell by, and the other end of that."""
+    ours, theirs = _CONTEXT.Pipe()
+    process = _CONTEXT.Process(target=function, args=(theirs, *arguments))
+    process.start()
+    theirs.close()
+    return process, ours
 
 
 def _outcomes(connection: Connection) -> list[str]:
@@ -144,10 +152,7 @@ def _kill_row(side: Side, mib: float, kills: int, folder: Path) -> Row:
     draw = random.Random(side.name)
     longest = 0.0
     while seen.total() < kills:
-        ours, theirs = _CONTEXT.Pipe()
-        process = _CONTEXT.Process(target=_save_over, args=(theirs, side.name, mib, folder))
-        process.start()
-        theirs.close()
+        process, ours = _start(_save_over, side.name, mib, folder)
         ours.recv()  # the old state is there, and the save begins
         begun = time.monotonic()
         if longest and ours.poll(draw.uniform(0, longest)):
@@ -180,10 +185,7 @@ def _save_over(connection: Connection, name: str, mib: float, folder: Path) -> N
 
 
 def _looked_at(side: Side, mib: float, folder: Path) -> str:
-    ours, theirs = _CONTEXT.Pipe()
-    process = _CONTEXT.Process(target=_look, args=(theirs, side.name, mib, folder))
-    process.start()
-    theirs.close()
+    process, ours = _start(_look, side.name, mib, folder)
     (outcome,) = _outcomes(ours) or ["an error"]
     process.kill()
     process.join()
